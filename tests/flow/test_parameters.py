@@ -98,34 +98,35 @@ PROBES: dict[str, list[Json]] = {
     "structured_outputs": [{"json_object": True}, {"choice": ["yes", "no"]}, {"grammar": 'root ::= "yes" | "no"'}],
     "previous_input_messages": [[{"role": "user", "content": "Hello"}]],
 }
-"""Values that ask for something, for each parameter that a stage knows."""
+"""Values with an effect, for each parameter that a stage reads."""
 
 ELSEWHERE = frozenset({"stream", "stream_options", "max_tool_calls", "chat_template", "chat_template_kwargs"})
-"""Those that nothing here could tell: the tests of the edge see how events are written, those of converse what a turn
-may call, and those of models with a chat template what it makes of a conversation."""
+"""Parameters that these tests cannot observe.  Other tests cover them: those of the edge the format of events, those of
+converse the tool calls of a turn, and those of models with a chat template its effect on a conversation.
+"""
 
 IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
-"""Parts of implemented parameters that come back at most, as their rows say."""
+"""Parts of implemented parameters that are at most echoed, as their rows say."""
 
 CASES = [(name, value) for name, values in PROBES.items() for value in values]
 
 CONTEXT_LENGTH = 4096
 FULL = [{"role": "user", "content": "la " * 3900}, {"role": "user", "content": "Hi"}]
-"""Fits into the context, and leaves little room for an answer."""
+"""An input that fits into the context, and leaves little room for an answer."""
 
 BESIDE: dict[str, Json] = {
     "tool_choice": {"tools": [WEATHER]},
     "parallel_tool_calls": {"tools": [WEATHER]},
     "truncation": {"input": FULL},
 }
-"""What the rest of a request must be for a parameter to matter."""
+"""The fields that a request needs for a parameter to have an effect."""
 
 EARLIER = stored_response("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
 
 
 @asynccontextmanager
 async def remembering() -> AsyncGenerator[Store]:
-    """A store that has a response, and a conversation, for others to go on from."""
+    """A store with a response and a conversation to continue from."""
     with TemporaryDirectory() as folder:
         store = Store(SqliteDatabase(Path(folder) / "responses.sqlite3"))
         await store.open()
@@ -137,14 +138,14 @@ async def remembering() -> AsyncGenerator[Store]:
 
 
 class Outcome(NamedTuple):
-    """What comes of a request: the response as it ends, and whatever is done apart from filling in that object."""
+    """The effects of a request: its final response, and all effects other than the echoed parameters."""
 
     response: Response
     deeds: Json
 
 
 async def outcome(**body: Json) -> Outcome:
-    """Let the whole pipeline answer, with the same ids and words each time."""
+    """Run the whole pipeline, with the same ids and output each time."""
     request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
     engine = ScriptedEngine(script(encoding), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
@@ -155,7 +156,7 @@ async def outcome(**body: Json) -> Outcome:
         is_kept = await store.get("resp_1", "") is not None
     (prompt,) = engine.prompts
     deeds = {
-        # What the engine reads of it: the model says which adapter to use, and the tools are in the tokens.
+        # The engine reads the model, which selects the adapter, and the tokens, which contain the tools.
         "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None, "origin": None},
         "events": [type(event) if hasattr(event, "response") else event for event in events],
         "kept": is_kept,
@@ -212,7 +213,7 @@ STRUCTURED: dict[str, list[Json]] = {
     "structured_outputs.structural_tag": [{"structural_tag": "{}"}],
     "structured_outputs.disable_additional_properties": [{"json": {}, "disable_additional_properties": True}],
 }
-"""What cannot be enforced, by the parameter that the error names."""
+"""Constraints that cannot be enforced, by the parameter that the error names."""
 
 
 @pytest.mark.parametrize(("param", "value"), [(param, value) for param in STRUCTURED for value in STRUCTURED[param]])

@@ -24,7 +24,7 @@ HARMONY = FIXTURES / "harmony"
 CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
 
 NAMES = ("id", "call_id", "container_id", "approval_request_id")
-"""The fields whose values are made of the response's own id."""
+"""The fields whose values are derived from the response's own id."""
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def request_of(name: str) -> dict[str, Any]:
-    """What was asked, to be answered in one piece; what it continued is in no store here."""
+    """A recorded request without ``stream``."""
     request: dict[str, Any] = json.loads((HARMONY / name / "request.json").read_text())
     return {key: value for key, value in request.items() if key != "stream"}
 
@@ -57,7 +57,7 @@ def response_of(name: str) -> dict[str, Any]:
 
 
 def said(response: dict[str, Any]) -> Any:
-    """A response without its ids, its times, and its model's name."""
+    """A response without its ids, times and model name."""
     kept = {
         key: value for key, value in response.items() if key not in ("created_at", "completed_at", "model", "store")
     }
@@ -75,11 +75,11 @@ def _nameless(told: Any) -> Any:
 
 
 def response_in(event: Any) -> Any:
-    """The response that an event of the client's library tells."""
+    """The response in an event of openai-python."""
     return event.response
 
 
-# What answers
+# Recorded requests
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -123,7 +123,7 @@ async def test_models_are_recorded_models_and_names(server: ServerProcess) -> No
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
 
 
-# What does not
+# Other requests
 
 
 async def test_unrecorded_request_is_refused(server: ServerProcess) -> None:
@@ -155,7 +155,7 @@ async def test_background_responses_are_replayed(server: ServerProcess) -> None:
     assert rest[-1].type == "response.completed"
 
 
-# Lives
+# Speed, order and failures
 
 
 def recorded(folder: Path, chunks: int, name: str = "tiny-gpt-oss", at: str | None = None) -> None:

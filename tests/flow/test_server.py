@@ -42,12 +42,12 @@ README = (ROOT / "README.md").read_text()
 
 
 def chosen(**settings: Any) -> Settings:
-    """The settings, as a command line without arguments leaves them but for these."""
+    """The default settings of a command line, changed by these."""
     return Settings(engine_arguments=[], **settings)
 
 
 def stages(**settings: Any) -> dict[str, Any]:
-    """The stages of the pipeline that the settings make, by name."""
+    """The stages of the pipeline that the settings select, by name."""
     live = LiveResponses(Store(Nowhere()))
     return {
         step.name: step.stage
@@ -142,7 +142,7 @@ def test_every_log_handler_names_the_response(monkeypatch: pytest.MonkeyPatch) -
     "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}, {"max_background": 0}]
 )
 def test_senseless_numbers_are_refused(option: dict[str, int]) -> None:
-    """A bad setting ends the start with a message."""
+    """An invalid number ends the start with a message."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": []} | option)
 
@@ -158,7 +158,7 @@ def test_durations_may_have_units(said: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
 def test_malformed_duration_is_refused(said: str) -> None:
-    """It ends the start."""
+    """A malformed duration ends the start."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
 
@@ -265,13 +265,13 @@ def test_wrong_settings_are_named_by_their_options(arguments: list[str], told: s
 
 @pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
 def test_engine_key_on_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process of the machine could read it."""
+    """A command line is visible to every process of the machine."""
     with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
         main([option])
 
 
 def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says how to go on."""
+    """The message explains how to continue."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
         main(["tiny"])

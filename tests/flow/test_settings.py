@@ -50,11 +50,11 @@ SHOWN = {
     "record_after": "all",
     "default_chat_template_kwargs": "",
 }
-"""Defaults that read better than their values."""
+"""Defaults that are clearer in words than as values."""
 
 
 def options() -> Iterator[tuple[str, str, FieldInfo]]:
-    """The options of the command: name of the field, option, field."""
+    """The options of the command: field name, option and field."""
     for name, field in Settings.model_fields.items():
         if name not in ("model", "engine_arguments") and CLI_SUPPRESS not in field.metadata:
             yield name, f"--{(field.alias or name).replace('_', '-')}", field
@@ -76,7 +76,7 @@ def row(name: str, option: str, field: FieldInfo) -> str:
 
 
 def test_page_has_every_setting(pytestconfig: pytest.Config) -> None:
-    """The page is the one that the settings make."""
+    """The page equals the one made from the settings."""
     page = HEAD + "".join(row(*option) for option in options()) + TAIL
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)

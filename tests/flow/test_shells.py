@@ -23,7 +23,7 @@ EXIT = {"type": "exit", "exit_code": 0}
 PATCH = {"type": "update_file", "path": "é.txt", "diff": "@@\n-a\n+b\n"}
 
 Case = tuple[str, Json, Json, Json, str]
-"""A tool, the arguments that the model writes, what the item has of them, what its output says, and how that reads."""
+"""A tool, the model's arguments, the fields of the item, its output, and the rendered output."""
 
 CASES: dict[str, Case] = {
     "shell": (

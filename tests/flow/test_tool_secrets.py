@@ -52,7 +52,7 @@ async def ended(served: Server[ScriptedEngine], response: Json) -> Json:
 
 
 def files(folder: Path) -> bytes:
-    """All that is on disk."""
+    """The content of all files on disk."""
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 

@@ -43,7 +43,7 @@ def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]
 
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
-    """The events of a turn, checked."""
+    """The checked events of a turn."""
     return await run_request(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
 
 
@@ -101,7 +101,7 @@ async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str,
     assert ladder[-1]["item"]["status"] == "completed"
 
 
-# What it cost
+# Usage
 
 
 @pytest.mark.defect("B26")
@@ -116,7 +116,7 @@ async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str,
     ],
 )
 async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int, encoding: HarmonyEncoding) -> None:
-    """Every token counts, and those of reasoning once more separately."""
+    """All tokens count, and those of reasoning are counted separately as well."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     usage = final(await run_request(responses(engine), BODY)).usage
@@ -160,7 +160,7 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
         assert stored.response.status == "cancelled"
 
 
-# Gone on from
+# Continued
 
 
 @pytest.mark.parametrize("size", [1, 1000])

@@ -59,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    """The output of a command, which succeeds."""
+    """Return the output of a command; it must succeed."""
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
     )
@@ -69,7 +69,7 @@ def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
 
 @pytest.fixture
 def penstock(wheel: Path, tmp_path: Path) -> Run:
-    """The command of the wheel, in a folder whose modules are called like those of penstock."""
+    """Run the wheel's command in a folder whose modules have the names of penstock's."""
     site, folder = tmp_path / "site", tmp_path / "folder"
     with ZipFile(wheel) as archive:
         archive.extractall(site)
@@ -101,6 +101,6 @@ def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> 
 
 
 def test_package_of_the_user_may_be_called_stages(penstock: Run, tmp_path: Path) -> None:
-    """A stage can be inserted from a package that is called as one of penstock's folders."""
+    """A stage can be inserted from a package with the name of one of penstock's folders."""
     output = penstock("replay", HARMONY / "weather", "--with", "stages.counted:install")
     assert f"frames of {tmp_path}/site/penstock/pipeline/frames.py" in output

@@ -17,13 +17,13 @@ from tests.support.server import PacedEngine, PacedServer, running_server, scrip
 
 @pytest.fixture
 def models() -> tuple[str, ...]:
-    """What the server calls its model."""
+    """The names under which the server offers its model."""
     return ("tiny",)
 
 
 @pytest.fixture
 def where(tmp_path: Path) -> Path | str:
-    """Where the server's store is."""
+    """The location of the server's store."""
     return tmp_path
 
 

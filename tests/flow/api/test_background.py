@@ -32,7 +32,7 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("B21")
 async def test_background_response_waits_runs_and_ends(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """It is queued at first, in progress in the engine, and complete at its end, with usage."""
+    """The response is queued at first, in progress in the engine, and complete at its end, with usage."""
     served.engine.hold()
     response_id = await start_background(served)
     while (status := (await get_response(served, response_id))["status"]) == "queued":
@@ -59,7 +59,7 @@ async def test_store_has_the_status_of_a_background_response(served: ScriptedSer
 
 @pytest.mark.defect("B21")
 async def test_stream_of_a_background_response_begins_queued(served: ScriptedServer) -> None:
-    """It is queued, then in progress, then as any other."""
+    """It has a queued event, then the events of any other stream."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
     assert [type(event) for event in events[:3]] == [ResponseCreated, ResponseQueued, ResponseInProgress]
     assert final(events).status == "completed"
@@ -112,7 +112,7 @@ def fault_code(fault: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_background_responses_run_in_order(encoding: HarmonyEncoding, where: str, limit: int) -> None:
-    """Their number is limited, and the others wait in order; those that start together may overtake each other."""
+    """Only a limited number run at once; the others wait in order.  Responses that start together may overtake."""
     engine = PacedEngine(script(encoding), initial=0)
     async with running_server(engine, encoding, where, limit=limit) as served:
         ids = [await start_background(served) for _ in range(7)]
@@ -126,7 +126,7 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
 
 
 async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A response too many is a 503 with a time to retry, and is not stored."""
+    """A response beyond the limit of the queue is a 503 with a time to retry, and is not stored."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit, served.runs.background.longest = 1, 2
     for _ in range(3):
@@ -140,7 +140,7 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
 
 @pytest.mark.defect("31")
 async def test_background_response_needs_no_client(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """It completes after its client has left."""
+    """The response completes after its client has left."""
     served.engine.hold(5)
     async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -177,7 +177,7 @@ async def test_impossible_background_request_is_refused(served: ScriptedServer) 
 async def test_finished_run_is_released(
     served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """After a response is stored, the process holds nothing of it, whatever its end was."""
+    """After a response of any outcome is stored, the process holds nothing of it."""
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
@@ -188,7 +188,7 @@ async def test_finished_run_is_released(
 
 
 async def test_background_response_locks_its_conversation(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """Nothing else is added until it has ended; then all of it is."""
+    """No other items are added until the response has ended; then all of its items are."""
     served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
@@ -235,7 +235,7 @@ async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, 
 
 @pytest.mark.defect("43")
 async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It could not be fetched later, so it is aborted, with ``--detach`` or without."""
+    """A response that is not stored could not be fetched later, so it is aborted, with ``--detach`` or without."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with running_server(engine, encoding, tmp_path, detaches=True) as served:
         async with open_stream(served, {"store": False}) as stream:

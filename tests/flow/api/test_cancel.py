@@ -1,4 +1,4 @@
-"""Cancelling: a response in any state ends at once, keeps its output, and gives each of its readers an end."""
+"""Cancelling: a response in any state ends at once, keeps its output, and sends each reader a terminal event."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_finished_foreground_response_is_not_cancellable(
 
 @pytest.mark.defect("13")
 async def test_cancelled_queued_response_never_runs(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """It never reaches the engine, and its stream has the queued event and an end."""
+    """The response never reaches the engine; its stream has the queued event and a terminal event."""
     endless(served, encoding)
     served.runs.background.limit = 1
     running, waiting = await start_background(served), await start_background(served)
@@ -111,7 +111,7 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer, enco
 async def test_cancelled_background_response_keeps_its_output(
     served: ScriptedServer, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cancelled with its output and usage so far, and its reader gets an end."""
+    """The response is cancelled with its output and usage so far, and its reader gets an end."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     endless(served, encoding)
     async with open_stream(served, {"background": True}) as stream:
@@ -179,7 +179,7 @@ async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: Harmon
 async def test_first_end_of_a_response_counts(
     served: ScriptedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """A response that completes while it is cancelled has one end, which everybody gets."""
+    """A response that completes while it is cancelled has one end, which every client gets."""
     served.engine.script = script(encoding, latency=0.001)
     for pause in range(12):
         async with open_stream(served, {"background": background}) as stream:
@@ -194,11 +194,11 @@ async def test_first_end_of_a_response_counts(
         assert read_sse(await served.again(f"/v1/responses/{response_id}?stream=true")) == read_sse(stream.read)
 
 
-# Stages that make it hard
+# Stages that are hard to cancel
 
 
 async def never_ends(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
-    """Forget about its source in the middle."""
+    """Hang in the middle of the stream."""
     count = 0
     async for frame in source:
         yield frame
@@ -208,7 +208,7 @@ async def never_ends(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenF
 
 
 async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
-    """Have a bug in what it does when it is called off."""
+    """Raise another error when cancelled."""
     try:
         async for frame in never_ends(source):
             yield frame
@@ -241,7 +241,7 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
 
 
 async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
-    """Make much of every word."""
+    """Make every delta large."""
     async for frame in source:
         yield ItemDelta(frame.text * 10_000) if isinstance(frame, ItemDelta) else frame
 
@@ -296,7 +296,7 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
         await served.runs.cancel(run)
 
 
-# What goes with it
+# Effects on conversations, streams and stored responses
 
 
 async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
@@ -315,7 +315,7 @@ async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, en
 async def test_cancelled_response_unlocks_its_conversation(
     served: ScriptedServer, encoding: HarmonyEncoding, limit: int
 ) -> None:
-    """Queued or running, it adds nothing to its conversation, which is free again."""
+    """A cancelled response, queued or running, adds nothing to its conversation, which is free again."""
     endless(served, encoding)
     served.runs.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
@@ -330,7 +330,7 @@ async def test_cancelled_response_unlocks_its_conversation(
 
 
 class Interrupted(FaultyDatabase):
-    """A database behind whose next answer about responses something happens."""
+    """A database that runs a callback after its next answer about responses."""
 
     happens: Callable[[], Awaitable[object]] | None = None
 

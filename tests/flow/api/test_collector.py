@@ -15,7 +15,7 @@ ALL = 2
 
 
 class Knot:
-    """What only the collector can free."""
+    """A reference cycle, which only the garbage collector can free."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -23,7 +23,7 @@ class Knot:
 
 @pytest.fixture
 def looks() -> Iterator[list[int]]:
-    """The generations that are looked at, in a server that has settled."""
+    """The generations of the collections that run, once the server has settled."""
     seen: list[int] = []
 
     def see(phase: str, info: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ def looks() -> Iterator[list[int]]:
 
 
 def test_large_request_causes_no_full_collection(looks: list[int]) -> None:
-    """A hundred thousand values are made without one."""
+    """A hundred thousand values are created without a full collection."""
     kept = [[number] for number in range(100_000)]
     assert looks
     assert ALL not in looks
@@ -48,7 +48,7 @@ def test_large_request_causes_no_full_collection(looks: list[int]) -> None:
 
 
 def test_cyclic_garbage_is_freed(looks: list[int]) -> None:
-    """It does not wait for a full collection."""
+    """Freeing the cycle does not need a full collection."""
     knots = [weakref.ref(Knot()) for _ in range(100_000)]
     left = sum(knot() is not None for knot in knots)
     assert ALL not in looks

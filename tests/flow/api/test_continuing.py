@@ -17,7 +17,7 @@ from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedSe
 
 
 def name_of(frame: bytes) -> str:
-    """The id of the response that an event tells of."""
+    """The id of the response in an event."""
     response_id: str = json.loads(frame.decode().partition("data: ")[2])["response"]["id"]
     return response_id
 
@@ -27,7 +27,7 @@ def name_of(frame: bytes) -> str:
 async def test_running_response_cannot_be_continued(
     served: PacedServer, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
-    """A continuation is a 400 until the response has ended; then all of it is there."""
+    """A continuation is a 400 until the response has ended; then it contains the whole output."""
     served.engine.hold()
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = await answer.content.readuntil(b"\n\n")
@@ -73,7 +73,7 @@ async def test_abandoned_response_cannot_be_continued(served: ScriptedServer, en
 
 @pytest.mark.defect("V16")
 async def test_failed_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Its output is partial without the client's wish."""
+    """The client did not ask for its partial output."""
     served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
     _, failed = await served.post({"input": "Hi"})
     assert failed["status"] == "failed"
@@ -92,7 +92,7 @@ async def test_truncated_response_can_be_continued(served: ScriptedServer, encod
 
 @pytest.mark.defect("V11", "B20")
 async def test_continuation_has_its_own_parameters(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The prompt has instructions, tools and effort of the new request only."""
+    """The prompt has the instructions, tools and effort of the new request only."""
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
     _, first = await served.post({"input": "one", **before})
@@ -109,7 +109,7 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer, encod
 
 @pytest.mark.defect("V12", "19", "B28")
 async def test_tool_loop_is_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Reasoning, calls and results are in the next prompt, though the request has only an id."""
+    """The next prompt has reasoning, calls and results, though the request names only the previous response."""
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
     served.engine.script = script(encoding, CALL)
@@ -156,7 +156,7 @@ async def test_chain_continues_without_deleted_responses(served: ScriptedServer,
 
 @pytest.mark.defect("28", "B30")
 async def test_client_cannot_choose_an_id(served: ScriptedServer) -> None:
-    """A response always has an id of the server, so none can replace another."""
+    """The server assigns every response id, so a client cannot overwrite another response."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}
     headers = {"X-Request-Id": first["id"]}

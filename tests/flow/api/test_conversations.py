@@ -115,7 +115,7 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
 
 
 async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
-    """An item without an id, or with one that is taken, gets one; other ids of clients are kept."""
+    """An item without an id, or with an id already in use, gets a new one; other ids of clients are kept."""
     path = await create_conversation(
         served, USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
     )
@@ -138,7 +138,7 @@ async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) 
 
 
 async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
-    """Any stored item can be added by its id; one that is there already is not added again."""
+    """Any stored item can be added by its id; an item that is already there is not added again."""
     _, response = await served.post({"input": "Hi"})
     thought, answer = response["output"]
     path = await create_conversation(served, {"type": "item_reference", "id": answer["id"]})
@@ -148,7 +148,7 @@ async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
 
 
 async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
-    """It is replaced as a whole, and null removes it."""
+    """An update replaces the metadata as a whole, and null removes it."""
     _, conversation = await served.post({"metadata": {"a": "b", "c": "d"}}, CONVERSATIONS)
     path = f"{CONVERSATIONS}/{conversation['id']}"
     for said, left in (({"e": "f"}, {"e": "f"}), (None, {})):
@@ -248,7 +248,7 @@ ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 
 @pytest.fixture
 async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    """A server that Alice and Bob have keys of."""
+    """A server with a key for Alice and a key for Bob."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
@@ -270,7 +270,7 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
 async def test_other_owners_conversation_does_not_exist(
     shared: ScriptedServer, method: str, path: str, body: Json | None
 ) -> None:
-    """Bob gets the same answers for Alice's conversation as for one that does not exist."""
+    """Bob gets the same answers for Alice's conversation as for an unknown id."""
 
     async def ask(key: str, name: str) -> tuple[int, Any]:
         said = body and {field: name if value == "{}" else value for field, value in body.items()}

@@ -38,7 +38,7 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("33")
 async def test_responses_are_added_one_after_another(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Unstreamed, streamed or in the background, each response reads the earlier ones, and is added."""
+    """Unstreamed, streamed or in the background, each response reads the earlier ones and is added after them."""
     path = await create_conversation(served, {"role": "developer", "content": "Be kind."})
     conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
@@ -228,7 +228,7 @@ async def test_call_may_be_deleted_before_its_output(served: ScriptedServer) -> 
 
 
 class Stalled(SqliteDatabase):
-    """A database that writes nothing unless it ``flows``."""
+    """A database that writes nothing unless ``flows`` is set."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

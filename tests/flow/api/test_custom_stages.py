@@ -26,7 +26,7 @@ Frame = TypeVar("Frame")
 PATIENCE = 120.0
 
 PLACES = ("normalize", "render", "generate", "parse", "converse", "emit", "persist")
-"""The stages behind which the broken one stands."""
+"""The stages after which the broken stage is inserted."""
 
 FAULTS = ("raises at once", "raises at the first", "raises in the middle", "raises at the end")
 ENDS = ("ends at once", "ends at the first", "ends in the middle", "loses the last", "loses everything")
@@ -34,7 +34,7 @@ ENDS = ("ends at once", "ends at the first", "ends in the middle", "loses the la
 
 @dataclass(frozen=True)
 class Broken:
-    """A pass-through, but for one thing."""
+    """A pass-through stage with one fault."""
 
     fault: str
 
@@ -69,7 +69,7 @@ def breaking(place: str, fault: str) -> Callable[[Pipeline[Any, Any]], Pipeline[
 
 
 def is_harmless(place: str, fault: str) -> bool:
-    """Whether it never comes to that, or only once the response has ended."""
+    """True if the fault never occurs, or occurs only after the response has ended."""
     has_one_frame, comes_late = place in ("normalize", "render"), place in ("emit", "persist")
     return (
         (has_one_frame and fault.endswith("in the middle"))
@@ -79,7 +79,7 @@ def is_harmless(place: str, fault: str) -> bool:
 
 
 async def streamed(served: ScriptedServer) -> str:
-    """How a stream ends: as a response of that status, once and in good order, or as an HTTP error."""
+    """Return the status of a streamed response, checked for validity, or the code of its HTTP error."""
     body = {"input": "Hi", "stream": True}
     async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
         raw = await answer.read()
@@ -88,13 +88,13 @@ async def streamed(served: ScriptedServer) -> str:
 
 
 async def in_one(served: ScriptedServer) -> str:
-    """How a request without a stream ends."""
+    """Return the status of an unstreamed response, or the code of its HTTP error."""
     status, answer = await served.post({"input": "Hi"})
     return str(answer["error"]["code"] if status != 200 else answer["status"])
 
 
 async def behind(served: ScriptedServer) -> str:
-    """How a response in the background ends."""
+    """Return the final status of a background response, or the code of its HTTP error."""
     status, answer = await served.post({"input": "Hi", "background": True})
     return str(answer["error"]["code"] if status != 200 else (await wait_for_end(served, answer["id"]))["status"])
 
@@ -120,7 +120,7 @@ async def test_broken_stage_ends_only_its_response(
                 assert ("crooked" if fault.startswith("raises") else "InvariantBroken") in caplog.text, ask
 
 
-# What it says
+# Its error message
 
 
 async def drop_a_delta(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:

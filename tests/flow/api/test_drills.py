@@ -1,6 +1,6 @@
-"""Fault drills: at every point of a stream something breaks, or a client leaves.
+"""Fault drills: at each point of a stream a fault occurs, or the client disconnects.
 
-After each of them there is exactly one terminal event or a closed connection, the engine's request is gone, no task is
+After each drill there is exactly one terminal event or a closed connection, the engine's request is gone, no task is
 left, and the server answers the next request.
 """
 
@@ -35,7 +35,7 @@ TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
 
 @asynccontextmanager
 async def drill(served: ScriptedServer) -> AsyncGenerator[None, None]:
-    """What must be true after each drill: nothing runs that did not run before, and the server answers."""
+    """Check after a drill that nothing new is still running, and that the server answers."""
     await served.post(BODY)
     before = len(asyncio.all_tasks())
     yield
@@ -45,7 +45,7 @@ async def drill(served: ScriptedServer) -> AsyncGenerator[None, None]:
 
 
 async def streamed(served: ScriptedServer) -> Response:
-    """The end of a stream, checked down to its bytes."""
+    """The final response of a stream, after a check of its bytes."""
     return final(read_sse(await served.stream(BODY)))
 
 
@@ -145,7 +145,7 @@ async def test_client_may_leave_after_any_event(served: ScriptedServer, encoding
 
 
 async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.socket:
-    """A connection with a small buffer, over which a request has gone out."""
+    """Open a connection with a small buffer and send a request over it."""
     loop, connection = asyncio.get_running_loop(), socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.setblocking(False)
@@ -158,7 +158,7 @@ async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.sock
 
 
 async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """It delays no other reader, and gets the whole stream."""
+    """A slow reader delays no other reader, and gets the whole stream."""
     loop = asyncio.get_running_loop()
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
@@ -187,7 +187,7 @@ async def test_blocked_reader_stops_the_engine(served: ScriptedServer, encoding:
 
 
 def cancelled_at(number: int) -> Any:
-    """A change to a pipeline: the task that answers is cancelled at the event of that number."""
+    """A change to a pipeline: the handler's task is cancelled at the event with that number."""
 
     async def cancel(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
         async for event in source:
@@ -204,7 +204,7 @@ def cancelled_at(number: int) -> Any:
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
 async def test_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
-    """A cancelled handler ends at once, and its stream gets no made-up end."""
+    """A cancelled handler ends at once, and its stream gets no invented terminal event."""
     engine = ScriptedEngine(script(encoding, TALK))
     async with running_server(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
         with pytest.raises(aiohttp.ClientError):

@@ -1,4 +1,4 @@
-"""API keys: how they are read, and that none is revealed."""
+"""API keys: how they are read, and how they are kept secret."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRANGERS = ["", "Bearer", f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", f"Basic {
 
 @pytest.fixture
 async def locked(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    """A server that Alice and Bob have keys of."""
+    """A server with a key for Alice and a key for Bob."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
@@ -50,7 +50,7 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
 
 
 async def test_health_and_description_need_no_key(locked: ScriptedServer) -> None:
-    """Neither is secret."""
+    """Neither path reveals anything secret."""
     assert (await locked.get("/health"))[0] == (await locked.get("/openapi.json"))[0] == 200
 
 
@@ -119,7 +119,7 @@ def test_empty_environment_variable_is_refused(given: str) -> None:
 
 
 def test_unreadable_key_file_is_refused(key_file: Path) -> None:
-    """A missing file never means a server without keys, and bytes that are no text are no traceback."""
+    """A missing file never means a server without keys, and bytes that are not text cause no traceback."""
     with pytest.raises(FileNotFoundError):
         load_keys(key_file, None)
     key_file.write_bytes(b"\xff" * 20)
@@ -155,6 +155,6 @@ def test_printed_example_shows_no_key(keys: str | None) -> None:
     ],
 )
 def test_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process of the machine could read it."""
+    """A command line is visible to every process of the machine."""
     with pytest.raises(SystemExit, match=place):
         main(["tiny", *option])

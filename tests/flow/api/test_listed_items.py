@@ -14,7 +14,7 @@ WIRE: list[dict[str, Any]] = [msgspec.to_builtins(item, str_keys=True) for item 
 
 
 def listed(item: dict[str, Any]) -> Any:
-    """An item as JSON spells it."""
+    """An item as plain JSON values."""
     return msgspec.json.decode(msgspec.json.encode(item))
 
 

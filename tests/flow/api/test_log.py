@@ -20,7 +20,7 @@ from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Generator[pytest.LogCaptureFixture, None, None]:
-    """The log, its records with the id of their response."""
+    """Capture the log; each record has the id of its response."""
     caplog.handler.addFilter(name_response)
     with caplog.at_level(logging.INFO):
         yield caplog
@@ -28,7 +28,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Generator[pytest.LogCaptureFixture,
 
 
 def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
-    """Response id and message of what a logger has said."""
+    """The response id and message of each record of a logger."""
     return [(getattr(each, "response", ""), each.getMessage()) for each in log.records if each.name == logger]
 
 
@@ -62,7 +62,7 @@ async def test_requests_of_one_connection_have_their_own_ids(
 async def test_abandoned_request_is_logged(
     served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
-    """It has its line too."""
+    """An abandoned request has its line too."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
     await answer.content.readline()

@@ -31,7 +31,7 @@ from tests.support.stores import FaultyDatabase, database_at, open_store
 
 NEVER = 1000.0
 NOWHERE = "http://127.0.0.1:9"
-"""Where nobody listens."""
+"""An address at which no server listens."""
 
 
 def counting(encoding: HarmonyEncoding, initial: int = 30) -> PacedEngine:
@@ -45,7 +45,7 @@ def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
 
 
 def quick(encoding: HarmonyEncoding) -> ScriptedEngine:
-    """An engine that does not take any time."""
+    """An engine without any latency."""
     return ScriptedEngine(script(encoding))
 
 
@@ -55,13 +55,13 @@ def stream_of(response_id: str) -> str:
 
 
 def events_of(stream: bytes) -> list[bytes]:
-    """Its frames, without comments."""
+    """The frames of a stream, without comments."""
     return [frame for frame in stream.split(b"\n\n") if not frame.startswith(b":")]
 
 
 @dataclass
 class Way:
-    """A way to a server, on which each connection breaks after ``size`` bytes."""
+    """A proxy to a server that breaks each connection after ``size`` bytes."""
 
     client: aiohttp.ClientSession
     size: int
@@ -71,7 +71,7 @@ class Way:
     cuts: int = 0
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
-        """Ask the server, and pass on what it says, as long as that goes well."""
+        """Forward a request to the server, and pass on the answer until the connection breaks."""
         url, headers = self.target + request.path_qs, {FORWARDED: request.headers[FORWARDED]}
         async with self.client.request(request.method, url, headers=headers) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
@@ -89,7 +89,7 @@ class Way:
 
 @asynccontextmanager
 async def cutting(size: int) -> AsyncGenerator[Way, None]:
-    """Such a way, for the length of the block."""
+    """Run such a proxy for the length of the block."""
     async with aiohttp.ClientSession() as client:
         way = Way(client, size)
         app = web.Application()
@@ -129,7 +129,7 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
 
 @pytest.mark.defect("B15")
 async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Its streams end when they end there, and a cancel is a 503."""
+    """Readers get an end once the response has ended there, and a cancel is a 503."""
     async with (
         running_server(counting(encoding), encoding, store_at, url=NOWHERE) as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
@@ -145,7 +145,7 @@ async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, st
 
 @pytest.mark.defect("B15")
 async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that accepts connections and never answers is lost after a while."""
+    """A server that accepts connections and never answers counts as lost after a while."""
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
@@ -169,7 +169,7 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
 
 @pytest.mark.defect("V21")
 async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Through another server a response belongs to its owner only."""
+    """Through another server, a response still belongs to its owner only."""
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
     async with (
@@ -190,7 +190,7 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
 
 
 async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that was taken for dead changes nothing that others have settled."""
+    """A server that was taken for dead cannot change responses that others have settled."""
     async with (
         running_server(counting(encoding), encoding, store_at, heartbeat=NEVER) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
@@ -219,7 +219,7 @@ async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEn
         async with one.client.get(one.url + stream_of(running)) as answer:
             await StreamReader(answer).upto(b"output_text.delta")
             while (await get_response(other, running))["status"] == "in_progress":
-                await expire_heartbeat(other.store, one.url)  # unless it has beaten meanwhile
+                await expire_heartbeat(other.store, one.url)  # unless it has sent a heartbeat meanwhile
             with pytest.raises(aiohttp.ClientError):
                 await StreamReader(answer).rest()
         assert one.engine.running == 0
@@ -228,7 +228,7 @@ async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEn
 
 
 async def wait_for_heartbeats(store: Store, count: int) -> None:
-    """Wait until that many servers have beaten since all of them looked dead."""
+    """Wait until that many servers have sent a heartbeat since all of them looked dead."""
     async with asyncio.timeout(120):
         while await living_servers(store) < count:
             await asyncio.sleep(0.02)
@@ -255,7 +255,7 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
 
 
 async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
-    """If all servers look dead at once, as after a suspend, the first that beats waits for the others."""
+    """If all servers look dead at once, as after a suspend, the first with a new heartbeat waits for the others."""
     async with (
         running_server(endless(encoding), encoding, store_at, heartbeat=0.4) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,

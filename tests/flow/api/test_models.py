@@ -29,7 +29,7 @@ async def test_every_name_is_a_model(served: ScriptedServer) -> None:
 
 
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:
-    """It is a 404."""
+    """An unknown model is a 404."""
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
 
@@ -61,7 +61,7 @@ async def test_count_includes_the_history(served: ScriptedServer) -> None:
 
 
 async def test_uncountable_request_is_refused(served: ScriptedServer) -> None:
-    """A body is refused as for a response."""
+    """The refusals are the same as for a response."""
     for body in ({"input": 7}, {}, {"input": "Hi", "model": "gpt-9"}, b"{"):
         assert await served.post(body, "/v1/responses/input_tokens") == await served.post(body)
 

@@ -40,7 +40,7 @@ async def test_responses_are_found_under_both_base_urls(served: ScriptedServer) 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])
 async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: HarmonyEncoding, text: str) -> None:
-    """The names hold to the end."""
+    """The stream has the names of its base URL to the end."""
     cut = text.partition("A greeting" if text == HELLO else "Look")[0]
     served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
     response = final(
@@ -51,7 +51,7 @@ async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: 
 
 
 async def test_all_routes_answer(served: ScriptedServer) -> None:
-    """Every route under /v1 is here as well."""
+    """Every route under /v1 also exists under this base URL."""
     _, answer = await served.post({"input": "Hi"}, f"{BASE}/responses")
     path = f"{BASE}/responses/{answer['id']}"
     expected: list[tuple[str, str, Any, int]] = [

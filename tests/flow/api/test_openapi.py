@@ -19,14 +19,14 @@ README = (ROOT / "api" / "README.md").read_text()
 
 @pytest.fixture
 async def description(served: ScriptedServer) -> Description:
-    """What the server says of itself."""
+    """The OpenAPI document of a server."""
     status, document = await served.get("/openapi.json")
     assert status == 200
     return Description(document)
 
 
 def references(value: Any) -> set[str]:
-    """All that ``$ref`` and the mappings of discriminators point to."""
+    """All targets of ``$ref`` and of discriminator mappings."""
     if isinstance(value, list):
         return set().union(*map(references, value))
     if not isinstance(value, dict):

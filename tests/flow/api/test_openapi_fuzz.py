@@ -1,4 +1,4 @@
-"""Requests that are generated from the OpenAPI document: every answer matches it."""
+"""Requests generated from the OpenAPI document; every answer matches it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = examples(150, SLOW)
 
 
 class Target:
-    """A server on a loop of its own, for tests that are not."""
+    """A server on an event loop of its own, for synchronous tests."""
 
     def __init__(self, runner: asyncio.Runner, served: ScriptedServer) -> None:
         self.runner = runner
@@ -40,7 +40,7 @@ class Target:
         self.ids = [response, self.conversation, "msg_0", "resp_0"]
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str, Any]:
-        """Status, content type and body of an answer; a stream is checked, and None."""
+        """Return status, content type and body of an answer; a stream is checked, and its body is None."""
         return self.runner.run(self._ask(method, path, body))
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, Any]:
@@ -54,7 +54,7 @@ class Target:
         return answer.status, answer.content_type, json.loads(said)
 
     def check(self, method: str, template: str, path: str, body: bytes | None = None) -> Any:
-        """Ask, and hold the answer against the description; its JSON comes back, if it is JSON and no error."""
+        """Send a request and check its answer against the document.  Return the answer's JSON if it is no error."""
         status, kind, said = self.ask(method, path, body)
         assert status < 500, said
         described: Schema = self.description.operation(method, template)["responses"][str(status)]["content"][kind]
@@ -66,7 +66,7 @@ class Target:
         return said if status == 200 else None
 
     def _ended(self, response: Any) -> Any:
-        """The response once it does not run any more."""
+        """Return the response once it has ended."""
         while response["status"] in ("queued", "in_progress") or self.served.engine.running:
             response = self.ask("GET", f"/v1/responses/{response['id']}")[2]
         return response
@@ -177,6 +177,6 @@ def test_every_operation_is_fuzzed(target: Target) -> None:
 
 
 def _escaped(text: str) -> str:
-    """A text in a path, where a dot alone would mean another one."""
+    """Escape a text for a path; a lone dot would mean another path."""
     escaped = quote(text, safe="", errors="surrogatepass")
     return "%2E" * len(text) if set(text) == {"."} else escaped

@@ -28,14 +28,14 @@ from tests.support.stores import FaultyDatabase, PostgresServer, database_at, ru
 
 TALK = "<|channel|>final<|message|>" + "la " * 12_000 + "<|return|>"
 CHUNKS = {"chunk_size": 200, "latency": 0.005}
-"""So many tokens at a time that a disk without room notices."""
+"""Enough tokens at a time to fill a limited disk."""
 
 HANGS = 120
-"""Seconds after which something waits for the end of an outage that has no end."""
+"""Seconds to wait during an outage that never ends."""
 
 
 class Outage(Protocol):
-    """A database that can be away for a time."""
+    """A database that can be unavailable for a time."""
 
     @property
     def database(self) -> Database: ...
@@ -43,12 +43,12 @@ class Outage(Protocol):
     def end(self) -> None: ...
 
 
-# Those that stall: nothing fails, and nothing comes back
+# Stalls: nothing fails, and no answer comes
 
 
 @dataclass
 class Stalled:
-    """What is written is taken, and not answered."""
+    """Writes are accepted and not answered."""
 
     database: FaultyDatabase
 
@@ -61,7 +61,7 @@ class Stalled:
 
 @dataclass
 class Held:
-    """Another process holds the file, for less time than ours waits for it."""
+    """Another process holds the file, for less time than the server waits for it."""
 
     path: Path
     database: SqliteDatabase = field(init=False)
@@ -77,7 +77,7 @@ class Held:
         self._other.close()
 
 
-# Those that fail
+# Failures
 
 
 class Locked(Held):
@@ -134,7 +134,7 @@ class Gone:
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL that nobody else misses."""
+    """A PostgreSQL server that no other test uses."""
     with running_postgres() as server:
         yield server
 
@@ -147,7 +147,7 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
     return Locked(path) if request.param == "locked" else Full(SqliteDatabase(path))
 
 
-# What is common to all of them
+# Helpers
 
 
 @asynccontextmanager
@@ -159,7 +159,7 @@ async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[
 
 
 async def health(served: ScriptedServer, wanted: str) -> None:
-    """Wait until the server is of that health."""
+    """Wait until the health of the server is this."""
     async with asyncio.timeout(HANGS):
         while (await served.get("/health"))[1]["status"] != wanted:
             await asyncio.sleep(0.02)
@@ -174,7 +174,7 @@ async def refused(served: ScriptedServer, **fields: Any) -> None:
 
 
 async def streamed_through(served: ScriptedServer, outage: Outage) -> bytes:
-    """Return a stream that begins before an outage and ends in it."""
+    """Return a stream that begins before an outage and ends during it."""
     async with (
         asyncio.timeout(HANGS),
         served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer,
@@ -187,7 +187,7 @@ async def streamed_through(served: ScriptedServer, outage: Outage) -> bytes:
 
 
 async def is_stored(served: ScriptedServer, stream: bytes) -> None:
-    """The store has a response, as the client of its first stream has seen it."""
+    """Check that the store has a response, as the client of its first stream saw it."""
     await health(served, "ok")
     await wait_until(lambda: not len(served.runs.live) and not served.store.backlog)
     response = final(read_sse(stream))
@@ -227,7 +227,7 @@ async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage)
         await refused(served, background=True)
         if isinstance(outage, Stopped):  # the others can still be read
             await refused(served, previous_response_id=before["id"])
-        if isinstance(outage, Locked):  # one is enough, as it is waited for
+        if isinstance(outage, Locked):  # one is enough, because the test waits for it
             await refused(served, previous_response_id=response_id)
         assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream
         outage.end()

@@ -1,6 +1,6 @@
 """Owners: objects of one key do not exist for another, in any route or part of a request.
 
-The routes are those of the router, so that a new one is included.
+The routes are read from the router, so a new route is included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 SECRET = {"role": "user", "content": "A secret"}
 
 ANYTHING: dict[str, Any] = {"input": "Hi", "metadata": {}, "items": [{"role": "user", "content": "Hi"}]}
-"""A body that every route takes."""
+"""A body that every route accepts."""
 
 QUERIES = ("", "?stream=true", "?stream=true&starting_after=1", "?order=asc")
 
@@ -34,18 +34,18 @@ Answers = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Ids:
-    """What the parameters of paths may be."""
+    """Values for the parameters of paths."""
 
     response_id: str
     conversation_id: str
     item_id: str
 
     def unknown(self) -> Ids:
-        """Ids that look like these and are nobody's."""
+        """Well-formed ids that belong to no object."""
         return Ids(**{name: f"{value[:-8]}{'0' * 8}" for name, value in asdict(self).items()})
 
     def hidden(self, text: str) -> str:
-        """A text without them."""
+        """Mask these ids in a text."""
         return re.sub("|".join(map(re.escape, asdict(self).values())), "ID", text)
 
 
@@ -56,14 +56,14 @@ class Person(ApiClient):
     served: ScriptedServer
 
     async def own(self) -> Ids:
-        """A response that is being made, and belongs to a conversation with an item."""
+        """Create a running response, and a conversation with an item."""
         _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
         _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
         response_id = await start_background(self, {"conversation": conversation["id"]})
         return Ids(response_id, conversation["id"], items["data"][0]["id"])
 
     async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
-        """Status and text of all that is answered, the ids left out."""
+        """Return status and text of all answers, with the ids masked."""
         answers = []
         for method, path, body in asked:
             async with self.client.request(method, self.url + path, json=body, timeout=PATIENCE) as answer:
@@ -85,7 +85,7 @@ async def people(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[tu
 
 
 def named_in_paths(served: ScriptedServer, ids: Ids, *parameters: str) -> Iterator[tuple[str, str, Any]]:
-    """A request for each route whose path has one of those parameters."""
+    """A request for each route with one of those parameters in its path."""
     for route in served.api.app(1).router.routes():
         path = route.resource.canonical if route.resource else ""
         if set(re.findall(r"{(\w+)}", path)) & {*parameters}:
@@ -95,7 +95,7 @@ def named_in_paths(served: ScriptedServer, ids: Ids, *parameters: str) -> Iterat
 
 
 def named_in_bodies(ids: Ids, own: Ids) -> Iterator[tuple[str, str, Any]]:
-    """A request for each part of a body that names what is stored."""
+    """A request for each part of a body that refers to a stored object."""
     reference = [{"type": "item_reference", "id": ids.item_id}]
     for base in DIALECTS:
         for path in ("responses", "responses/input_tokens"):
@@ -109,7 +109,7 @@ def named_in_bodies(ids: Ids, own: Ids) -> Iterator[tuple[str, str, Any]]:
 
 
 def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, str, Any]]:
-    """Every way to name them, also an item in a conversation of one's own."""
+    """Every way to refer to the objects, including an item in the client's own conversation."""
     misplaced = replace(ids, conversation_id=own.conversation_id)
     return [
         *named_in_paths(served, ids, "response_id", "conversation_id"),
@@ -121,7 +121,7 @@ def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, st
 @pytest.mark.defect("V21", "B30")
 @pytest.mark.parametrize("live", [True, False])
 async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], live: bool) -> None:
-    """For Bob, Alice's objects are like those that do not exist; hers stay."""
+    """For Bob, Alice's objects are like unknown ones, and his requests do not change them."""
     alice, bob = people
     hers, his = await alice.own(), await bob.own()
     await cancel_response(bob, his.response_id)

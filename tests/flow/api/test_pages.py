@@ -18,7 +18,7 @@ def listed(names: list[str]) -> list[Item]:
 
 
 def walked(items: list[Item], limit: int, order: str) -> list[Item]:
-    """What somebody reads who asks for page after page, as openai-python does."""
+    """The items that a client gets by requesting page after page, as openai-python does."""
     read, after = list[Item](), None
     while True:
         page = Wanted(limit, order, after).of(items)

@@ -38,12 +38,12 @@ def settings(**options: Any) -> Settings:
 
 
 def body(events: Iterable[Event], *, silences: bool) -> bytes:
-    """A stream as it goes over the wire."""
+    """The bytes of a stream as they are sent."""
     return b"".join(KEEP_ALIVE * silences + to_sse(event) for event in events) + DONE
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    """The same bytes, cut in those places."""
+    """The same bytes, cut at those places."""
     places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
     return [data[start:end] for start, end in pairwise(places)]
 
@@ -76,7 +76,7 @@ def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences:
     ],
 )
 def test_server_knows_its_own_url(options: dict[str, str], url: str) -> None:
-    """By default it is where the server listens; on the machine of the store that suffices."""
+    """By default it is the address on which the server listens, which suffices on the machine of the store."""
     assert settings(**options).reached_at(81) == url
 
 
@@ -90,7 +90,7 @@ def test_server_knows_its_own_url(options: dict[str, str], url: str) -> None:
     ],
 )
 def test_unreachable_peer_url_is_refused(options: dict[str, str]) -> None:
-    """A loopback address is none for other machines, and neither is a malformed URL."""
+    """Other machines cannot use a loopback address or a malformed URL."""
     with pytest.raises(ValidationError, match="peer_url"):
         settings(**options)
 
@@ -100,7 +100,7 @@ Pair: TypeAlias = tuple[PacedServer, ScriptedServer]
 
 @pytest.fixture
 async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
-    """Two servers over one store; the first one runs one response at once, and its engine stops in the middle."""
+    """Two servers over one store; the first runs one response at a time, and its engine stops in the middle."""
     slow, quick = PacedEngine(script(encoding, COUNT), initial=60), ScriptedEngine(script(encoding))
     async with (
         running_server(slow, encoding, store_at, limit=1) as one,

@@ -1,4 +1,4 @@
-"""A proxy between client and server loses and delays nothing."""
+"""Proxies between client and server: they lose and delay nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.server import PacedEngine, ScriptedServer, running_server, sc
 
 @asynccontextmanager
 async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> AsyncGenerator[str, None]:
-    """The address of a proxy that asks ``url`` by that version of HTTP, and hands on ``size`` bytes at a time.
+    """The address of a proxy that requests ``url`` by that version of HTTP, and forwards ``size`` bytes at a time.
 
-    Like nginx it asks anew for each request, and ends its answer when the server ends its own.
+    Like nginx, it opens a connection for each request, and ends its answer when the server ends its own.
     """
 
     async def hand_on(request: web.Request) -> web.StreamResponse:

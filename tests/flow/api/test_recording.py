@@ -1,4 +1,4 @@
-"""Recordings of a server: the folder of a response shows its end, whatever it was, and replays."""
+"""Recordings of a server: the folder of a response shows any end, and can be replayed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 
 
 
 async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncoding) -> bytes:
-    """What a client sees of a recording that is replayed since ``stage``."""
+    """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(store))
         async with pipeline.since(stage).open(replay_recording(read_stage(folder, source))) as events:
@@ -76,7 +76,7 @@ async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tm
 
 
 async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It passes the tests of fixtures: every stage gives the recorded output again."""
+    """The recording passes the tests of fixtures: every stage gives the recorded output again."""
     engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
     async with recording_server(engine, encoding, tmp_path / "recorded") as served:
         tool = {**WEATHER, "unknown": {"key": 1}}
@@ -242,7 +242,7 @@ async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_pa
 
 
 async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It has the served name and the server's versions; times of frames count from there."""
+    """The header has the served name, the server's versions, and the start time to which frame times are relative."""
     async with recording_server(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
         await served.post(ASKED)
     recorded = read_stage(only_recording(tmp_path), "generate")
@@ -273,7 +273,7 @@ async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, t
         streaming = asyncio.create_task(served.post(ASKED))
         await wait_until(lambda: recorded_folders(tmp_path))
         folder = only_recording(tmp_path)
-        while folder.exists():  # its files are written meanwhile
+        while folder.exists():  # the files are written meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         engine.say_all()
         assert (await streaming)[1]["status"] == "completed"

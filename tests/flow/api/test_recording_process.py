@@ -19,7 +19,7 @@ from tests.support.server_process import exit_status, running_process, serve_scr
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The lines of a file that hold tokens."""
+    """The lines of a file that hold token chunks."""
     return (line for line in path.read_bytes().splitlines() if b"TokenChunk" in line)
 
 
@@ -60,7 +60,7 @@ def test_unusable_recording_options_are_refused(option: str, value: str) -> None
 
 
 def test_stages_are_separated_by_commas() -> None:
-    """As on the command line."""
+    """The command line separates them in the same way."""
     chosen = Settings.model_validate({"engine_arguments": [], "record_after": "generate,emit"})
     assert chosen.record_after == ("generate", "emit")
 

@@ -72,7 +72,7 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 async def test_bad_input_is_refused(
     body: Any, status: int, param: str | None, code: str, stream: bool, served: ScriptedServer
 ) -> None:
-    """It is a 4xx with OpenAI's error body, before any header of a stream."""
+    """Bad input is a 4xx with OpenAI's error body, before any header of a stream."""
     served.engine.context_length = 8192
     wanted = {**body, "stream": stream} if isinstance(body, dict) else body
     answered, answer = await served.post(wanted)
@@ -93,7 +93,7 @@ async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
 
 
 async def test_body_with_wrong_encoding_is_refused(served: ScriptedServer) -> None:
-    """It is a client error."""
+    """A body that does not match its ``Content-Encoding`` is a client error."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
         assert answer.status == 400

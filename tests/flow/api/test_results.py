@@ -28,7 +28,7 @@ RESULT = "The result is 42 🐍."
 
 @dataclass
 class Last(ScriptedTool):
-    """A tool behind whose call the model calls a function of the client's."""
+    """A tool; after its call, the model calls one of the client's functions."""
 
     engine: ScriptedEngine | None = None
     encoding: HarmonyEncoding | None = None
@@ -41,14 +41,14 @@ class Last(ScriptedTool):
 
 
 async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
-    """Give every request the interpreter beside its own tools."""
+    """Add the interpreter to the tools of every request."""
     async for conversation in source:
         yield replace(conversation, tools=Toolset((*conversation.tools.tools, *HOSTED["python"])))
 
 
 @pytest.fixture
 async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator[ScriptedServer]:
-    """A server whose model calculates something, and then wants to know of the weather."""
+    """A server whose model calculates something, and then asks for the weather."""
     engine = ScriptedEngine(script(encoding, CODE))
     tool = Last((Outcome(RESULT),), engine=engine, encoding=encoding)
 
@@ -100,5 +100,5 @@ async def test_replayed_call_has_its_result(calculating: ScriptedServer, encodin
 
 
 async def shown(served: ScriptedServer, response_id: str, told: str) -> str:
-    """What can be known of a response: what was told, and what is stored."""
+    """All that a client can learn of a response: its answer, and its stored copy."""
     return told + str((await served.get(f"/v1/responses/{response_id}"))[1])

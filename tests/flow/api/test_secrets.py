@@ -1,4 +1,4 @@
-"""Secrets of a request: only its MCP servers get them, and nothing else has them, not even this process.
+"""Secrets of a request: only its MCP servers get them, and they do not outlive it in this process.
 
 Tests of background responses begin after the body is read, and end before an MCP server would be called.
 """
@@ -36,19 +36,19 @@ Headers = list[dict[str, dict[str, str]]]
 
 
 def secretive(conversation: Conversation) -> Conversation:
-    """The same conversation, with a server of tools that wants to know who asks."""
+    """The same conversation, with an MCP server that requires authorization."""
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": f"Bearer {CANARY}"}))
     return replace(conversation, tools=Toolset(servers=(server,)))
 
 
 def known_secrets() -> int:
-    """How many secrets of these tests this process knows."""
+    """The number of secrets of these tests that this process holds."""
     gc.collect()
     return sum(CANARY in str(each.reveal()) for each in gc.get_objects() if issubclass(type(each), Secret))
 
 
 class Watched:
-    """What comes to the model's turn, with the headers that are known there."""
+    """Record each conversation that reaches the model's turn, with the headers known there."""
 
     def __init__(self) -> None:
         self.headers: Headers = []
@@ -69,7 +69,7 @@ def where(store_at: str) -> str:
 
 
 async def waiting(served: ScriptedServer) -> LiveResponse:
-    """A response that has been queued, with a secret."""
+    """A queued response with a secret."""
     read = await served.runs.prepare(CreateResponse(input="Hi", background=True))
     return await served.runs.queue(secretive(read))
 
@@ -153,7 +153,7 @@ async def _is_taken_away(served: ScriptedServer, run: LiveResponse) -> None:
 
 @pytest.fixture
 def looked_at() -> Iterator[None]:
-    """Only what is made from here on: all that other tests have left takes seconds."""
+    """Ignore the objects of earlier tests, which would take seconds to search."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -28,7 +28,7 @@ from tests.support.tool_servers import (
 USER: Json = {"role": "user", "content": "Add them."}
 ASKING = call_markup("docs.add", {"a": 1, "b": 2})
 WAYS = ["previous_response_id", "conversation", "stateless"]
-"""How a client goes on."""
+"""Ways in which a client continues."""
 
 
 def approval(request: Json, approve: bool = True, **fields: Any) -> Json:
@@ -36,12 +36,12 @@ def approval(request: Json, approve: bool = True, **fields: Any) -> Json:
 
 
 async def goes_on(served: ScriptedServer, way: str) -> Json:
-    """What the requests of one exchange have in common."""
+    """The fields common to the requests of one exchange."""
     return {"conversation": conversation_id(await create_conversation(served))} if way == "conversation" else {}
 
 
 def followed(way: str, first: ClientResponse, *items: Json) -> Json:
-    """What the next request says."""
+    """The body of the next request."""
     match way:
         case "previous_response_id":
             return {"previous_response_id": first.response["id"], "input": list(items)}
@@ -57,7 +57,7 @@ def followed(way: str, first: ClientResponse, *items: Json) -> Json:
 async def test_approved_call_is_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
 ) -> None:
-    """The request ends the response; after the client's approval the shown call is made, after a refusal none."""
+    """The approval request ends the response.  An approved call is made as shown; a refused call is not."""
     async with tool_server(encoding, tmp_path) as served:
         body = {"tools": [mcp_tool(url=http.url(), require_approval="always")]}
         for approve in (True, False):

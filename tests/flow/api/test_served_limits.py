@@ -60,7 +60,7 @@ TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
     "calls of two turns": ([ECHO, ECHO, answer_markup()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
     "turns": ([ECHO], {}, 2, "max_turns"),
 }
-"""What the model says, what the request allows, how many calls are run, and why no more."""
+"""The model's output, the request's fields, the number of calls that run, and the reason for the limit."""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,7 +84,7 @@ async def test_call_limit_makes_a_response_incomplete(
 async def test_truncated_call_is_not_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """The token limit covers all turns; a call that is cut by it does not run."""
+    """The token limit covers all turns; a call cut by it does not run."""
     hang = call_markup("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
     async with tool_server(encoding, tmp_path, [hang]) as served:
@@ -127,14 +127,14 @@ async def test_mixed_turn_continues_with_the_clients_output(
     assert -1 < places[0] < places[1] < places[2]
 
 
-# Closed doors
+# Forbidden addresses
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_private_url_of_a_request_is_not_reached(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """Nothing is sent there: the listing fails as an item, and so does opening a page."""
+    """Nothing is sent to it: the listing fails as an item, and so does opening a page."""
     before = http.state()["requests"]
     async with (
         running_site() as site,

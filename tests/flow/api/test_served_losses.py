@@ -1,4 +1,4 @@
-"""Tools whose client leaves, whose response ends, or which die: nothing of them is left."""
+"""Tools that are interrupted or die: a client leaves, a response ends, a server fails.  Nothing of them is left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.tool_servers import (
 
 
 async def leave(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
-    """The client closes its socket."""
+    """Close the client's socket."""
     stream.answer.close()
 
 
@@ -54,7 +54,7 @@ async def delete(served: ScriptedServer, stream: StreamReader, response_id: str)
 
 
 async def drain(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
-    """What a server does at SIGTERM, when its seconds are over."""
+    """Stop the server as SIGTERM does, until the drain time is over."""
     reader = asyncio.create_task(stream.rest())
     await served.runs.drain(0.05)
     assert final(read_sse(await reader)).status == "failed"
@@ -71,17 +71,17 @@ ENDS: list[tuple[End, Json]] = [
     (drain, {}),
     (drain, {"background": True}),
 ]
-"""Ways in which a response ends before its tool, and how it was asked for."""
+"""Ways to end a response during a tool call, each with the fields of the request."""
 ending = pytest.mark.parametrize(("end", "way"), ENDS, ids=lambda part: getattr(part, "__name__", str(part)))
 
 
 async def settled(before: Counter[str]) -> None:
-    """Wait until this process has nothing more to do than before."""
+    """Wait until this process runs only the tasks that it ran before."""
     await wait_until(lambda: running_tasks() <= before)
 
 
 async def hung(http: HttpServers) -> tuple[int, int]:
-    """How many calls of the MCP servers never return, and how many of them have been called off."""
+    """Return the number of calls of the MCP servers that hang, and the number of them that were cancelled."""
     state = await asyncio.to_thread(http.state)
     return state.get("hang", 0), state.get("hang cancelled", 0)
 
@@ -92,7 +92,7 @@ async def reaches(http: HttpServers, begun: int, over: int) -> None:
             await asyncio.sleep(0.02)
 
 
-# Broken off
+# Interrupted
 
 HANG = call_markup("docs.hang", {})
 STATE = call_markup("docs.state", {})
@@ -104,7 +104,7 @@ STATE = call_markup("docs.state", {})
 async def test_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
-    """The server gets a cancel for each, no task is left, and the next response can call it."""
+    """The server gets a cancel for each call, no task is left, and the next response can call it."""
     tool, servers = (
         (mcp_tool(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp_tool(url=http.url()), {})
     )
@@ -197,7 +197,7 @@ async def test_response_can_be_cancelled_during_a_listing(
 async def test_code_ends_with_its_response(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
 ) -> None:
-    """No process of it is left, in any state."""
+    """No process of the code is left, in any state."""
     async with tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
         await respond(served, "stream", {"tools": [CODE_TOOL], "tool_choice": "none"})
         before, others = running_tasks(), descendants(os.getpid())
@@ -231,7 +231,7 @@ NOBODY = "http://127.0.0.1:9/mcp"
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", MODES)
 async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
-    """The model goes on without it, and a made-up call of it ends nothing."""
+    """The model goes on without the server, and an invented call of it ends nothing."""
     async with tool_server(encoding, tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
         assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]

@@ -31,7 +31,7 @@ from tests.support.tool_servers import (
 
 
 def assert_echoed(heard: ClientResponse, label: str) -> None:
-    """A server was listed, called once, and read."""
+    """Assert that a server was listed and called once, and that the model read the result."""
     assert heard.response["status"] == "completed"
     assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
     listing, called, _ = heard.output
@@ -103,7 +103,7 @@ async def test_running_call_has_not_completed(
 async def test_stream_sends_comments_during_a_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """No proxy takes it for dead, and its events are the same."""
+    """A proxy does not take the stream for dead, and its events are the same."""
     turns = [call_markup("docs.slow", {"seconds": 0.3}), answer_markup()]
     async with tool_server(encoding, tmp_path, turns, keep_alive=0.05) as served:
         raw = await served.stream({"input": "Hi", "tools": [mcp_tool(url=http.url())]})
@@ -157,7 +157,7 @@ async def test_hanging_call_times_out(
 async def test_all_turns_have_the_priority_of_the_request(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """None precedes the first one, or needs a scheduler with priorities."""
+    """Later turns keep priority 0 by default, so they need no priority scheduling."""
     turns = [call_markup("docs.add", {"a": 1, "b": 2})] * 2 + [answer_markup()]
     async with tool_server(encoding, tmp_path, turns) as served:
         for priority in (0, 3):

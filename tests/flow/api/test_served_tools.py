@@ -51,7 +51,7 @@ async def site() -> AsyncIterator[Site]:
 async def test_code_call_is_one_item_with_outputs(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
 ) -> None:
-    """It streams from its first letter to its outputs; variables live as long as the response."""
+    """It streams from its first character to its outputs; variables live as long as the response."""
     turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
         heard = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
@@ -180,7 +180,7 @@ async def test_page_being_fetched_has_not_completed(
 async def test_broken_arguments_fail_their_call(
     encoding: HarmonyEncoding, tmp_path: Path, site: Site, arguments: str, mode: str
 ) -> None:
-    """The model reads the reason, and no URL is made up."""
+    """The model reads the reason, and no URL is invented."""
     async with tool_server(
         encoding, tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url
     ) as served:
@@ -194,7 +194,7 @@ async def test_broken_arguments_fail_their_call(
     assert site.queries == []
 
 
-# Gone on from
+# Resumed
 
 
 async def test_stream_with_tools_can_be_resumed_anywhere(

@@ -29,18 +29,18 @@ from tests.support.stored_responses import execute_sql
 from tests.support.stores import FaultyDatabase, database_at, open_store, wait_until_stored
 
 URL = "http://one.example"
-"""Where each server in a row is found: the next one takes the one before for dead."""
+"""The URL of consecutive servers: each takes the server before it for dead."""
 
 
 @pytest.fixture
 def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
-    """An engine that never comes to an end by itself."""
+    """An engine that never ends by itself."""
     return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
 
 
 @asynccontextmanager
 async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[ScriptedServer, None]:
-    """The server that comes after another one, with an engine that says hello."""
+    """Run the next server after another one, with an engine that says hello."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
         yield served
 
@@ -152,7 +152,7 @@ async def test_interrupted_responses_may_be_restarted(
 async def dead_server(
     encoding: HarmonyEncoding, store_at: str, **options: Any
 ) -> AsyncGenerator[tuple[PacedServer, FaultyDatabase], None]:
-    """A server whose engine stops in the middle; once its database is down, all that it does is as if it were dead."""
+    """A server whose engine stops in the middle; with its database down, it behaves like a dead server."""
     kept = FaultyDatabase(database_at(store_at))
     engine = PacedEngine(script(encoding, COUNT), initial=60)
     async with running_server(engine, encoding, kept, url=URL, **options) as served:
@@ -160,7 +160,7 @@ async def dead_server(
 
 
 async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
-    """Take the database down, after all that is on its way there."""
+    """Take the database down, after all pending writes."""
     await served.store._writer.settled()
     kept.is_down = True
 
@@ -220,7 +220,7 @@ async def test_response_of_a_dead_server_may_be_restarted(
 
 @asynccontextmanager
 async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
-    """What a dead server was at ends as failed at one over the database ``kept``, which is then to be looked at."""
+    """Check that a new server over the database ``kept`` ends a dead server's response as failed."""
     async with dead_server(encoding, store_at) as (served, dead), open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -231,7 +231,7 @@ async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDat
 
 
 class Forgetful(FaultyDatabase):
-    """A database that fails the first time that it is asked for events."""
+    """A database that fails on the first read of events."""
 
     asked = 0
 
@@ -250,7 +250,7 @@ async def test_unsettled_response_is_settled_later(encoding: HarmonyEncoding, st
 
 
 class Unsure(FaultyDatabase):
-    """A database that takes a response over, and loses its connection before it says so."""
+    """A database that takes a response over, and loses its connection before it confirms that."""
 
     claims = 0
 

@@ -31,7 +31,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "detached": ({}, True),
     "background": ({"background": True}, False),
 }
-"""How a response may be made: what its request says, and whether its server detaches."""
+"""Modes of a response: the fields of its request, and True if its server detaches."""
 
 
 async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
@@ -42,13 +42,13 @@ async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversa
 
 @pytest.fixture
 def tool() -> ScriptedTool:
-    """What would run for an hour."""
+    """A tool that never returns."""
     return ScriptedTool(turns=None)
 
 
 @dataclass
 class Busy:
-    """A response whose tool runs: its server, its stream, and its id; ``needs_client`` tells how it is made."""
+    """A response whose tool runs.  ``needs_client`` is True if it ends with its client."""
 
     served: ScriptedServer
     stream: StreamReader
@@ -60,7 +60,7 @@ class Busy:
 async def busy(
     request: pytest.FixtureRequest, encoding: HarmonyEncoding, store_at: str, tool: ScriptedTool
 ) -> AsyncIterator[Busy]:
-    """A response of each way, in the middle of its tool."""
+    """A response of each mode whose tool is running."""
     body, detaches = WAYS[request.param]
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
@@ -79,7 +79,7 @@ async def busy(
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for one of these does not come back."""
+    """Disable the time limits on waiting for a cancelled tool."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     monkeypatch.setattr(runs, "LAST_WORDS", 3600)
 

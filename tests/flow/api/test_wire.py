@@ -1,4 +1,4 @@
-"""Guarantees for clients and proxies, most of them defects of other servers."""
+"""Guarantees for clients and proxies, most of them from defects of other servers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_early_errors_have_their_status(served: ScriptedServer, stream: bo
 
 
 async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
-    """The headers of W3C Trace Context travel with the prompt, and no others."""
+    """The headers of W3C Trace Context are passed with the prompt, and no others."""
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
     headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}, headers=headers) as answer:
@@ -176,7 +176,7 @@ async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
 
 
 async def test_head_of_a_stream_is_refused(served: ScriptedServer) -> None:
-    """The headers of a stream could not give the end of its body."""
+    """The headers of a stream cannot describe the end of its body, so HEAD is refused."""
     _, answer = await served.post({"input": "Hi"})
     async with served.client.head(f"{served.url}/v1/responses/{answer['id']}?stream=true") as refused:
         assert refused.status == 405
@@ -186,7 +186,7 @@ async def test_head_of_a_stream_is_refused(served: ScriptedServer) -> None:
 
 @pytest.mark.defect("11")
 async def test_error_after_the_headers_closes_the_connection() -> None:
-    """An error in mid-stream is no second answer within the first."""
+    """An error in mid-stream does not write a second answer into the first."""
 
     async def breaks(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()

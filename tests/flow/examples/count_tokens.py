@@ -1,11 +1,11 @@
-"""How many tokens the model writes on which channel, as metrics of Prometheus.
+"""Count the tokens that the model writes on each channel, as Prometheus metrics.
 
     METRICS_PORT=9464 penstock serve --with count_tokens.py:install
     curl http://127.0.0.1:9464/metrics
 
-It needs ``prometheus_client``, which vLLM brings.
+It needs ``prometheus_client``, which vLLM installs.
 
-Tokens of no whole item, as the markup that ends a turn or an item that was cut, are counted as ``other``.
+Tokens outside whole items, such as the markup at the end of a turn or an item that was cut, count as ``other``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKENS = prometheus_client.Counter("penstock_output_tokens", "Tokens that the mo
 
 
 async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
-    """Everything goes on as it came; what a turn was made of is counted when it is over."""
+    """Pass every frame on; count the tokens of a turn by channel, and report them at its end."""
     channel, written = "", Counter[str]()
     async for frame in source:
         match frame:
@@ -51,7 +51,7 @@ async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
                 channel, written = "", Counter()
             case GenerationStarted() | ItemDelta() | AnnotationAdded():
                 pass
-            case _:  # whatever is called
+            case _:  # any kind of call
                 channel = "commentary"
         yield frame
 

@@ -1,9 +1,9 @@
-"""A response ends where the model writes a word that it must not: as ``incomplete``, because of ``content_filter``.
+"""End a response as ``incomplete`` (``content_filter``) at the first forbidden word of the model.
 
     GUARD_WORDS="swordfish,open sesame" penstock serve --with guard_words.py:install
 
-What was sent stays sent, as a prefix of the word may have been; nothing of the model is read any more, which ends the
-generation.  The guard stands around ``parse``, as what has been generated so far is counted in tokens.
+Sent text stays sent, and may include a prefix of the word.  The guard then stops reading the model's tokens, which ends
+the generation.  It wraps ``parse``, because usage counts the tokens generated so far.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Guard:
-    """Reads the model as ``parse`` does, until there is one of the ``words`` in an item."""
+    """Parse the model's output as ``parse`` does, until an item contains one of the ``words``."""
 
     parse: Stage[TokenFrame, ParsedFrame]
     words: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""E-mail addresses are taken out of what the model says and thinks, wherever the stream happens to be cut.
+"""Redact e-mail addresses in messages and reasoning, for any chunks of the stream.
 
     penstock serve --with redact_emails.py:install
 
-Arguments of calls are left alone: a tool that sends mail has to know where to.
+Arguments of calls stay unchanged: a tool that sends mail needs the address.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def counting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 def counted() -> Counter[str]:
-    """What the metrics say by now."""
+    """The current values of the metrics."""
     [family] = TOKENS.collect()
     return Counter({one.labels["channel"]: int(one.value) for one in family.samples if one.name.endswith("_total")})
 
@@ -46,7 +46,7 @@ def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """What Prometheus reads."""
+    """The metrics as Prometheus reads them."""
     with urllib.request.urlopen(url) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]

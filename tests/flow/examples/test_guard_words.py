@@ -74,14 +74,14 @@ def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, s
 
 
 def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any it is not installed."""
+    """The guard is not installed without words."""
     monkeypatch.setenv("GUARD_WORDS", ",")
     with pytest.raises(ValueError, match="names no words"):
         install(recorded_responses())
 
 
 async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> None:
-    """It ended because of the word, and so did its generation."""
+    """Check that the response and its generation ended because of the word."""
     await wait_until_idle(served)
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]

@@ -33,7 +33,7 @@ PLACES = re.findall(r"^\| \(?`(\w+)`\s?(\w*)\)? \| `(\w+)` \|", GUIDE, re.MULTIL
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Install]:
-    """The plug-in of that name, installed from a file as the guide has it."""
+    """The plug-in with that name, installed from a file as in the guide."""
     monkeypatch.chdir(tmp_path)
 
     def written(name: str) -> Install:
@@ -50,7 +50,7 @@ async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> 
 
 
 async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It has at most ten lines, and is the example that the other tests test."""
+    """The redaction has at most ten lines, and the same patterns as the tested example."""
     assert await answered(plugin("redact"), encoding, tmp_path) == ["Write to [e-mail], please."]
     assert len([line for line in CODE["redact"].splitlines() if line]) <= 10
     for pattern in (redact_emails.ADDRESS, redact_emails.MAYBE_ONE):
@@ -63,7 +63,7 @@ async def test_any_function_over_frames_is_a_stage(plugin: Any, encoding: Harmon
 
 
 async def test_plugins_combine_in_order(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The one nearer to the parser comes first."""
+    """The stage nearer to the parser comes first."""
     redact, shout = plugin("redact"), plugin("shout")
     both = await answered(lambda pipeline: redact(shout(pipeline)), encoding, tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
@@ -95,7 +95,7 @@ def test_table_names_every_place() -> None:
 
 
 def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
-    """The stages in the order in which they give something."""
+    """The stages in the order of their first output."""
     inner = pipeline.inner("converse").names()
     return [*inner, "converse", "emit", "persist"]
 

@@ -49,7 +49,7 @@ pieces = st.one_of(
 @FEW_EXAMPLES
 @given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
 def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) -> None:
-    """The output is that of the whole text."""
+    """The output is the redaction of the whole text."""
     text, data = drawn
     frames = generation_of(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
     answer = response_with(data.draw(in_any_chunks(frames)), install)
@@ -57,12 +57,12 @@ def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) ->
 
 
 def _harmless(text: str) -> str:
-    """Without what would be a marker."""
+    """Remove everything that could look like a marker."""
     return text.replace("<", "").encode(errors="replace").decode()
 
 
 def marked(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Every word is changed."""
+    """Change every word."""
     return pipeline.after("parse", "mark", Rewrite(_mark, held=re.compile(r"[a-z]{1,320}")))
 
 
@@ -94,7 +94,7 @@ def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None
 
 
 def test_only_a_possible_address_is_held() -> None:
-    """The words before the last one are sent when that begins."""
+    """The words before a possible address are sent as soon as it begins."""
     told = events_with(generation_of("<|channel|>final<|message|>One two three four<|return|>"), install)
     deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
     assert deltas == ["One two three ", "four"]

@@ -26,7 +26,7 @@ def stream_of(response_id: str) -> str:
 
 
 def events_of(stream: bytes) -> Events:
-    """What a stream says, whole or broken off."""
+    """The events of a stream, whole or broken off."""
     lines = (line for line in stream.split(b"\n") if line.startswith(b"data: {"))
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
@@ -37,7 +37,7 @@ def deltas(events: Events) -> Events:
 
 
 def assert_ends_once(seen: Events, stored: Events) -> None:
-    """A reader saw all that was stored, and whatever the killed server said beyond it; then the end, and only one."""
+    """Assert that a reader saw all stored events, perhaps later ones of the killed server, and then exactly one end."""
     numbers = [event["sequence_number"] for event in seen]
     assert numbers == sorted(set(numbers))
     assert seen[-1] == stored[-1] | {"sequence_number": numbers[-1]}
@@ -50,7 +50,7 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
     """Its reader gets the stored events and one end; queued responses run at the other server."""
     async with AsyncExitStack() as stack:
         servers = (running_process(store_at, tmp_path, text, "--max-background", "1") for text in ("long", "quick"))
-        one, other = await asyncio.gather(*map(stack.enter_async_context, servers))  # over a store that is new
+        one, other = await asyncio.gather(*map(stack.enter_async_context, servers))  # over a new store
         running, waiting = await start_background(one), await start_background(one)
         made_there = asyncio.create_task(other.again(stream_of(waiting)))
         async with other.client.get(other.url + stream_of(running)) as answer:

@@ -26,7 +26,7 @@ BEGUN = COUNT[: COUNT.index(" 20 ")]
 
 @dataclass
 class Cell:
-    """A server, and one client of it."""
+    """A server and one client of it."""
 
     served: ScriptedServer
     client: Client
@@ -34,15 +34,15 @@ class Cell:
 
     @property
     def response_id(self) -> str:
-        """The id of the client's response, which the engine was the first to be asked for."""
+        """The id of the client's response, the first that the engine ran."""
         return self.served.engine.prompts[0].response.id
 
     def let_say(self, text: str, **options: Any) -> None:
-        """What the engine is to say, and how."""
+        """Set the engine's output and its options."""
         self.served.engine.script = script(self.encoding, text, **{"latency": 0.001} | options)
 
     async def is_at_it(self) -> asyncio.Task[None]:
-        """Let the client ask, and return when its response is in the middle."""
+        """Send the client's request, and return once its response is in the middle."""
         asking = asyncio.create_task(self.client.ask())
         await wait_until(lambda: len(self.served.engine.prompts) == 1)
         prompt = self.served.engine.prompts[0]
@@ -52,7 +52,7 @@ class Cell:
         return asking
 
     async def check(self, status: str) -> FinishedResponse:
-        """It is over, nothing of it is left in this process, and the server goes on as if nothing had been."""
+        """Check that the response has ended, left nothing in this process, and that the server still works."""
         await wait_until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
         assert self.served.runs.admission.running == 0
         self.served.engine.script = script(self.encoding, HELLO)
@@ -62,7 +62,7 @@ class Cell:
 
 
 def at_work() -> list[str]:
-    """What the tasks of this process do, but for those that every server has."""
+    """The coroutine names of this process's tasks, except for the permanent tasks of a server."""
     steady = ("RequestHandler.start", "Membership.", "Writer._flush")
     tasks = (task.get_coro() for task in asyncio.all_tasks() if task is not asyncio.current_task())
     names = (getattr(coroutine, "__qualname__", "") for coroutine in tasks)
@@ -77,7 +77,7 @@ async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGen
 
 @pytest.mark.defect("B21")
 async def test_completed_response_is_whole(cell: Cell) -> None:
-    """Its client and all later readers get the same."""
+    """Its client and all later readers get the same response."""
     cell.let_say(COUNT)
     await cell.client.ask()
     assert cell.client.is_complete
@@ -88,7 +88,7 @@ async def test_completed_response_is_whole(cell: Cell) -> None:
 
 @pytest.mark.defect("V17")
 async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
-    """It has all its output so far, and can be continued."""
+    """The response has all its output so far, and can be continued."""
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
     assert cell.client.is_complete
@@ -99,7 +99,7 @@ async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
 
 @pytest.mark.defect("V1", "B14")
 async def test_engine_error_fails_the_response(cell: Cell) -> None:
-    """It fails after all output of the engine."""
+    """The response fails after all output of the engine."""
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
     assert cell.client.is_complete
@@ -125,7 +125,7 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
 
 @pytest.mark.defect("42", "B22", "V17", "B23")
 async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a terminal event, for its client as well."""
+    """The response has a terminal event, for its client as well."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()

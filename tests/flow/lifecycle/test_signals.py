@@ -40,37 +40,37 @@ DRAIN = 10.0
 """Seconds that a stopping server gives to running responses."""
 
 BRIEF, LONG = 60, 90
-"""Tokens of a response that ends soon, which takes a fraction of `DRAIN`, and more than it has events."""
+"""Tokens of a short response, which takes a fraction of `DRAIN`, and of a long one."""
 
 
 @dataclass
 class Scene:
-    """The clients of a server that was ended by a signal: by their mode, and one that waited for its turn."""
+    """The clients of a server that was ended by a signal: two for each mode, and one whose response was queued."""
 
     server: ServerProcess
     middle: dict[Mode, Client]
     near_the_end: dict[Mode, Client]
     waiting: Client
     flushed: dict[Mode, bytes] = field(default_factory=dict)
-    """What those in the middle had seen early enough to be in the store."""
+    """The bytes that clients in the middle had seen early enough to be in the store."""
     refusal: int = 0
     """The status of a request that came while the server stopped."""
     exit_status: int | None = None
 
     async def after(self, client: Client) -> FinishedResponse:
-        """What the server that came next tells of a client's response."""
+        """Read a client's response at the next server."""
         return await FinishedResponse.of(self.server, client.response_id)
 
 
 @asynccontextmanager
 async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, None]:
-    """A server that is in the middle of something for everybody; behind the block all of them have had their end."""
+    """Give a server running and queued responses.  On exit, wait until all clients have an end."""
     middle, near_the_end = ({mode: Client(server, mode) for mode in MODES} for _ in range(2))
     waiting = Client(server, BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
     await wait_for_events(store, 2 * len(MODES), BRIEF - 20)
-    for _ in MODES:  # more of them than can come to their turn
+    for _ in MODES:  # too many to run before the server ends
         await start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
     await wait_until(lambda: b"response.queued" in waiting.seen)
@@ -86,14 +86,14 @@ async def wait_for_events(store_at: str, responses: int, events: int) -> None:
 
 
 async def start_again(server: ServerProcess) -> None:
-    """The next server, which takes no time for anything."""
+    """Start the next server, with an engine without latency."""
     server.arguments = ("quick", *server.arguments[1:])
     await server.start()
 
 
 @asynccontextmanager
 async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
-    """A server was stopped in good order, and another one is up where it was."""
+    """Stop a server by SIGTERM, and start another one at its address."""
     options = ("--max-background", "4", "--drain-timeout", str(DRAIN))
     async with running_process(store, folder, "long", *options) as server:
         async with at_work(server, store) as scene:
@@ -107,7 +107,7 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 
 @asynccontextmanager
 async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
-    """A server was killed, and another one is up where it was."""
+    """Kill a server, and start another one at its address."""
     async with running_process(store, folder, "long", "--max-background", "4") as server:
         async with at_work(server, store) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
@@ -121,7 +121,7 @@ async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 
 
 async def id_of_what_was_for(client: Client, store_at: str) -> str:
-    """The id of a response, which its client has never learned, from the store that a dead server has left."""
+    """Read the id of a response that its client never learned from the store of a dead server."""
     async with open_store(store_at, stale=0.0) as store:
         left = [orphan.stored.response for orphan in await store.orphans()]
     (response_id,) = [each.id for each in left if each.conversation and each.conversation.id == client.conversation]
@@ -133,7 +133,7 @@ Scenes: TypeAlias = dict[str, Scene]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scenes]:
-    """All scenes at once, as most of it is waiting."""
+    """Run all scenes at once, because most of their time is waiting."""
     async with AsyncExitStack() as stack:
         scenes = {}
         for place, scene in product(DATABASES, (stopping, killing)):
@@ -158,7 +158,7 @@ def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
 
 
 async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: Mode) -> None:
-    """A response that ends within the drain time is as any other."""
+    """A response that ends within the drain time completes as usual."""
     client = stopped.near_the_end[mode]
     assert client.is_complete
     told = await stopped.after(client)
@@ -170,7 +170,7 @@ async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode:
 async def test_sigterm_fails_a_long_response(stopped: Scene, mode: Mode) -> None:
     """It fails with all its output, and its client gets the end."""
     client = stopped.middle[mode]
-    assert client.is_complete or client.mode.name == "background"  # whoever polls may find nobody any more
+    assert client.is_complete or client.mode.name == "background"  # a polling client may find no server any more
     told = await stopped.after(client)
     await told.check("failed", client)
     assert told.text.startswith("1 2 3 ")
@@ -195,7 +195,7 @@ async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
 
 @pytest.mark.defect("V1")
 async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> None:
-    """It fails after all output of a moment before."""
+    """It fails after all output up to a moment before."""
     client = killed.middle[mode]
     assert (client.is_complete, killed.exit_status) == (False, -signal.SIGKILL)
     told = await killed.after(client)
@@ -224,7 +224,7 @@ async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: Mode) -> N
 
 
 async def test_sigkill_leaves_queued_responses_to_the_next_server(killed: Scene) -> None:
-    """It runs them, and their readers get the rest there."""
+    """The next server runs them, and their readers get the rest there."""
     assert not killed.waiting.is_complete
     told = await killed.after(killed.waiting)
     await told.check("completed", killed.waiting)

@@ -1,7 +1,7 @@
 """Random walks: responses are created, followed, left, cancelled and deleted, and servers stopped and killed.
 
-Each accepted response ends exactly once, each of its readers gets an end or a broken connection, and all bytes that
-were read of it agree.
+Each accepted response ends exactly once, each of its readers gets an end or a broken connection, and all readers see
+the same bytes.
 """
 
 from __future__ import annotations
