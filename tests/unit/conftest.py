@@ -1,4 +1,4 @@
-"""A unit test that starts a process, opens a socket or sleeps is marked `io`, and one that imports vLLM `vllm`.
+"""A unit test is marked `io` if it starts a process, opens a socket or sleeps, and `vllm` if it imports vLLM.
 
 `make quick` leaves both out.
 """
@@ -56,7 +56,7 @@ def pytest_runtest_setup() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that is slow for a hidden reason; vLLM starts programs when it is imported."""
+    """Fail a test that does I/O or imports vLLM without a marker.  `vllm` covers both: the import starts programs."""
     before = _imported()
     result = yield
     if item.get_closest_marker("vllm"):

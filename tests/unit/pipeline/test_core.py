@@ -233,7 +233,7 @@ def test_any_and_object_accept_everything() -> None:
 
 
 class Scale:
-    """Stages that are no functions of their own."""
+    """A class whose methods are stages."""
 
     async def method(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
         async for number in source:
@@ -320,7 +320,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Watched:
-    """A pass-through that says when it is closed."""
+    """A pass-through stage that records its closing."""
 
     name: str
     log: Log

@@ -15,7 +15,7 @@ from penstock.pipeline.recordings.format import replay
 
 @dataclass(frozen=True)
 class Pass:
-    """Lets everything through, up to what it breaks at."""
+    """A stage that passes every number on and raises at one of them."""
 
     at: int | None = None
 
@@ -84,7 +84,7 @@ async def test_error_of_the_reader_names_no_stage() -> None:
 
 
 class Big:
-    """Something that should not be kept."""
+    """An object that must not outlive its run."""
 
 
 async def test_run_is_released_after_its_end() -> None:

@@ -158,7 +158,7 @@ def installed(here: Path) -> None:
 
 
 def edited(*names: str) -> list[str]:
-    """The names of the stages, once those plug-ins are installed."""
+    """The names of the stages after the plug-ins are installed."""
     return load(names)(recorded_responses()).names()
 
 
@@ -243,7 +243,7 @@ def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
     ],
 )
 def test_misfit_plugin_is_reported_with_its_junction(function: str, told: str) -> None:
-    """The error names the frames that arrive and those that the stage takes."""
+    """The error names the frames that arrive and the frames that the stage accepts."""
     with pytest.raises(WrongPlugin, match=re.escape(f"--with shouting.py:{function}: ")) as caught:
         edited(f"shouting.py:{function}")
     assert told in str(caught.value)
@@ -309,7 +309,7 @@ async def date(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversati
 
 
 class Render(RenderHarmony):
-    """Another one in its place."""
+    """A plug-in stage in place of ``render``."""
 
 
 async def look(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:

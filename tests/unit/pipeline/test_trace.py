@@ -18,14 +18,14 @@ Numbers = AsyncIterator[int]
 
 
 async def repeat(source: Numbers) -> AsyncGenerator[int, None]:
-    """Each number as often as it says."""
+    """Yield each number ``n`` ``n`` times."""
     async for number in source:
         for _ in range(number):
             yield number
 
 
 async def pair(source: Numbers) -> AsyncGenerator[tuple[int, int], None]:
-    """The numbers, two at a time; an odd one at the end with a zero."""
+    """Yield the numbers in pairs; a last number without a partner is paired with zero."""
     held = None
     async for number in source:
         if held is None:
@@ -45,7 +45,7 @@ async def fail_at_three(source: Numbers) -> AsyncGenerator[int, None]:
 
 
 def check_causes(trace: Trace) -> None:
-    """Causes are frames that were there, and never go back."""
+    """Assert that every cause is an earlier junction's frame, and that causes never go backwards."""
     assert all(caused.cause is None for caused in trace.junctions[0].caused)
     for ahead, crossed in pairwise(trace.junctions):
         causes = [caused.cause for caused in crossed.caused]

@@ -50,14 +50,14 @@ CUT: Frames = (started(), *message("Hel", complete=False))
 
 @pytest.fixture
 def live(store: Store) -> LiveResponses:
-    """Nothing is being made yet."""
+    """A registry without running responses."""
     return LiveResponses(store)
 
 
 def stream(
     live: LiveResponses, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
 ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
-    """What comes out behind the stage, where others may be ``between`` it and the writer of the events."""
+    """The output of the stage; the stages ``between`` run before it and after ``emit``."""
     pipeline = Pipeline.start("emit", emit)
     for number, stage in enumerate(between):
         pipeline = pipeline.then(f"between {number}", stage)
@@ -67,26 +67,26 @@ def stream(
 async def persisted(
     live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
-    """All events of a turn, checked."""
+    """All checked events of a turn."""
     async with stream(live, frame_source(frames, error)) as events:
         return checked([event async for event in events])
 
 
 async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
-    """What the store has of the response, and of its events."""
+    """The stored response and its stored events."""
     stored = await store.get("resp_1", "")
     assert stored is not None
     return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
 
 
 async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
-    """A turn that comes so far and no further."""
+    """A turn that hangs after these frames."""
     for frame in frames:
         yield frame
     await asyncio.Event().wait()
 
 
-# However a response ends
+# Ends of a response
 
 
 @pytest.mark.defect("B21", "B22")
@@ -147,7 +147,7 @@ async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
     assert len(live) == 0
 
 
-# However the stage is left
+# Ways to leave the stage
 
 
 @pytest.mark.defect("B23")
@@ -233,7 +233,7 @@ async def test_broken_off_run_stops_the_stage(live: LiveResponses) -> None:
 
 
 async def settled(live: LiveResponses, status: str) -> Any:
-    """The response, which ended so: in its log, in the store, and nowhere else."""
+    """Assert that log and store have the same end with this status, and that no run is live; return the response."""
     stored, log = await kept(live.store)
     assert stored.response.status == status
     assert final(checked(log)) == stored.response

@@ -41,7 +41,7 @@ async def test_recording_equals_its_replay(case: Path) -> None:
 
 
 def changed(frame: Any) -> Any:
-    """Another frame of the same class."""
+    """A different frame of the same class."""
     match frame:
         case TokenChunk():
             return msgspec.structs.replace(frame, token_ids=(frame.token_ids[0] + 1, *frame.token_ids[1:]))
@@ -93,7 +93,7 @@ def rechunked(frames: list[TokenFrame], sizes: Iterator[int]) -> Iterator[TokenF
 
 
 async def through(frames: list[TokenFrame]) -> list[list[Line]]:
-    """The tokens, what is parsed of them, and its events if there is one turn."""
+    """Recorded frames after each stage: tokens, parsed frames, and events if there is only one turn."""
     model = model_of(Header(FORMAT))
     is_one_turn = sum(isinstance(frame, GenerationStarted) for frame in frames) == 1
     pipeline = model.pipeline.since("parse").upto("emit" if is_one_turn else "parse")
@@ -171,7 +171,7 @@ def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
 def test_incomparable_recordings_are_one_line_errors(
     penstock: RunCommand, arguments: list[object], reason: str
 ) -> None:
-    """The status is 2, as that of diff is."""
+    """The exit code is 2, as for the ``diff`` program."""
     ended = penstock("diff", *arguments)
     assert (ended.status, ended.out) == (2, b"")
     assert ended.err.startswith(reason)

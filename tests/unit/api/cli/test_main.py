@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
 
 
 def test_readme_shows_drawn_pipeline(run: Run) -> None:
-    """The picture in the README is the one that the code draws."""
+    """The drawing in the README equals the output of the code."""
     assert run("show").decode() in (ROOT / "README.md").read_text()
 
 

@@ -104,13 +104,13 @@ def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
 
 
 def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeline in the README of recordings is the one that is printed."""
+    """The timeline in the README of the recordings equals the printed one."""
     monkeypatch.setenv("COLUMNS", "112")
     told = penstock("replay", HARMONY / "start_missing").out.decode()
     assert told[told.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
 
 
-# Stages of one's own
+# Plug-in stages
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_tokens_pass_plugin_stages_after_generate(penstock: RunCommand, tmp_path
 
 
 def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: Path) -> None:
-    """The texts are those that a client gets; a line marks the first event that differs from the recording."""
+    """The timeline has the texts that a client gets; a line marks the first event that differs from the recording."""
     greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
     tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
     frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
@@ -282,7 +282,7 @@ def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed
 def test_unreplayable_recording_is_a_one_line_error(
     penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
 ) -> None:
-    """The status is that of a usage error, and there is no traceback."""
+    """The exit code is 2, as for a usage error, and there is no traceback."""
     monkeypatch.chdir(ROOT)
     ended = penstock("replay", *arguments)
     assert (ended.status, ended.out) == (2, b"")

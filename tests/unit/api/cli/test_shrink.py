@@ -40,7 +40,7 @@ async def parse_strictly(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[To
 def install(pipeline):
     return pipeline.after("generate", "parse strictly", parse_strictly)
 """
-"""A stage that trips over ``<|call|>`` behind ``<|constrain|>``."""
+"""A stage with a bug: it raises if ``<|call|>`` follows ``<|constrain|>``."""
 
 JUDGE = """
 import sys
@@ -55,7 +55,7 @@ print("so many tokens:", len(tokens))
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     monkeypatch.setattr("sys.argv", ["penstock", "shrink", *map(str, arguments)])
     try:
         main()
@@ -65,7 +65,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def judge(folder: Path, says: str) -> str:
-    """A command that reads the tokens of a candidate, and says something of them."""
+    """Write a script that reads the tokens of a candidate and then runs ``says``, and return its command."""
     path = folder / "judge.py"
     path.write_text(JUDGE + says)
     return f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"
@@ -77,7 +77,7 @@ def tokens_of(folder: Path) -> list[int]:
 
 
 def long_call(folder: Path) -> Path:
-    """A recording of a call behind 250 tokens of reasoning."""
+    """A recording of a call after 250 tokens of reasoning."""
     folder.mkdir()
     call = HARMONY / "calls_in_and_out_of_namespaces"
     started, *said = read_frames(call / "tokens.jsonl", TokenFrame)
@@ -89,7 +89,7 @@ def long_call(folder: Path) -> Path:
 
 
 def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of hundreds of tokens are left, in a complete recording that replays."""
+    """Of hundreds of tokens two are left, in a complete recording that can be replayed."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "buggy_stage.py").write_text(BUGGY)
     recording, out = long_call(tmp_path / "recording"), tmp_path / "out"

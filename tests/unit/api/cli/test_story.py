@@ -41,12 +41,12 @@ SPELLED_OTHERWISE = {
     "text_behind_channel",
     "text_behind_constrain",
 }
-"""Cases with an item whose text is not just what tokens spell: it was cut within one, or is in several places."""
+"""Cases with an item whose text differs from its tokens: it is cut inside a token, or is in several places."""
 
 TOOLS = (CallStarted, CallFinished, AnnotationAdded)
 
 REWRITTEN = {"served_browser": {6}}
-"""Items that got another text than what was parsed: with links in the place of citations."""
+"""Items whose final text differs from the parsed one: citations became links."""
 
 
 def spelled(story: Story, item: int) -> str:
@@ -74,7 +74,7 @@ async def test_every_token_and_event_has_its_place(case: Path) -> None:
 
 
 def items_of(case: Path) -> tuple[list[str], set[str]]:
-    """The texts of the items that were recorded, and all that was repaired."""
+    """The texts of the recorded items, and all repairs."""
     texts, repaired = [""], set[str]()
     for frame in read_frames(case / "parsed.jsonl", ParsedFrame):
         if isinstance(frame, ItemDelta):
@@ -100,7 +100,7 @@ async def test_timeline_shows_all_tokens_in_order(case: Path) -> None:
 
 
 def visible_words(row: Row) -> list[str]:
-    """What is to be read of a row's tokens; those that were repaired stand apart."""
+    """The visible text of a row's tokens without white space, split at repaired tokens."""
     runs = groupby(row.tokens, lambda token: token.repairs)
     texts = [visible(b"".join(token.written for token in run).decode(errors="replace")) for _, run in runs]
     return ["".join(text.split()) for text in texts]

@@ -48,7 +48,7 @@ def fed(events: Events) -> None:
 
 @pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in RULES.items() for change in changes])
 def test_broken_rule_is_named(rule: str, change: Change) -> None:
-    """Each rule, broken alone in an otherwise good stream, is the one that is named."""
+    """If a single rule is broken in an otherwise good stream, the error names that rule."""
     with pytest.raises(InvariantBroken) as caught:
         fed(change(written_events(whole_turn())))
     assert str(caught.value) == rule
@@ -110,11 +110,11 @@ def test_failed_response_may_end_between_items() -> None:
     fed([*events, ResponseFailed(sequence_number=len(events), response=response)])
 
 
-# Any stream at all
+# Any stream
 
 
 def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
-    """Whether two neighbours say the same in either order: deltas, or a delta and an annotation."""
+    """True if the two events may be swapped: a delta and an annotation, or deltas that join to the same text."""
     if isinstance(first, OutputTextAnnotationAdded) != isinstance(second, OutputTextAnnotationAdded):
         return any(hasattr(event, "delta") for event in (first, second))
     one, other = getattr(first, "delta", None), getattr(second, "delta", None)

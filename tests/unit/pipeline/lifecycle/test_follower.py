@@ -86,7 +86,7 @@ BROKE = EngineFailed("It broke.")
 
 
 def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE) -> list[ResponseEvent]:
-    """A stream that goes no further, and how it is ended; checked."""
+    """An interrupted stream with the events that end it, checked."""
     stream, seen = Follower(), []
     for event in events:
         stream.feed(event)
@@ -153,7 +153,7 @@ def test_stream_that_has_not_begun_cannot_end() -> None:
 
 
 def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
-    """The events of a turn up to the last one of that kind."""
+    """The events of a turn up to the last one of that type."""
     events = written_events((started(), *item, finished()))
     last = max(at for at, event in enumerate(events) if type(event) is kind)
     return events[: last + 1]

@@ -44,7 +44,7 @@ shared = examples(100, [HealthCheck.function_scoped_fixture])
 
 
 def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
-    """The line in which a file cannot be read, and why."""
+    """The line number and the reason in the error for an unreadable file."""
     with pytest.raises(UnreadableRecording) as refused:
         read_recording(path, FILES[stage][1])
     assert refused.value.path == path
@@ -54,7 +54,7 @@ def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
     return refused.value.line, told[3]
 
 
-# What is whole
+# Complete recordings
 
 
 def test_frames_are_read_as_written(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, 
         assert end.failure.message in str(again.value)
 
 
-# What is not
+# Broken recordings
 
 
 @pytest.mark.parametrize("stage", FILES)

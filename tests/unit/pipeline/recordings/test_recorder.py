@@ -41,12 +41,12 @@ from penstock.stages.services.store.store import Store
 from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
 
 LOST = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
-"""A call of a tool that is not there, upon which the model gets another turn."""
+"""A call of a missing tool, after which the model gets another turn."""
 
 
 @asynccontextmanager
 async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, None]:
-    """What was noted is written when the block ends, unless the disk is visited before."""
+    """A recorder with a long pause: it writes when the block ends, unless a test makes it write before."""
     taps = Recorder(folder, **{"pause": 60.0, **options})
     try:
         yield taps
@@ -62,7 +62,7 @@ def flow(taps: Recorder, engine: ScriptedEngine, encoding: HarmonyEncoding) -> P
 
 
 async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
-    """All that comes of a frame."""
+    """All frames that the pipeline makes of one frame."""
     async with pipeline.open(replay([first])) as frames:
         return [frame async for frame in frames]
 
@@ -73,13 +73,13 @@ async def request_of(text: str = "Hi") -> CreateResponse:
 
 
 async def asked(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
-    """All that comes of a request."""
+    """All frames that the pipeline makes of a request."""
     return await passed(pipeline, await request_of(text))
 
 
 @dataclass
 class Refusing(ScriptedEngine):
-    """Raises ``refusals`` in place of taking the prompts behind the first one."""
+    """An engine that accepts the first prompt and raises ``refusals`` for the next ones."""
 
     refusals: list[StageError] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class Refusing(ScriptedEngine):
 
 
 async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The recorded prompt is the one that the engine accepted, and the recording has no failure."""
+    """The recording has the prompt that the engine accepted, and no failure."""
     engine = Refusing(turns=(script(encoding, LOST), script(encoding)), refusals=[EngineOverloaded("full")] * 3)
     async with recorder(tmp_path / "r") as taps:
         assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "completed"
@@ -174,18 +174,18 @@ async def test_refused_request_leaves_no_recording(
     assert "cut" not in caplog.text
 
 
-# What is cut
+# Cut recordings
 
 
 def tokens_in(path: Path) -> list[int]:
-    """What whole lines of a file without an end hold."""
+    """The tokens in the complete lines of a cut file."""
     lines = [json.loads(data) for data in path.read_bytes().splitlines(keepends=True) if data.endswith(b"\n")]
     assert lines[-1]["type"] == "TokenChunk"
     return [token for told in lines for token in told.get("token_ids", ())]
 
 
 def is_beginning(told: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether nothing but the last tokens are missing."""
+    """True if only the last tokens are missing."""
     return 0 < len(told) < len(whole) and [*whole[: len(told)]] == [*told]
 
 
@@ -214,7 +214,7 @@ async def test_nothing_is_recorded_without_room(encoding: HarmonyEncoding, tmp_p
 
 
 class Failing(Redaction):
-    """One that meets a bug in the tenth chunk."""
+    """A redaction that raises at the tenth chunk."""
 
     changes_frames = True
 
@@ -246,7 +246,7 @@ async def test_failing_redaction_cuts_its_recording_only(
 
 
 async def until(happened: Callable[[], object]) -> None:
-    """Wait for the thread."""
+    """Wait until the writer thread has done its part."""
     async with asyncio.timeout(120):
         while not happened():
             await asyncio.sleep(0.005)

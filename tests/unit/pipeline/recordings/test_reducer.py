@@ -24,7 +24,7 @@ Asked = TypeVar("Asked")
 
 
 def driven(asking: Generator[Asked, bool, Asked], holds: Callable[[Asked], bool]) -> tuple[Asked, list[Asked]]:
-    """What a machine finds, and all that it asked for."""
+    """The result of a search, and all candidates that it tried."""
     asked: list[Asked] = []
     try:
         candidate = next(asking)
@@ -91,7 +91,7 @@ def ids(case: Case) -> list[int]:
 
 
 def has(case: Case, wanted: list[int]) -> bool:
-    """Whether those tokens are there, in that order."""
+    """True if the case has the wanted tokens, in that order."""
     rest = iter(ids(case))
     return all(token in rest for token in wanted)
 

@@ -13,7 +13,7 @@ from penstock.pipeline.recordings.take import BEGUN, OVER, Take
 
 
 def test_lost_take_is_not_written_further(tmp_path: Path) -> None:
-    """Frames that wait at the loss are dropped: a cut file has no hole and no end."""
+    """Frames that wait when the take is lost are dropped, so a cut file has no gap and no end."""
     take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
     track = take.track("generate", ("generate",))
     track.take_in(0.0, BEGUN)

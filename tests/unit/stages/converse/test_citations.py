@@ -52,7 +52,7 @@ texts = st.lists(st.sampled_from(ALPHABET), max_size=40).map("".join)
 
 
 def cited(pieces: Iterable[str], *, complete: bool = True) -> tuple[str, list[dict[str, Any]]]:
-    """The text of a message that comes in these pieces, and its annotations."""
+    """The final text and the annotations of a message that arrives in these pieces."""
     machine = Citations(PAGES.get)
     frames = [MessageOpened("final_answer"), *map(ItemDelta, filter(None, pieces)), ItemClosed(complete)]
     out: list[Any] = [passed for frame in frames for passed in machine.feed(frame)]

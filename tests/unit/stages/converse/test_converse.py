@@ -1,4 +1,4 @@
-"""Turns: the server's calls between them, and those that wait for the client."""
+"""Turns of a response: server-side calls run between them, client-side calls end them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_call_runs_between_two_turns() -> None:
 
 @pytest.mark.defect("V7")
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
-    """The frame of the start comes before the run, that of the end after it."""
+    """The start frame comes before the run, the end frame after it."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=50))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
@@ -112,7 +112,7 @@ async def test_shell_output_has_an_item_of_its_own() -> None:
 
 
 def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame]:
-    """An item in these tokens."""
+    """The frames of an item with these token ids."""
     return [*item(opening, text)[:-1], ItemClosed(complete=True, token_ids=token_ids)]
 
 
@@ -157,7 +157,7 @@ async def test_browser_call_starts_with_its_action() -> None:
 
 
 class Browser(ScriptedTool):
-    """A tool whose pages may be cited: there is one, behind cursor 0."""
+    """A tool with one page that can be cited, at cursor 0."""
 
     def source(self, cursor: int) -> Source | None:
         return Source("Ferrets", "https://ferrets.example/all") if cursor == 0 else None
@@ -167,7 +167,7 @@ MARKED = "Yes【0†L3】【1†L3】"
 
 
 async def test_pages_of_the_browser_are_cited() -> None:
-    """From the turn after its first call on, marks of pages become links with annotations."""
+    """After the first browser call, later turns get links with annotations in place of page marks."""
     search = item(WebCallOpened("search"), "ferrets")
     table = ScriptedConverse([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
     told = await table.talk()

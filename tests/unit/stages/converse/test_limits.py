@@ -182,7 +182,7 @@ async def test_interrupted_turn_runs_no_calls(reason: FinishReason) -> None:
 
 
 async def test_truncated_call_is_not_run() -> None:
-    """Half the arguments are none."""
+    """Its arguments are incomplete."""
     table = ScriptedConverse([turn(code("a", complete=False), reason="length")])
     assert frame_kinds(await table.talk())[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
     assert not table.tool.calls

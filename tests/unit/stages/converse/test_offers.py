@@ -98,7 +98,7 @@ async def test_server_that_failed_earlier_is_listed_again() -> None:
 
 
 async def test_server_description_is_that_of_its_namespace() -> None:
-    """It joins those of other namespaces."""
+    """It is shown with the descriptions of other namespaces."""
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
     table = ScriptedConverse([turn(answer())])
     await table.talk(conversation(tools=given))

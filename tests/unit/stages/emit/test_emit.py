@@ -73,7 +73,7 @@ from tests.support.frames import (
 
 
 async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
-    """The events of a stream that began, checked; what it began with goes ahead of them, to the store."""
+    """The checked events of a stream; asserts that a ``ResponseStarted`` for the store precedes them."""
     frames = tuple(frames)
     async with aclosing(emit(frame_source(frames, error))) as out:
         first, *rest = [frame async for frame in out]
@@ -250,7 +250,7 @@ async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, err
 
 
 def promised(text_format: str, **fields: Any) -> GenerationStarted:
-    """The first frame of a response whose answer is held to a format."""
+    """The first frame of a response whose answer must have a format."""
     told = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
     return replace(started(text={"format": told}), **({"held_to_grammar": True} | fields))
 
@@ -404,7 +404,7 @@ async def test_cancellation_is_no_failure() -> None:
 
 @pytest.mark.defect("V7")
 async def test_cancellation_leaves_a_running_call_open() -> None:
-    """The last event is that of the running call."""
+    """The last event belongs to the running call."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(frame_source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
@@ -421,18 +421,18 @@ async def test_leaving_early_ends_the_events() -> None:
     assert [event async for event in stream] == []
 
 
-# Any turn at all
+# Any turn
 
 
 def text_of(item: OutputItem) -> str:
-    """What the deltas of an item sum to."""
+    """The text that the deltas of an item must join to."""
     if isinstance(item, Message | Reasoning | FunctionCall | CustomToolCall | McpCall | CodeInterpreterCall):
         return item.text
     return ""
 
 
 def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
-    """The deltas of each item, put together."""
+    """The joined deltas of each item, by output index."""
     texts: dict[int, str] = {}
     for event in events:
         if isinstance(event, TextDelta):

@@ -63,7 +63,7 @@ from tests.support.frames import (
 
 
 def told(*items: Frames) -> list[ResponseEvent]:
-    """The events of a whole turn, checked, without those of the response."""
+    """The checked events of a whole turn, without the response's own events."""
     return checked(written_events((started(), *(frame for frames in items for frame in frames), finished())))[2:-1]
 
 
@@ -140,7 +140,7 @@ def test_final_items_equal_streamed_ones() -> None:
     assert kinds.count("reasoning") == 1
 
 
-# When it is said
+# When events are sent
 
 
 RUNS: list[tuple[Frames, list[str], list[str]]] = [
@@ -218,7 +218,7 @@ def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) 
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize("ran", [(), (CallStarted(),)])
 def test_interrupted_tool_list_has_an_error(ran: Frames) -> None:
-    """It has no status to say so."""
+    """The item has no status field for it."""
     writer = ResponseWriter()
     events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
     ended = checked(client_events([*events, *writer.fail(EngineFailed("It broke."))]))
@@ -226,7 +226,7 @@ def test_interrupted_tool_list_has_an_error(ran: Frames) -> None:
     assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
-# What is in it
+# The fields of items
 
 
 PROTOCOL_ERROR = {"type": "mcp_protocol_error", "code": -32601, "message": "No such tool."}
@@ -336,7 +336,7 @@ def test_added_item_has_empty_fields() -> None:
     assert (added[4]["status"], added[5]["output"]) == ("in_progress", [])
 
 
-# What the model wrote
+# Arguments of the model
 
 
 @pytest.mark.defect("B12")
@@ -388,7 +388,7 @@ def test_truncated_search_has_an_action() -> None:
     assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
 
 
-# What the store is told
+# Frames for the store
 
 
 async def test_results_follow_their_item() -> None:

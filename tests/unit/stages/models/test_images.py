@@ -74,5 +74,5 @@ async def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_data_url_has_the_type_of_its_bytes(kind: str) -> None:
-    """The type in a data URL of ours is that of the bytes."""
+    """In a data URL made here, the type matches the bytes."""
     assert as_data_url(IMAGES[kind]) == data_url(IMAGES[kind], kind)

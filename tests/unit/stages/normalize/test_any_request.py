@@ -23,7 +23,7 @@ Json: TypeAlias = Any
 
 
 def parts(value: Json) -> list[Json]:
-    """A JSON value and all that is in it."""
+    """A JSON value and all values inside it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value, *(part for child in inner for part in parts(child))]
 
@@ -45,7 +45,7 @@ bodies = st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), jso
 
 
 async def understood(body: Json) -> Conversation | InvalidRequest:
-    """What becomes of a body; any other exception passes."""
+    """The conversation or the refusal for a body; any other exception propagates."""
     try:
         request = await read_request(json.dumps(body).encode())
         normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))

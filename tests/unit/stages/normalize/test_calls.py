@@ -226,14 +226,14 @@ async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given:
 
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
 async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
-    """Items of any form are sent in the one that it reads without a warning."""
+    """Items of any form are sent in the form that it reads without a warning."""
     items = (await normalize(store, input=client["input"][1:])).input
     adapter = TypeAdapter[Any](ResponseOutputItem)
     for item in items:
         adapter.validate_json(msgspec.json.encode(item), strict=False)
 
 
-# What answers what
+# Calls and their outputs
 
 
 @pytest.mark.parametrize("call", [SHELL, LOCAL, PATCH, None], ids=lambda call: call and call["type"])

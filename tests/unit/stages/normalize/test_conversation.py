@@ -124,7 +124,7 @@ async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> 
     assert len(error.message) < 300
 
 
-# Whose it is
+# Owners
 
 
 @pytest.mark.defect("V21")
@@ -139,7 +139,7 @@ async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> 
     ids=str,
 )
 async def test_other_owners_objects_are_not_found(store: Store, body: dict[str, Any]) -> None:
-    """The error is, word for word, that of an object that does not exist."""
+    """The error is word for word the same as for an object that does not exist."""
     await conversation_of(store, owner="alice")
     await store_answer(store, "1", said("Hello."), owner="alice", input="Hi")
     assert (await normalize(store, "2", owner="alice", **body)).origin.owner == "alice"

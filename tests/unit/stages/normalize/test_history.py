@@ -188,7 +188,7 @@ async def test_unknown_reference_is_refused(store: Store) -> None:
 
 
 class CountingStore(Store):
-    """Knows two items, and what it was asked for."""
+    """A store with two items that records the ids of each lookup."""
 
     def __init__(self) -> None:
         super().__init__(Nowhere())

@@ -138,7 +138,7 @@ async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) 
     assert [tool_key(tool) for tool in conversation.tools.tools] == [("browser", "get_weather")]
 
 
-# What the client runs
+# Tools that the client runs
 
 FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
     "shell": (
@@ -159,7 +159,7 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
-    """The model sees a function whose schema is that of the item."""
+    """The model sees a function with the schema of the item."""
     said = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
     conversation = await normalize(store, input="Hi", tools=[said], hosted=hosted)
     (tool,) = conversation.tools.tools
@@ -206,7 +206,7 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
     ids=str,
 )
 async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
-    """A choice by type means all functions of the tool, whoever runs it."""
+    """A choice by type means all functions of the tool, whether the server or the client runs it."""
     tools = (await normalize(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL_HOSTED)).tools
     assert (tools.choice, tools.allowed) == (mode, keys)
     assert {tool_key(tool) for tool in tools.callable} == set(keys)

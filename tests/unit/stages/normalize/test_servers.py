@@ -74,7 +74,7 @@ async def server_of(store: Store, tool: Json) -> McpServer:
     ids=str,
 )
 async def test_server_is_read_with_its_options(store: Store, tool: Json, server: McpServer) -> None:
-    """Calls need approval unless the request says otherwise; a rule that names nothing is no rule."""
+    """Calls need approval unless the request says otherwise; an empty rule has no effect."""
     assert await server_of(store, tool) == server
 
 

@@ -115,7 +115,7 @@ async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: boo
     assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
 
 
-# Which of them may be called
+# Callable tools
 
 CHOSEN_PATCH = {"type": "custom", "name": "patch"}
 NAMED = {"type": "function", "name": "get_weather"}
@@ -210,7 +210,7 @@ def test_choice_costs_do_not_grow_with_namespaces() -> None:
 
 
 async def test_added_tools_join_those_of_the_request(store: Store) -> None:
-    """They can be called and chosen, replace namesakes, stay an item, and are not echoed."""
+    """They can be called and chosen, and replace namesakes.  They stay an item, and are not echoed."""
     mild = {**WEATHER, "description": "Mild."}
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
@@ -269,7 +269,7 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
 
 @pytest.mark.defect("20")
 async def test_codex_tools_are_read(store: Store) -> None:
-    """Every way in which Codex declares tools leads to callable tools."""
+    """Tools are callable in every form in which Codex declares them."""
     patched = await normalize(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
         (None, "get_weather"),

@@ -19,7 +19,7 @@ from penstock.stages.optional.rewrite import Rewriter
 
 
 def rewritten(held: re.Pattern[str], *pieces: str) -> list[str]:
-    """The texts of the deltas that come of these."""
+    """The texts of the rewritten deltas."""
     rewriter = Rewriter(lambda text: text.replace("SECRET", "[]").replace("secret", "[]"), held)
     frames: list[ParsedFrame] = [MessageOpened("final_answer"), *map(ItemDelta, pieces), ItemClosed(complete=True)]
     given = [rewritten for frame in frames for rewritten in rewriter.feed(frame)]

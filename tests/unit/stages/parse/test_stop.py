@@ -17,7 +17,7 @@ stop_texts = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_siz
 
 
 def ended(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` up to the stop text that is whole first, found the plain way."""
+    """``text`` before the first complete stop text, found by trying every position."""
     for end in range(1, len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return text[: end - max(map(len, found))]

@@ -20,7 +20,7 @@ GREETING = HARMONY / "greeting"
 
 @pytest.mark.parametrize("cut", [None, 100, -10])
 async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None) -> None:
-    """The client gets its name, and the log file and line."""
+    """The client gets the recording's name; the cause of the error has the file and the line."""
     tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
     pipeline = answered_from(read_recordings(tmp_path), None, recorded_responses())
     if cut is None:

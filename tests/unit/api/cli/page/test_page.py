@@ -46,7 +46,7 @@ def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
-    """Each frame is on the page once, and tokens are with the item that was made of them."""
+    """Each frame is on the page once, and each token is beside the item that it belongs to."""
     flow = await flow_of(case, unedited)
     layout = layout_of(flow, case.name)
     for kind, expected in (
@@ -184,7 +184,7 @@ def test_broken_recording_is_reported_with_file_and_line(
 def test_unusable_arguments_are_one_line_errors(
     arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is 2, as that of the other commands is."""
+    """The exit code is 2, as for the other commands."""
     with pytest.raises(SystemExit) as ended:
         penstock(["inspect", HARMONY / "greeting", *arguments], monkeypatch)
     told = capsys.readouterr().err
@@ -193,6 +193,6 @@ def test_unusable_arguments_are_one_line_errors(
 
 
 async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:
-    """A folder without a recording is none."""
+    """The error says that the folder has no recording."""
     with pytest.raises(UnreadableRecording):
         await flow_of(tmp_path, unedited)

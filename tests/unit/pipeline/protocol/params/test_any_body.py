@@ -17,7 +17,7 @@ Place: TypeAlias = tuple[int | str, ...]
 
 
 def places(value: Json, place: Place = ()) -> Iterator[Place]:
-    """Every place in a JSON value, itself included."""
+    """Yield every place in a JSON value, the value itself included."""
     yield place
     children = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     for step, child in children:
@@ -25,13 +25,13 @@ def places(value: Json, place: Place = ()) -> Iterator[Place]:
 
 
 def spelt(place: Place) -> str:
-    """A place as ``param`` spells it."""
+    """The spelling of a place in ``param``."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
     return "".join(steps).removeprefix(".")
 
 
 def replaced(value: Json, place: Place, new: Json) -> Json:
-    """The value with ``new`` at one place."""
+    """A copy of the value with ``new`` at one place."""
     if not place:
         return new
     changed = inner = deepcopy(value)
@@ -42,7 +42,7 @@ def replaced(value: Json, place: Place, new: Json) -> Json:
 
 
 def leads_somewhere(param: str, value: Json) -> bool:
-    """Whether a path ends at a place in a value, or at a missing key of an object in it."""
+    """True if a path ends at a place in a value, or at a missing key of an object in it."""
     if not param:
         return True
     if isinstance(value, list) and (index := re.match(r"\[(\d+)\]\.?", param)):
@@ -69,7 +69,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 
 
 def blamed(body: Json) -> str:
-    """The place that a body is refused for; empty where there is none, or nothing is wrong."""
+    """The ``param`` of the error for a body; empty if the error has none or the body is accepted."""
     try:
         read_body(body)
     except InvalidRequest as error:

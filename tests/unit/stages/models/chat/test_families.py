@@ -70,7 +70,7 @@ def test_template_selects_parsers_of_its_model(case: str) -> None:
 
 @given(st.sampled_from([*TOOL_CALLS, *REASONING]), st.text(max_size=20))
 def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) -> None:
-    """No sign is shadowed by those above it."""
+    """No sign is shadowed by the signs above it."""
     signs = TOOL_CALLS if sign in TOOL_CALLS else REASONING
     template = between.join(sign.marks)
     found = {guess(signs, template, kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}

@@ -10,7 +10,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def told(toolset: Toolset) -> dict[str, dict[str, object]]:
-    """The functions by their names, without them."""
+    """The offered functions by name; the name is removed from each function."""
     nested = functions(toolset, ToolNames(toolset))
     assert all(function["type"] == "function" for function in nested)
     return {function["function"].pop("name"): function["function"] for function in nested}

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
     assert package.origin is not None
     shutil.copy(Path(package.origin).parent / "data" / "tekken_240911.json", folder / "tekken.json")
     (folder / "config.json").write_text(json.dumps(CONFIG | SIZES))
-    # What vLLM knows Mistral's own repositories by; there are no weights in it.
+    # vLLM recognizes a Mistral repository by this file name. The file has no weights.
     (folder / "consolidated.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return load_model(folder)
 

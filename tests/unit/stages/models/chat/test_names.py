@@ -41,7 +41,7 @@ def names_of(*tools: Tool) -> list[str]:
 
 
 WORDS = st.text(alphabet="aA_.2é", min_size=1, max_size=3) | st.sampled_from(["x" * 64, "x" * 63 + "y", "y" * 70])
-"""Few letters, so that names meet; what a client may call a function, and what an MCP server may."""
+"""Names of functions and of MCP tools.  The alphabet is small, so that names collide."""
 TOOLS = st.one_of(
     st.builds(FunctionTool, WORDS, namespace=st.none() | WORDS),
     st.builds(CustomTool, WORDS, namespace=st.none() | WORDS),
@@ -78,7 +78,7 @@ def test_plain_functions_keep_their_names() -> None:
 
 
 def test_colliding_name_is_numbered() -> None:
-    """A plain function is never the one that is renamed, as the client expects its name in calls."""
+    """A plain function is never renamed, as the client expects its name in calls."""
     hosted, plain = HostedTool("browser", "search"), FunctionTool("browser__search")
     assert names_of(hosted, plain) == ["browser__search_2", "browser__search"]
     assert names_of(McpTool("a", "b.c"), McpTool("a", "b/c"), McpTool("a", "b c")) == ["a__b_c", "a__b_c_2", "a__b_c_3"]

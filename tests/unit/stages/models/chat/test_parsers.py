@@ -36,7 +36,7 @@ PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
 NOON = ("FunctionCall", "get_time", "{}")
 
 
-# Choosing them
+# Selection
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_family_without_a_grammar_has_no_description(family: str) -> None:
     assert family_model(family).parsers.calls(ONE, parallel=True) is None
 
 
-# What is put right
+# Corrections
 
 
 def test_mistral_text_after_a_call_is_a_message() -> None:
@@ -107,7 +107,7 @@ def test_mistral_text_after_a_call_is_a_message() -> None:
 
 
 class Failing:
-    """A parser of vLLM's that fails at the third token; the real one in all else."""
+    """A wrapper of one of vLLM's parsers that raises at the third delta."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -124,7 +124,7 @@ class Failing:
 
 
 def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
-    """All that it has not parsed comes as text, with one line in the log."""
+    """The rest of the output comes as text, with one line in the log."""
     model = family_model("qwen3")
     output: Any = model.parsers.start(turn_started(chat=ChatTurn(), prompt=chat_prompt("qwen3")), ONE)
     output._parser = Failing(output._parser)
@@ -140,7 +140,7 @@ def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(isinstance(piece, Called | Argued) for piece in pieces)
 
 
-# Those that read whole outputs
+# Parsers of whole outputs
 
 MARKS = ("<tool_calls>", "</tool_calls>", "<|action_start|>", "<|action_end|>", "<|plugin|>")
 TWO = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]'
@@ -159,7 +159,7 @@ def vocabulary() -> Vocabulary:
 
 
 def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool = False) -> list[tuple[str, str, str]]:
-    """What comes of ``text``; nothing but its last item is incomplete."""
+    """The items parsed from ``text``; asserts that only the last one may be incomplete."""
     end = vocabulary.marks["<|end|>"]
     model = ChatModel(vocabulary, EndingTemplate(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
     written = token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])

@@ -1,4 +1,4 @@
-"""Vocabularies of both kinds: those that spell bytes as letters, and those that spell text and single bytes."""
+"""Vocabularies of both kinds: byte-level ones, and sentencepiece ones with byte fallback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vocabulary(kind: str) -> Vocabulary:
 
 
 def falling_back(*, begins_with_blank: bool) -> Any:
-    """A vocabulary like those of sentencepiece: blanks are letters, and what it has no piece for comes in bytes."""
+    """A vocabulary like sentencepiece's: blanks are letters, and text without a piece falls back to bytes."""
     pieces = [
         "<unk>",
         "<s>",
@@ -54,7 +54,7 @@ def falling_back(*, begins_with_blank: bool) -> Any:
 
 
 def text_of(words: Vocabulary, token_ids: list[int]) -> str:
-    """What tokens spell, one by one."""
+    """The joined bytes of single tokens, as text."""
     decoder = TokenDecoder(words)
     return "".join(map(decoder.decode, token_ids)) + decoder.flush()
 

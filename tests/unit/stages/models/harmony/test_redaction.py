@@ -49,7 +49,7 @@ SPELLED = frozenset(
     | {"repairs", "mode", "include", "effort", "channel", "summary", "verbosity", "date", "calls", "code", "detail"}
     | {"syntax", "require_approval", "search_context_size", "reasoning_effort"}
 )
-"""Where the protocol's words stand."""
+"""The keys whose values are words of the protocol."""
 
 NAMES = frozenset(
     {"id", "item_id", "call_id", "container_id", "approval_request_id", "model", "name", "namespace", "allowed"}
@@ -57,11 +57,11 @@ NAMES = frozenset(
 )
 
 WITHOUT_NAME = {"call_unknown_function"}
-"""Cases whose call names what nobody declared: that is what the model said."""
+"""Cases with a call of an undeclared function: its name is text of the model, and is redacted."""
 
 
 def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Each word of at least four letters with the key under which it stands, unless it is crossed out."""
+    """Yield each word of at least four letters with its key, except words that are redacted to x's."""
     match told:
         case dict():
             for name, value in told.items():
@@ -76,7 +76,7 @@ def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
-    """What is written in place of a recorded file."""
+    """The redacted frames of a recorded file."""
     name, junction = FILES[stage]
     return [told for frame in read_frames(folder / name, junction) for told in redaction.frames(stage, frame)]
 
@@ -104,7 +104,7 @@ async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding
 
 
 def kinds(frames: list[Any], folder: Path) -> list[Any]:
-    """What happens in a stream, however its text is cut."""
+    """The frames of a stream in brief; the number of deltas of an item does not matter."""
     found: list[Any] = []
     for frame in frames:
         match frame:

@@ -94,7 +94,7 @@ def test_function_is_described_as_in_openai_harmony(description: str | None) -> 
     assert our_section(*tools) == reference_section(tools)
 
 
-# Whatever a client sends
+# Any schema of a client
 
 WORDS = st.text("abc xyzäß世.,'/*()[]{}", max_size=8)
 NAMES = st.from_regex(r"[a-z_][a-zA-Z0-9_]{0,5}", fullmatch=True)

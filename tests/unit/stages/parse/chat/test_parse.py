@@ -198,7 +198,7 @@ def test_stop_text_ends_the_item() -> None:
 
 
 def test_raw_messages_have_all_text_and_tokens() -> None:
-    """In text and in tokens."""
+    """The single raw message has the whole output as text and as token ids."""
     written = ended_chat_tokens("qwen3", THOUGHT + "Hello")
     told = turn_finished(parse_chat_tokens("qwen3", written, raw_messages=())).raw_messages
     assert told is not None

@@ -42,7 +42,7 @@ SYNTAXES = ("native", "native", "native", "list", "arguments")
 
 @st.composite
 def soup(draw: st.DrawFn, family: str) -> list[int]:
-    """Marks, bits of markup, any text, parts of characters, and ids that no token has; no engine goes on at a stop."""
+    """Draw marks, markup, text, partial characters and unknown ids; a stop token can only be the last one."""
     vocabulary, stops = family_model(family).vocabulary, family_model(family).stop_token_ids
     bits = draw(
         st.lists(
@@ -61,7 +61,7 @@ def soup(draw: st.DrawFn, family: str) -> list[int]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
-    """Everything that a request may ask of the parser."""
+    """Draw the options of a request that affect the parser."""
     turn = ChatTurn({}, draw(st.sampled_from(SYNTAXES)), draw(st.booleans()))
     return {
         "tools": draw(st.sampled_from(REQUESTED)),
@@ -72,13 +72,13 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def unread() -> ChatModel:
-    """A model whose marks mean nothing to anybody."""
+    """A model without parsers, so that its marks have no meaning."""
     return load_model(reasoning_parser="none", tool_call_parser="none")
 
 
 @st.composite
 def noise(draw: st.DrawFn) -> list[int]:
-    """Marks and parts of characters, and ids that no token has, as a model of random weights writes them."""
+    """Draw marks, partial characters and unknown ids, like the output of random weights."""
     vocabulary, stops = unread().vocabulary, unread().stop_token_ids
     tokens = st.integers(0, max(vocabulary.token_bytes) + 8) | st.sampled_from(sorted(vocabulary.marks.values()))
     return draw(st.lists(tokens.filter(lambda token: token not in stops), min_size=1, max_size=24))

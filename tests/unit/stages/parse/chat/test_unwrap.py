@@ -1,4 +1,4 @@
-"""The text input of a tool, out of the JSON in which a chat model writes it."""
+"""The text input of a tool, which a chat model writes as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers and what remains of them, as the parser reads them; whole streams are in ``fixtures/harmony``."""
+"""Headers and the text left in them; whole streams are in ``fixtures/harmony``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
 
 
 def words(least: int) -> st.SearchStrategy[list[str]]:
-    """No words, or at least so many of them, up to far more than a header can hold."""
+    """No words, or at least ``least`` of them; the most are far more than a header can hold."""
     word = st.integers(0, 0xFFFF).map(lambda number: f"w{number:x}w")
     return st.one_of(st.just([]), st.lists(word, min_size=least, max_size=80))
 
@@ -64,7 +64,7 @@ def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
 
 @pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
 def test_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
-    """A rest of one word, or of header words only, is no text."""
+    """A remainder of one word, or of header words only, is no text."""
     told = parse_harmony_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
     (item,) = told
     assert (item.kind, item.name, item.text, item.repairs) == ("Message", "commentary", "one", ("unexpected header",))

@@ -174,7 +174,7 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
     assert [item.kind for item in told] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
 
 
-# Any tokens at all
+# Any tokens
 
 
 @pytest.mark.defect("26")
@@ -209,7 +209,7 @@ def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted,
 @given(any_harmony_tokens(), st.booleans())
 @examples(300)
 def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) -> None:
-    """Each ``<|message|>`` opens an item that ends in all the text after it."""
+    """Each ``<|message|>`` opens an item; the item's text ends with all the text after the marker."""
     encoding = load_encoding()
     frames = parse_harmony_frames(
         encoding, [*cut_chunks(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)]
@@ -220,7 +220,7 @@ def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) ->
 
 
 def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
-    """What stands between ``<|message|>`` and the next marker that ends a message."""
+    """The texts between each ``<|message|>`` and the next marker that ends a message."""
     runs: list[bytearray] = []
     in_content = False
     for token in tokens:
@@ -268,7 +268,7 @@ def test_well_formed_output_agrees_with_openai_harmony(completion: str) -> None:
     ]
 
 
-# Where generation is broken off
+# Interrupted generation
 
 CUT: tuple[FinishReason, ...] = ("length", "cancelled")
 

@@ -46,7 +46,7 @@ TEAM = Toolset(
 
 
 def called(encoding: HarmonyEncoding, recipient: str, tools: Toolset) -> Called:
-    """What becomes of a message to ``recipient`` where there are ``tools``."""
+    """The items parsed from a message to ``recipient``, if the request has ``tools``."""
     text = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>"
     told = parse_harmony_text(encoding, text, tools=tools)
     return [(item.kind, item.namespace, item.name, item.repairs) for item in told]
@@ -138,14 +138,14 @@ def test_unknown_name_is_kept_as_written(recipient: str, encoding: HarmonyEncodi
 
 
 def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
-    """The input of a custom tool is unchanged, whatever type its header names."""
+    """The input of a custom tool is unchanged for any content type in the header."""
     source = '*** Begin Patch\n+ é 👩‍🚀 {"a": 1}\n'
     text = f"<|channel|>commentary to=functions.shell code<|message|>{source}<|call|>"
     (item,) = parse_harmony_text(encoding, text, tools=TEAM)
     assert (item.kind, item.name, item.text) == ("CustomToolCall", "shell", source)
 
 
-# Tools that the server runs, and those of the client's that have items of their own
+# Server-side tools, and client-side tools with items of their own
 
 HERE = Toolset(
     (
@@ -161,7 +161,7 @@ HERE = Toolset(
 
 
 def opened(encoding: HarmonyEncoding, header: str, tools: Toolset = HERE) -> tuple[ItemOpened, tuple[Repair, ...]]:
-    """What a message with this header opens, and how its one item ends."""
+    """The opening frame of the single item after this header, and the item's repairs."""
     chunk = TokenChunk(tuple(encoding.encode_markup(f"{header}<|message|>{{}}<|call|>")))
     frames = parse_harmony_frames(encoding, [turn_started(tools=tools), chunk, GenerationFinished("stop", 0, 0.0)])
     (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
@@ -261,7 +261,7 @@ def test_made_up_server_tool_is_not_called(recipient: str, encoding: HarmonyEnco
 def test_forbidden_server_tool_is_reasoning(
     limit: dict[str, object], recipient: str, encoding: HarmonyEncoding
 ) -> None:
-    """It is not run, and not answered, as it exists."""
+    """It is not run.  It is not answered either, because it exists."""
     tools = Toolset(HERE.tools, **limit)  # type: ignore[arg-type]  # the limits of a request, by their names
     assert opened(encoding, f"<|channel|>analysis to={recipient}", tools) == (ReasoningOpened(), ("undeclared tool",))
 

@@ -126,7 +126,7 @@ async def test_images_go_with_the_prompt() -> None:
     assert image not in vocabulary().decode(rendered.token_ids)
 
 
-# Templates that know less
+# Templates with fewer features
 
 
 async def test_template_without_tools_cannot_require_them() -> None:
@@ -163,7 +163,7 @@ async def test_instructions_are_never_lost() -> None:
     assert rendered.startswith("Be nice.\n\nBe brief.<|im_start|>user")
 
 
-# What does not fit
+# Prompts that do not fit
 
 
 def long(*, truncation: Any) -> Conversation:

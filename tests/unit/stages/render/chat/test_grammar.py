@@ -190,7 +190,7 @@ def test_text_cannot_spell_a_mark() -> None:
     assert model.accepted(f"a < b{TURN_END}") == f"a < b{TURN_END}"
 
 
-# Markup that nobody has described
+# Markup without a description in vLLM
 
 
 def listed(*calls: tuple[str, str]) -> str:
@@ -291,7 +291,7 @@ def test_structural_tag_covers_the_whole_turn(as_text: bool) -> None:
         assert model.accepted(f"a <n>no</n>{TURN_END}").endswith("...")
 
 
-# What is wrong
+# Errors
 
 LARK = CustomTool("patch", None, Grammar("lark", 'start: "a'))
 BAD_SCHEMA = {"type": "object", "properties": {"x": {"type": "strange"}}}

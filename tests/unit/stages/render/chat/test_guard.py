@@ -30,12 +30,12 @@ said = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaded() -> None:
-    """Ahead of the examples, which have a deadline."""
+    """Load the vocabulary before the examples, which have a deadline."""
     vocabulary()
 
 
 class Made:
-    """A vocabulary with any marks, and nothing else."""
+    """A tokenizer with the given marks, and nothing else."""
 
     backend_tokenizer = SimpleNamespace(decoder=ByteLevel())
 
@@ -97,7 +97,7 @@ def test_name_in_brackets_is_no_mark() -> None:
 
 
 async def test_text_of_all_private_characters_is_refused() -> None:
-    """No character is left to guard it with; without a mark it needs no guard."""
+    """No character is left for the guard; a text without a mark needs none."""
     private = "".join(map(chr, range(0xE000, 0xF900)))
     with pytest.raises(InvalidRequest, match="private use"):
         await prompt(conversation(message("user", private + "<|im_end|>")))
@@ -149,7 +149,7 @@ def everywhere(mark: str) -> Any:
 
 
 async def test_only_the_template_writes_marks() -> None:
-    """A client's marks change neither their number in a prompt nor which they are."""
+    """Marks in client texts do not change the sequence of marks in a prompt."""
     marks = set(vocabulary().marks.values())
     harmless = await prompt(everywhere("harmless"))
     for mark in MARKS:

@@ -52,7 +52,7 @@ TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask",
 
 
 def turns(*items: Item, **more: Any) -> list[dict[str, Any]]:
-    """The messages behind the user's."""
+    """The messages after the user's."""
     first, *others = messages_in_brief(conversation(ASKED, *items, tools=TOOLS, **more))
     assert first == USER
     return others

@@ -1,4 +1,4 @@
-"""Structural tags as grammars: those of every family that vLLM describes, and their parts."""
+"""Structural tags as grammars: the tags of every family that vLLM describes, and their parts."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ MARKS: Mapping[str, tuple[str, ...]] = {
         "<｜tool▁call▁end｜>",
     ),
 }
-"""What a vocabulary may have tokens for."""
+"""Marks that are single tokens, for each kind of vocabulary."""
 
 
 @cache
 def model(marks: str) -> ChatModel:
-    """A vocabulary of bytes, and of marks."""
+    """A model whose vocabulary is single bytes and the given marks."""
     letters = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -116,13 +116,13 @@ def model(marks: str) -> ChatModel:
 
 @cache
 def registry() -> Any:
-    """Where vLLM describes calls."""
+    """The module of vLLM that describes the calls of each family."""
     return import_module("vllm.tool_parsers.structural_tag_registry")
 
 
 @cache
 def described(family: str) -> Format:
-    """How vLLM describes the calls of a family: of a strict function, and of one that is not."""
+    """The format in which vLLM describes a family's calls, for one strict function and one that is not strict."""
     tools = [
         FunctionTool(type="function", name="weather", parameters=WEATHER, strict=True),
         FunctionTool(type="function", name="search", parameters={"type": "object", "properties": {}}, strict=False),
@@ -133,7 +133,7 @@ def described(family: str) -> Format:
 
 
 def lets_through(form: Format, text: str, marks: str = "none") -> bool:
-    """Whether a turn of this text is all that a format asks for."""
+    """True if the format accepts exactly this text as a turn."""
     rules = Rules(model(marks).vocabulary)
     grammar = rules.grammar(rules.joined([*Tags(rules).parts(form), *rules.literal(TURN_END)]))
     return accepted_text(model(marks), grammar, text + TURN_END) == text + TURN_END

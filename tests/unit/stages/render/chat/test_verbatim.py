@@ -22,7 +22,7 @@ TOOLS = [function("get_weather")]
 
 
 def letters(text: str) -> TokenIds:
-    """The text in tokens that nobody would encode it in: marks, and one token for each character."""
+    """The text in tokens that no encoder would choose: marks, and at least one token for each character."""
     pieces = vocabulary().marks_pattern.split(text)
     marks = [*vocabulary().marks_pattern.findall(text), ""]
     return tuple(

@@ -58,7 +58,7 @@ from tests.support.parsed_output import OPENINGS, parse_harmony_frames, turn_sta
 
 
 def read(*items: Item, **results: str) -> str:
-    """What the model reads of ``items``, where their results are known by their position, as in ``_1``."""
+    """The prompt text for ``items``; a result is named by the item's position, as in ``_1``."""
     known = {items[int(position[1:])].id: result for position, result in results.items()}
     prompt = prompt_text(replace(conversation(*items), results=known))
     return prompt.removesuffix("<|start|>assistant")
@@ -254,7 +254,7 @@ def test_message_before_a_server_side_call_is_commentary() -> None:
         assert "<|channel|>commentary<|message|>I look." in read(message("assistant", "I look."), then)
 
 
-# Any items at all
+# Any items
 
 SERVER_TOOLS = Toolset(
     (

@@ -280,7 +280,7 @@ def test_json_leaves_the_model_free_to_think() -> None:
         assert "Hm" in accepted_markup(rules, THOUGHT)
 
 
-# Where there is no grammar
+# Without a grammar
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_schema_may_have_any_root(schema: Any, right: Any, wrong: Any) -> None:
     assert wrong is None or accepted_markup(rules, final_markup(json.dumps(wrong))).endswith("...")
 
 
-# What cannot be enforced
+# Unenforceable constraints
 
 BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
     "a keyword": ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),

@@ -239,7 +239,7 @@ def test_call_names_its_recipient_before_the_channel() -> None:
 
 
 def test_custom_call_is_code() -> None:
-    """The input is plain text, and the output is that of a function."""
+    """The input is plain text, and the output looks like a function's."""
     prompt = prompt_text(conversation(custom_call("patch", "*** Begin\n", "a"), custom_output("Done", "a")))
     assert prompt == (
         "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin\n<|call|>"
@@ -257,7 +257,7 @@ def test_namespace_is_part_of_the_recipient() -> None:
 
 
 def test_system_message_names_all_namespaces() -> None:
-    """Each must be called on the commentary channel; that of plain functions comes first."""
+    """Each must be called on the commentary channel; the namespace of plain functions comes first."""
     tools = [FunctionTool("wait", namespace="agents"), FunctionTool("look", namespace="web"), CLOCK]
     prompt = load_encoding().decode(prompt_ids(conversation(tools=tools)))
     assert "must go to the commentary channel: 'functions', 'agents', 'web'.<|end|>" in prompt

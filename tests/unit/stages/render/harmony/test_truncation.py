@@ -61,7 +61,7 @@ def test_oldest_items_are_dropped_first() -> None:
 
 
 def test_last_user_message_stays() -> None:
-    """All items after it stay as well, whatever their size."""
+    """All items after it stay as well, even if they do not fit."""
     items: list[Item] = [*talk("a"), message("user", "b"), reasoning("x"), call("f", "{}"), output("1")]
     assert dropped(items, 999) == [0, 1]
 

@@ -1,4 +1,4 @@
-"""Output of the engine keeps its tokens if they say what the layout says."""
+"""Output of the engine keeps its tokens if they spell the same messages as a new encoding."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ APPROVAL = approval("write")
 
 @dataclass
 class Turn:
-    """What a turn left: its output items, and the tokens of those that tell them."""
+    """A finished turn: its output items, and the tokens of items that have them."""
 
     output: Sequence[Item]
     tokens: Mapping[str, TokenIds]
 
     @property
     def results(self) -> list[Item]:
-        """An output for each of its calls."""
+        """An output for each call of the turn."""
         return [
             (custom_output if isinstance(item, CustomToolCall) else output)("done", item.call_id)
             for item in self.output
@@ -71,7 +71,7 @@ class Turn:
 
 
 def turn(token_ids: Sequence[int]) -> Turn:
-    """What becomes of what the engine wrote."""
+    """Parse the engine's tokens into a finished turn."""
     finished = GenerationFinished("stop", 0, 0.0)
     frames = parse_harmony_frames(
         load_encoding(), [turn_started(tools=CLIENT_TOOLS), *cut_chunks(list(token_ids), (), likely=False), finished]
@@ -88,17 +88,17 @@ def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, Tok
 
 
 def continued(said: Turn, *then: Item) -> tuple[int, ...]:
-    """The prompt behind a turn."""
+    """The token ids of the prompt after a turn with known tokens."""
     return rendered(*then, history=[ASKED, *said.output], tokens=said.tokens).token_ids
 
 
 def laid_out(said: Turn, *then: Item) -> tuple[int, ...]:
-    """The prompt behind a turn whose tokens nobody knows."""
+    """The token ids of the prompt after a turn with unknown tokens."""
     return rendered(*then, history=[ASKED, *said.output]).token_ids
 
 
 FIRST = rendered(ASKED).token_ids
-"""The prompt of the turn; what stands behind it in the next one is what the turn said."""
+"""The prompt of the first turn.  In the next prompt, the output of the turn follows it."""
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: Harmony
 
 
 def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
-    """All but the one that ended the turn are kept; the reasoning is dropped."""
+    """All tokens but the one that ended the turn are kept; the reasoning is dropped."""
     answer = tuple(encode_by_letters(ANSWER))
     said = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
     following = continued(said, message("user", "And?"))
@@ -224,7 +224,7 @@ WRITTEN: dict[str, tuple[str, Item]] = {
         shell_call("ls", here=False),
     ),
 }
-"""What the model wrote, and the item that became of it."""
+"""Output of the model, and the item that is parsed from it."""
 
 
 @pytest.mark.parametrize(("written", "item"), WRITTEN.values(), ids=WRITTEN)

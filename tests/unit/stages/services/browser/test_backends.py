@@ -20,7 +20,7 @@ KEY = "sk-very-secret-17"
 
 
 class Asked:
-    """A server that keeps what it was asked, and gives one answer."""
+    """A server that records its requests and always gives the same answer."""
 
     def __init__(self, answer: Any = None, status: int = 200) -> None:
         self._answer = answer
@@ -263,6 +263,6 @@ def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str
 
 
 def test_backend_does_not_show_its_key() -> None:
-    """Neither as text nor in a traceback's words."""
+    """Neither its representation nor a traceback has it."""
     assert KEY not in repr(backend_of("exa", "", KEY))
     assert KEY not in json.dumps({"backend": str(backend_of("exa", "", KEY))})

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.io
 
 
 class Names(AbstractResolver):
-    """Names of our own: each resolves to its addresses, one after the other."""
+    """A resolver of test names: each lookup gives the next address of a name, and the last one stays."""
 
     def __init__(self, **addresses: list[str]) -> None:
         self._addresses = addresses
@@ -59,7 +59,7 @@ async def fetched(
 
 
 async def secret(request: web.Request) -> web.StreamResponse:
-    """What nobody may see."""
+    """Answer with a page that must not be reached, or redirect to ``url``."""
     if request.path == "/to":
         raise web.HTTPFound(request.query["url"])
     return web.Response(text="secret", headers={"X-Host": request.host})
@@ -147,7 +147,7 @@ async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
 
 
 async def test_rebinding_host_is_checked_every_time() -> None:
-    """The checked address is the one that is connected to."""
+    """The connection goes to the checked address."""
     connector = guarded_connector(LOOPBACK, Names(rebound=["127.0.0.1", "10.0.0.1"]))
     async with web_server(secret) as url, aiohttp.ClientSession(connector=connector) as session:
         port = url.rpartition(":")[2]
@@ -184,7 +184,7 @@ async def test_every_redirect_is_checked(target: str) -> None:
 
 
 async def test_redirects_are_followed_up_to_a_limit() -> None:
-    """The page is the last one; a circle is a failure."""
+    """The page is the last one; a redirect loop is a failure."""
     async with web_server(secret) as url:
         page = await fetched(f"{url}/to?url=/there", LOOPBACK)
         assert (page.url, page.body) == (f"{url}/there", b"secret")
@@ -281,7 +281,7 @@ async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 304])
 async def test_error_status_is_reported(status: int) -> None:
-    """An error page is no page."""
+    """An error page is not read as a page."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status)

@@ -191,7 +191,7 @@ async def test_page_that_exhausts_limits_is_a_failure() -> None:
 
 
 def _converters() -> list[int]:
-    """The processes of ours that convert pages."""
+    """The running converter processes of this test process."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has just ended

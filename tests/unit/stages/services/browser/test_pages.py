@@ -150,7 +150,7 @@ def test_view_is_bounded() -> None:
 
 
 def test_line_beyond_the_page_is_reported() -> None:
-    """The message is the one that the model knows."""
+    """The message has the wording that the model knows."""
     with pytest.raises(Failure) as failure:
         view(opened(URL, "t", "x", []), 0, 3)
     assert str(failure.value) == "Invalid location parameter: `3`. Cannot exceed page maximum of 2."

@@ -36,7 +36,7 @@ class Web:
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
-    """The paths of the pages that were asked for, queries included."""
+    """The paths of the requested pages, queries included."""
     status: int = 200
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,7 +81,7 @@ Opening = Callable[..., BrowserSession]
 
 @pytest.fixture
 async def browse(site: Web) -> AsyncIterator[Opening]:
-    """Sessions of one host."""
+    """A factory of sessions of one host."""
     host: Host = BrowserHost(backend_of("searxng", site.url), LOOPBACK)
     assert isinstance(host, BrowserHost)
     sessions: list[BrowserSession] = []
@@ -326,7 +326,7 @@ async def test_slow_call_times_out(browse: Opening, site: Web) -> None:
 
 
 async def test_cancelling_a_call_ends_its_request(browse: Opening, site: Web) -> None:
-    """Nothing goes on for a response that was cancelled."""
+    """Nothing continues for a cancelled response."""
     running = asyncio.create_task(call(browse(), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
     running.cancel()

@@ -28,7 +28,7 @@ chunks = st.lists(st.lists(st.integers(0, 2**31), max_size=4), max_size=8)
 
 
 def stream(chunks: Sequence[Sequence[int]], end: str = "\n") -> bytes:
-    """What vLLM says of such chunks, either endpoint's keys in one."""
+    """The bytes of vLLM's event stream for these chunks, with the keys of both endpoints."""
     events: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "text": "é\\n", "token_ids": chunk, "finish_reason": None, "logprobs": None}]}
         for chunk in chunks

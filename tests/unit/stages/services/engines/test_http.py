@@ -54,7 +54,7 @@ async def test_served_models_are_read_from_the_server() -> None:
 
 @pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])
 async def test_other_vocabularies_are_not_harmony(markers: list[int] | None, speaks: bool | None) -> None:
-    """The markers are other tokens there; without a tokenizer it is unknown."""
+    """Harmony's markers are other tokens there; without a tokenizer the answer is unknown."""
     async with engine_over(FakeVllm(markers=markers)) as engine:
         assert engine.speaks_harmony is speaks
         assert engine.vocabulary_size > VOCABULARY_SIZE
@@ -310,7 +310,7 @@ async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> No
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_full_queues_are_overload(status: int) -> None:
-    """If every server is full, the client may retry; one that is not full is used."""
+    """If every server is full, the client may retry; otherwise a server that is not full is used."""
     full, other = FakeVllm(status=status), FakeVllm(status=status)
     async with engine_over(full, other) as engine:
         with pytest.raises(EngineOverloaded):
@@ -364,7 +364,7 @@ async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> 
         frames = [await anext(aiter(stream))]
         reading = asyncio.create_task(_rest(stream)) if reads_on else None
         await wait_until(lambda: fake.generated > 10)
-        await asyncio.sleep(0.1)  # in which they come
+        await asyncio.sleep(0.1)  # time for more tokens to arrive
         assert not await engine.cancel("resp_2")
         assert await engine.cancel("resp_1")
         frames += await (reading or _rest(stream))
@@ -444,7 +444,7 @@ async def test_other_server_takes_over_an_accepted_prompt() -> None:
 
 
 async def test_prompt_is_tried_on_two_servers_at_most() -> None:
-    """The prompt itself may be what breaks them."""
+    """The prompt itself may be the cause of the failures."""
     servers = [FakeVllm(status=500) for _ in range(4)]
     async with engine_over(*servers) as engine:
         with pytest.raises(EngineFailed):
@@ -530,7 +530,7 @@ async def test_server_with_another_model_is_skipped() -> None:
 async def hanging(
     after: int,
 ) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
-    """A server that says no more behind so many tokens, beside one that is well: what came, and who waits for more."""
+    """Yield the frames and the waiting reader of a server that hangs after ``after`` tokens, beside a healthy one."""
     server = FakeVllm(fault="hangs", after=after)
     async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_for_fakes()) as stream:
         seen: list[Any] = []

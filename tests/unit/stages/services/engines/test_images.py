@@ -11,7 +11,7 @@ from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
 
 def test_images_keep_their_order_and_bytes() -> None:
-    """Each as the bytes that it was."""
+    """The engine gets each image byte for byte."""
     shown = (png(RED), png(BLUE), png(RED))
     assert tuple(decoded([data_url(image) for image in shown], bytes)) == shown
 

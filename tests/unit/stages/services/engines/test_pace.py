@@ -51,7 +51,7 @@ def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
     ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, PUNCTUAL)], ids=lambda value: f"{value:g}"
 )
 def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
-    """A loop that is late although it has time shares its processor."""
+    """A loop that is late but not busy shares its processor with other programs."""
     pace = Pace()
     pace.feed(1.0, 0.0)
     assert pace.feed(busy, late) == 2
@@ -66,7 +66,7 @@ def test_steady_load_has_a_steady_interval(work: float) -> None:
 
 
 class Request:
-    """What vLLM's output processor does with the tokens of a request."""
+    """A model of vLLM's request state: it holds tokens back until ``stream_interval`` of them wait."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -76,7 +76,7 @@ class Request:
         self.sent_tokens_offset = 0
 
     def generate(self, count: int, *, finished: bool = False) -> None:
-        """The rule of vLLM's `RequestState.make_request_output`."""
+        """Add tokens, and send them by the rule of vLLM's `RequestState.make_request_output`."""
         new = list(range(len(self.tokens), len(self.tokens) + count))
         self.tokens += new
         if self.stream_interval > 1:
@@ -90,7 +90,7 @@ class Request:
 
 @dataclass
 class Load:
-    """The times that the loop reads: of the wall, of its timers, and of its own work."""
+    """A stand-in for `time`: a clock, and the processor time that the loop has used."""
 
     clock: Clock
     worked: float = 0.0
@@ -102,7 +102,7 @@ class Load:
         return self.worked
 
     async def pass_period(self, busy: float, late: float) -> None:
-        """Let one period pass in which the loop works for a share, and fires its timers late."""
+        """Let one period pass: the loop works for the share ``busy``, and its timer fires ``late`` seconds late."""
         await self.clock.turn()
         self.worked += busy * (PERIOD + late)
         await self.clock.move(PERIOD + late)
@@ -137,7 +137,7 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
 
 @pytest.mark.parametrize(("busy", "late"), [(1.0, 0.0), (0.0, 2 * LATE)])
 async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -> None:
-    """Streams of a loop that is busy or late get larger chunks, and single tokens when it is free."""
+    """Streams get larger chunks while the loop is busy or late, and single tokens when it is free."""
     request: Any = Request()
     pacing = asyncio.create_task(keep_pace({"request": request}))
     request.generate(1)

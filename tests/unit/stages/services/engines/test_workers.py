@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Worker processes end with the server that started them."""
 
 from __future__ import annotations
 

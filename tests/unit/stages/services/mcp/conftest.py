@@ -21,7 +21,7 @@ def http() -> Iterator[HttpServers]:
 
 @pytest.fixture
 async def make() -> AsyncIterator[MakeServers]:
-    """Makes `McpServers`, and sees that nothing is left of them when they are closed."""
+    """A factory of `McpServers`.  At the end they are closed, and no task of theirs may be left."""
     made: list[McpServers] = []
 
     def make(

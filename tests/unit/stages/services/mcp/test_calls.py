@@ -171,7 +171,7 @@ async def test_listing_is_fetched_once(make: MakeServers, http: HttpServers) -> 
 
 
 async def test_changed_tools_are_listed_again(make: MakeServers, http: HttpServers) -> None:
-    """The notice of a configured server that its tools changed is heeded."""
+    """After a configured server's notice that its tools changed, they are listed again."""
     servers = make({"good": HttpServer(http.url("legacy"))})
     before = await servers.tools(McpServer("good"), PATIENT)
     session = servers.session(McpServer("good"))
@@ -224,7 +224,7 @@ async def test_arguments_that_are_no_json_are_explained_to_the_model(text: str, 
 
 
 async def test_unreachable_servers_have_their_own_messages(make: MakeServers, http: HttpServers) -> None:
-    """Each way to fail has one."""
+    """Each kind of failure has its own text."""
     servers = make({"lost": StdioServer("false"), "gone": StdioServer("/no/such/program")})
 
     async def why(server: McpServer, seconds: float = PATIENT) -> str:

@@ -60,7 +60,7 @@ TOOL: Json = {"name": "do", "inputSchema": {"type": "object"}}
 
 
 class Elsewhere:
-    """A server that nobody has asked for, and which may be reached."""
+    """A reachable server that no request names; it records the requests it gets."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []

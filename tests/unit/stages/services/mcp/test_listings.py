@@ -16,7 +16,7 @@ KEY: Key = ("server", b"")
 
 @dataclass
 class Asked:
-    """A server that is asked, and answers when told to."""
+    """A server that counts its listings, and answers when the test lets it."""
 
     times: int = 0
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)

@@ -48,7 +48,7 @@ async def test_restarted_http_server_works_again(make: MakeServers) -> None:
             assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
         http.kill()
         http.start()
-        for session in sessions:  # while nothing ran, nothing was lost
+        for session in sessions:  # a loss between calls is not noticed
             assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
         hanging = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
         await begun(http, len(hanging))
@@ -63,21 +63,21 @@ async def test_restarted_http_server_works_again(make: MakeServers) -> None:
 
 
 async def begun(http: HttpServers, calls: int) -> None:
-    """Wait until so many calls hang."""
+    """Wait until at least ``calls`` calls hang."""
     async with asyncio.timeout(PATIENT):
         while http.state().get("hang", 0) < calls:
             await asyncio.sleep(0.02)
 
 
 async def well_again(session: Session) -> None:
-    """Wait until a call succeeds: attempts to connect keep some distance."""
+    """Wait until a call succeeds; it may take a while, since attempts to connect are spaced out."""
     async with asyncio.timeout(PATIENT):
         while await session.run("add", '{"a": 1, "b": 2}', PATIENT) != Outcome("3"):
             await asyncio.sleep(0.05)
 
 
 class Forgetful:
-    """A server of the older handshake that has lost its first session when two calls come in it."""
+    """A server with the older handshake that loses its first session when two calls have arrived in it."""
 
     def __init__(self) -> None:
         self.sessions = 0

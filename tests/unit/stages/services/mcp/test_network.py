@@ -27,7 +27,7 @@ REFUSED = "The server's address is neither public nor allowed (--allow-address).
 
 @asynccontextmanager
 async def answering(*parts: bytes) -> AsyncIterator[int]:
-    """A server that answers every request with these bytes; its port."""
+    """Run a server that answers every request with these bytes, and yield its port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -40,7 +40,7 @@ async def answering(*parts: bytes) -> AsyncIterator[int]:
 
 
 async def ignored(_: httpx2.Response) -> None:
-    """Nobody looks."""
+    """Ignore the response."""
 
 
 async def test_private_server_of_a_request_is_not_reached(make: MakeServers, http: HttpServers) -> None:
@@ -104,7 +104,7 @@ def in_loop(loop: Rebinding, work: Callable[[], Coroutine[Any, Any, None]]) -> N
 
 
 def test_name_is_resolved_once() -> None:
-    """The checked address is the one that is connected to."""
+    """The connection goes to the checked address."""
     loop = Rebinding()
 
     async def connect() -> None:

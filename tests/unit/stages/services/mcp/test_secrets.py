@@ -29,7 +29,7 @@ def secret_url(http: HttpServers, kind: str, over: str) -> str:
 async def test_secrets_are_in_no_result_message_or_log(
     over: str, make: MakeServers, http: HttpServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tool that reveals them and a server that fails do not bring them out at any log level."""
+    """A tool that reveals them and a server that fails do not reveal them at any log level."""
     caplog.set_level(logging.DEBUG)
     servers = make()
     told = []

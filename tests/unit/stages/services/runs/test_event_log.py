@@ -45,7 +45,7 @@ Events: TypeAlias = list[ResponseEvent]
 LONG = HARMONY / "long_reasoning"
 
 EVENTS_IN_A_BLOCK = 5
-"""What comes of one response in a quarter of a second, at twenty tokens per second."""
+"""The number of events of one response in a quarter of a second, at twenty tokens per second."""
 
 
 class Logged(EventLog):
@@ -67,7 +67,7 @@ class Logged(EventLog):
 
 
 def logged(events: Iterable[ResponseEvent], sealed_at: Iterable[int] = ()) -> Logged:
-    """A log of these events, sealed behind those positions."""
+    """A log of these events, sealed after the events at these positions."""
     events, stops = list(events), set(sealed_at)
     log = Logged(begun(_first(events)))
     for at, event in enumerate(events):
@@ -88,10 +88,10 @@ def on_the_wire(events: Iterable[ResponseEvent]) -> list[bytes]:
 
 
 streams = st.builds(written_events, response_frames() | response_frames().map(background_turn))
-"""Streams as the writer makes them, some of them of responses that waited."""
+"""Streams as the writer makes them; some are of responses that were queued."""
 
 stops = st.sets(st.integers(0, 60))
-"""Where a log is sealed."""
+"""The positions of events after which a log is sealed."""
 
 
 # Reading again
@@ -132,7 +132,7 @@ def test_log_continues_from_stored_blocks(events: Events, sealed_at: set[int], a
     assert on_the_wire(read_blocks(final(events), log.blocks)) == on_the_wire(events)
 
 
-# What no writer of ours writes
+# Streams that penstock's writer never makes
 
 _FIELDS: list[tuple[str, Any]] = [
     ("item_id", "msg_other"),
@@ -155,7 +155,7 @@ _FIELDS: list[tuple[str, Any]] = [
 
 @st.composite
 def odd_streams(draw: st.DrawFn) -> Events:
-    """Streams that a stage of somebody's own has changed between their first event and their last."""
+    """Draw streams that a plug-in stage has changed between the first event and the last."""
     first, *inner, last = draw(streams)
     for at in draw(st.lists(st.integers(0, len(inner) - 1), max_size=4)):
         name, value = draw(st.sampled_from(_FIELDS))
@@ -217,7 +217,7 @@ def test_reader_that_keeps_up_decodes_nothing() -> None:
     assert all(one is other for one, other in zip(seen, events, strict=True))
 
 
-# Breaking off
+# Interrupted runs
 
 
 @pytest.mark.defect("V2", "B15")
@@ -253,7 +253,7 @@ def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: 
     assert event_types(checked(log.read())) == said
 
 
-# How much it takes
+# Size
 
 
 def test_token_takes_16_bytes_at_most() -> None:

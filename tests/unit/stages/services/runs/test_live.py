@@ -52,13 +52,13 @@ LAST = len(EVENTS) - 1
 
 @pytest.fixture
 def live(store: Store) -> LiveResponses:
-    """Nothing is being made yet."""
+    """A registry without running responses."""
     return LiveResponses(store)
 
 
 @pytest.fixture
 async def faulty(tmp_path: Path) -> AsyncIterator[FaultyDatabase]:
-    """A database, open."""
+    """An open database that can stall or fail."""
     database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     await database.open()
     yield database
@@ -68,7 +68,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[FaultyDatabase]:
 
 @pytest.fixture
 async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[LiveResponses]:
-    """Nothing is being made yet, over a store that may stall."""
+    """A registry without running responses, over a store that may stall."""
     store = Store(faulty)
     yield LiveResponses(store)
     faulty.is_down = False
@@ -77,14 +77,14 @@ async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[LiveResponses]:
 
 
 def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
-    """What the response of a turn begins with."""
+    """The first frame of a response, as the store gets it."""
     first = frames[0]
     assert isinstance(first, GenerationStarted)
     return ResponseStarted(replace(first.response, **fields), first.input, first.origin)
 
 
 def begun(live: LiveResponses, events: Iterable[ResponseEvent] = (), **fields: Any) -> LiveResponse:
-    """A run that has come so far."""
+    """A run that has these events so far."""
     run = live.begin(beginning(**fields))
     for event in events:
         run.append(event)
@@ -92,7 +92,7 @@ def begun(live: LiveResponses, events: Iterable[ResponseEvent] = (), **fields: A
 
 
 async def ended(run: LiveResponse, events: Events) -> None:
-    """Let a run take the rest of its events."""
+    """Feed a run the rest of its events, and end it."""
     *rest, last = events
     assert isinstance(last, TerminalEvent)
     for event in rest:
@@ -101,13 +101,13 @@ async def ended(run: LiveResponse, events: Events) -> None:
 
 
 async def read(run: LiveResponse, after: int = -1) -> Events:
-    """All that a reader gets to see."""
+    """All events that a reader gets."""
     async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
         return [event async for event in events]
 
 
 async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
-    """The log of a response as the store has it."""
+    """The events of a response in the store."""
     kept = await store.get(response_id, "")
     assert kept is not None
     return list(read_blocks(kept.response, await store.blocks(response_id)))
@@ -208,7 +208,7 @@ async def test_events_are_stored_after_a_moment(live: LiveResponses, clock: Cloc
 
 
 async def test_many_events_are_stored_at_once(live: LiveResponses) -> None:
-    """A fast run does not accumulate events for that long."""
+    """A run that is too fast for the usual moment is stored after ``FLUSH_EVENTS`` events."""
     events = written_events((started(), *message(*"word " * 500), finished()))
     run = begun(live, events[:FLUSH_EVENTS])
     assert await stored_events(live.store) == events[:FLUSH_EVENTS]
@@ -307,7 +307,7 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
     assert len(uneasy) == 0
 
 
-# Breaking off
+# Interrupted runs
 
 
 @pytest.mark.defect("V1", "V2")
@@ -332,7 +332,7 @@ async def test_broken_off_run_ends_with_a_terminal_event(
 
 @pytest.mark.defect("B22")
 async def test_events_after_the_end_are_ignored(live: LiveResponses) -> None:
-    """The first end counts, whichever comes next."""
+    """The first end counts."""
     run = begun(live, EVENTS[:9])
     run.break_off(None)
     told = await read(run)
@@ -357,7 +357,7 @@ async def test_end_of_a_run_can_be_awaited(live: LiveResponses) -> None:
 
 
 async def accepted(live: LiveResponses) -> LiveResponse:
-    """A response that waits for its turn."""
+    """A stored and queued background response."""
     waiting = queued_response(created_at=1_800_000_000)
     await live.store.accept(waiting, request_of(waiting))
     return live.queue(waiting)

@@ -32,7 +32,7 @@ def container_sandbox(mode: Mode) -> Sandbox:
 
 @pytest.fixture(scope="session")
 def small_sandbox(python_sandbox: Sandbox) -> Sandbox:
-    """Limits that are soon reached."""
+    """A sandbox with limits that are soon reached."""
     limits = replace(python_sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
     return Sandbox(replace(python_sandbox.plan, limits=limits))
 
@@ -62,7 +62,7 @@ async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSessio
 
 @pytest.fixture
 def run(python: PythonSession) -> RunCell:
-    """Run a cell that ends by itself, and read what the model would."""
+    """Run a cell that ends by itself, and return the result that the model reads."""
 
     async def cell(code: str, seconds: float = 20) -> str:
         outcome = await python.run("python", code, seconds)

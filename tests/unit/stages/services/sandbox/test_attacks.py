@@ -18,7 +18,7 @@ from tests.support.scripted_tools import RunCell
 pytestmark = pytest.mark.io
 
 REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
-"""Not allowed, not there, on a disk that is read-only, or on another one."""
+"""The errors of a refused access: no permission, no such file, a read-only disk (30), another disk (18)."""
 
 
 def last(text: str) -> str:
@@ -27,7 +27,7 @@ def last(text: str) -> str:
 
 @pytest.fixture
 def secret() -> Iterator[Path]:
-    """A file of the host that everybody may read and write."""
+    """A file of the host that every user may read and write."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         path = Path(folder) / "secret"
@@ -330,7 +330,7 @@ async def test_forged_answer_ends_the_sandbox(python: PythonSession) -> None:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that have not ended; one that nobody has asked about yet has."""
+    """The processes that have not ended; a zombie, which its parent has not waited for, has ended."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -349,7 +349,7 @@ def exists(place: str) -> bool:
 
 @pytest.fixture
 def others() -> set[int]:
-    """The children that this process has beside the sandbox: name it ahead of that."""
+    """Children of this process other than the sandbox.  Request it before the sandbox's fixture."""
     return descendants(os.getpid())
 
 

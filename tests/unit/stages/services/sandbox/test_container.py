@@ -19,7 +19,7 @@ pytestmark = pytest.mark.io
 EXEC = HOSTED["container"][0].name
 
 SLEEP = f"470.{os.getpid()}"
-"""Nobody else sleeps so long."""
+"""Seconds to sleep; the number identifies the sleeping processes of this test run."""
 
 
 async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> Outcome:
@@ -28,7 +28,7 @@ async def shell(container: ContainerSession, script: str, seconds: float = 20, *
 
 
 async def code(container: ContainerSession, script: str) -> int:
-    """How a command ends that ends by itself."""
+    """The exit code of a command that ends by itself."""
     outcome = await shell(container, script)
     assert outcome.error is None, outcome
     ended = outcome.data[0]["outcome"]
@@ -53,7 +53,7 @@ async def test_files_stay_between_calls(container: ContainerSession) -> None:
 
 
 async def test_commands_run_in_sequence(container: ContainerSession) -> None:
-    """Each has its own output, whatever happened to the previous one."""
+    """Each has its own output, even if the previous one failed."""
     outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
     assert [output["outcome"]["exit_code"] for output in outcome.data] == [1, 0, 0]
     assert outcome.data[1]["stdout"] == "3\n"
@@ -106,14 +106,14 @@ async def test_fork_bomb_is_stopped(container: ContainerSession) -> None:
 
 
 async def test_first_process_cannot_be_killed_from_inside(container: ContainerSession) -> None:
-    """It is the one that kills the others."""
+    """It must stay alive, because it kills the others."""
     await shell(container, "echo a > f")
     await shell(container, "kill -9 -1; kill -9 $PPID; kill -9 1; kill -STOP $PPID")
     assert (await shell(container, "cat f")).result == "a"
 
 
 async def test_network_and_host_are_unreachable(container: ContainerSession) -> None:
-    """The walls are those around Python."""
+    """The restrictions are the same as for Python."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert await code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
@@ -190,7 +190,7 @@ async def test_cancelling_and_closing_end_all_processes(container: ContainerSess
 
 
 def sleepers() -> set[str]:
-    """The processes of this machine that sleep as these tests do."""
+    """The process ids of the ``sleep`` commands that these tests have started."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def filtered(*steps: tuple[int, int, int, int]) -> str:
-    """A filter that refuses what ``steps`` jump to last."""
+    """A seccomp filter in hexadecimal: ``steps`` jump to its last two instructions, which allow or refuse."""
     code = [(0x20, 0, 0, 0), *steps, (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)]
     return b"".join(struct.pack("=HBBI", *step) for step in code).hex()
 
@@ -64,7 +64,7 @@ def without_landlock() -> str:
 
 
 def without_filters() -> str:
-    """No process of it can load a filter of its own."""
+    """A filter under which no process can load a further filter."""
     return filtered((0x15, 0, 2, PRCTL[MACHINE]), (0x20, 0, 0, 16), (0x15, 1, 0, 22))
 
 
@@ -125,7 +125,7 @@ async def test_packages_can_be_given(mode: Mode, packages: Path) -> None:
 
 
 def test_log_lists_active_protections() -> None:
-    """An operator reads what he has."""
+    """The operator learns from it how strong each sandbox is."""
     strong = Sandbox(Plan("python", "bubblewrap", "/usr/bin/python3", drops_user=True))
     assert PythonHost(strong).describe() == (
         "python: own files, network and processes (bubblewrap), Landlock, seccomp, limits, another user, "
@@ -179,7 +179,7 @@ def test_killed_server_leaves_no_process(mode: Mode, kind: Kind, text: str) -> N
 
 
 def settled(pids: set[int], kind: Kind) -> bool:
-    """Whether the sandbox does what it was asked to."""
+    """True if the sandbox has started its work."""
     commands = [command(pid) for pid in pids]
     if kind == "container":
         return commands.count(b"sleep\0" + b"53\0") == 2

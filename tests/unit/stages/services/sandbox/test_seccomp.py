@@ -25,7 +25,7 @@ FCHMOD, UTIMENSAT = (91, 52), (280, 88)
 
 
 def verdict(code: bytes, number: int, architecture: int, arguments: Sequence[int] = ()) -> int:
-    """Run a filter of the kernel's little machine."""
+    """Run a filter as the kernel's BPF machine does, and return its verdict on a call."""
     data = struct.pack("<iIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     steps = list(struct.iter_unpack("=HBBI", code))
     at, held = 0, 0
@@ -102,7 +102,7 @@ def test_limits_of_other_processes_are_refused(machine: Machine) -> None:
 
 
 def test_python_cannot_signal_through_descriptors(machine: Machine) -> None:
-    """The owner of a descriptor is sent a signal of one's choice; the parent death signal stays, too."""
+    """A descriptor's owner could be sent any signal.  The parent death signal cannot be changed either."""
     for command in (8, 15):
         assert asked(machine, PYTHON, FCNTL, 3, command) == REFUSED
     for request in (0x8901, 0x8902):

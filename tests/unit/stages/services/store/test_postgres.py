@@ -21,13 +21,13 @@ pytestmark = pytest.mark.io
 
 @pytest.fixture
 async def url(postgres: PostgresServer | ExternalPostgres) -> AsyncIterator[str]:
-    """An empty schema."""
+    """The URL of an empty schema."""
     async with empty_schema(postgres) as url:
         yield url
 
 
 async def ask(url: str, sql: str) -> None:
-    """Have the server do something on the side."""
+    """Run a statement on a connection of its own."""
     connection = await asyncpg.connect(url)
     await connection.execute(sql)
     await connection.close()
@@ -111,9 +111,9 @@ async def test_lost_connection_is_reopened(url: str) -> None:
 
 
 async def test_deadlocked_groups_are_retried(url: str) -> None:
-    """Two servers' groups need the same rows in another order, and both succeed.
+    """Two servers' groups need the same rows in opposite order, and both succeed.
 
-    PostgreSQL breaks off the transaction that notices the deadlock.  If it is not the store's, another one follows.
+    PostgreSQL aborts the transaction that notices the deadlock.  The test repeats until it is the store's.
     """
     async with open_store(url) as store:
         for name in ("conv_1", "conv_2"):
@@ -126,7 +126,7 @@ async def test_deadlocked_groups_are_retried(url: str) -> None:
 
 
 async def _deadlock(store: Store, other: asyncpg.Connection) -> bool:
-    """Let a store and a transaction take two rows in another order; the result is true if the store was broken off."""
+    """Let a store and a transaction take two rows in opposite order.  Return true if the store was the victim."""
     transaction = other.transaction()
     await transaction.start()
     await other.execute("update conversations set metadata = '{}' where id = 'conv_2'")

@@ -21,7 +21,7 @@ from tests.support.stores import open_store
 Change: TypeAlias = tuple[str, tuple[Value, ...]]
 
 WITHOUT_RESULTS = {"sqlite": 28, "postgres": 15}
-"""How many statements a database had seen before results were kept."""
+"""The number of schema statements of a database from before results were kept."""
 
 RESPONSE = """
     insert into responses (id, owner, position, created_at, ended_at, status, logged, response, input, tokens)
@@ -55,7 +55,7 @@ LEFT: tuple[Change, ...] = (
 
 
 async def leave(store_at: str, changes: Iterable[Change]) -> None:
-    """Make the database, of whichever kind, as it was before results were kept."""
+    """Create a database in the schema from before results were kept, and apply ``changes`` to it."""
     if store_at.startswith("postgresql:"):
         connection = await asyncpg.connect(store_at)
         for statement in POSTGRES[: WITHOUT_RESULTS["postgres"]]:
@@ -78,7 +78,7 @@ async def leave(store_at: str, changes: Iterable[Change]) -> None:
 async def test_database_without_results_is_migrated(store_at: str) -> None:
     """Older responses have no results and are whole; new ones have them."""
     await leave(store_at, LEFT)
-    for number in (2, 3):  # the second time nothing is left to be brought over
+    for number in (2, 3):  # the second time nothing is left to migrate
         async with open_store(store_at) as store:
             older = await store.get("resp_1", "ann")
             assert older == replace(OLD, origin=Origin("ann"), tokens={"msg_resp_1": (1, 2)})

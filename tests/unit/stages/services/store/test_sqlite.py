@@ -20,12 +20,12 @@ from tests.support.stores import open_store
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the store is to be, in a folder that is not there yet."""
+    """The path of a new store, in a folder that does not exist yet."""
     return tmp_path / "folder" / "store.sqlite3"
 
 
 def first_file(path: Path, version: int, *responses: StoredResponse) -> None:
-    """Leave a file as penstock wrote it before there were owners and events."""
+    """Write a file in the schema of an older ``version``, from before owners and events existed."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in SQLITE[:version]:

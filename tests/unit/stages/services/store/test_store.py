@@ -99,7 +99,7 @@ async def test_running_response_can_be_read(store: Store) -> None:
 
 
 async def test_second_beginning_changes_nothing(store: Store) -> None:
-    """A response that is stored already, as one from the background is, begins without harm."""
+    """Beginning a response that is already stored, such as a background response, has no effect."""
     await store_response(store, stored_response("resp_1"))
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"late"))
@@ -220,7 +220,7 @@ async def test_items_are_found_by_id(store: Store) -> None:
 
 
 async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
-    """Clients may choose any ids: those that no index accepts are stored all the same."""
+    """Clients may choose any ids; an item is stored even if no index accepts its id."""
     names = ("", "a\0b", "\ud800", "x" * 10_000, "fine")
     items = tuple(Message(name, "completed", "user", (InputText(name),)) for name in names)
     await store_response(store, stored_response("resp_1", *items))
@@ -229,7 +229,7 @@ async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
 
 
 async def test_latest_item_of_an_id_counts(store: Store) -> None:
-    """An item that was stored twice is the later one."""
+    """If an item was stored twice, the later version is found."""
     one, two = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("one", "two"))
     await store_response(store, stored_response("resp_b", one))
     await store_response(store, stored_response("resp_a", two))

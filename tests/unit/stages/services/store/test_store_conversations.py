@@ -37,7 +37,7 @@ async def other(store_at: str) -> AsyncIterator[Store]:
 
 
 async def items(store: Store, conversation_id: str = "conv_1") -> tuple[Item, ...]:
-    """The items of a conversation that is there."""
+    """The items of an existing conversation."""
     history = await store.conversations.items(conversation_id, "")
     assert history is not None
     return history.items
@@ -299,7 +299,7 @@ async def test_deleted_items_leave_histories(store: Store) -> None:
 
 
 async def test_conversation_items_are_found_by_id(store: Store) -> None:
-    """An item is found where it was stored last."""
+    """If an item was stored more than once, the latest version is found."""
     old, new = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("old", "new"))
     await store_response(store, stored_response("resp_1", old))
     await store.conversations.create(stored_conversation(), "", (new, ITEMS[1]))

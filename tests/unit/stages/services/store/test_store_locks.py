@@ -65,7 +65,7 @@ def pair(number: int) -> tuple[Item, ...]:
 
 
 async def add_at_last(store: Store, number: int) -> None:
-    """Add two items, as soon as nobody holds the conversation."""
+    """Add two items as soon as the conversation is not locked."""
     while True:
         with suppress(ConversationLocked):
             assert await store.conversations.add_items("conv_1", "", pair(number))
@@ -73,7 +73,7 @@ async def add_at_last(store: Store, number: int) -> None:
 
 
 async def lock_now_and_then(store: Store, response_id: str) -> None:
-    """Hold the conversation for a moment, if it can be had."""
+    """Lock the conversation for a moment, if it is free."""
     for _ in range(5):
         with suppress(ConversationLocked):
             await store.conversations.lock("conv_1", "", response_id, len(await items(store)))

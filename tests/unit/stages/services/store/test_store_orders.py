@@ -27,14 +27,14 @@ from tests.support.stored_responses import (
 )
 from tests.support.stores import open_store
 
-_names = (f"resp_{number:08}" for number in count())  # in the order in which they are drawn, however many
+_names = (f"resp_{number:08}" for number in count())  # unique names in the order in which they are drawn
 
 RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_size=4)
 """The blocks of several runs."""
 
 
 def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
-    """Keep a run step by step."""
+    """Store a run step by step, and yield the name of each step."""
     store.begin(begun_response(stored_response(name, *ITEMS[:2])))
     yield "begun"
     for block in blocks:

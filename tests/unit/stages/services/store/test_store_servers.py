@@ -49,7 +49,7 @@ async def test_accepted_response_is_durable_with_its_request(store: Store, other
 
 
 class Speechless(FaultyDatabase):
-    """A database that carries everything out, and may lose its connection before it says so."""
+    """A database that commits every write, and may lose its connection before it confirms it."""
 
     is_speechless = False
 
@@ -130,7 +130,7 @@ async def test_request_of_another_version_interrupts_the_run(store: Store) -> No
 
 
 async def test_runner_of_a_response_is_known(store: Store, other: Store) -> None:
-    """Every server knows the address and health of the one that runs it."""
+    """Every server knows the address and health of the server that runs it."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
     await accept(store, "resp_2")
@@ -171,7 +171,7 @@ async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
 
 
 async def test_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
-    """All that it had not ended are found, oldest first, with their owners."""
+    """All responses that it had not ended are found, oldest first, with their owners."""
     await store.servers.join("http://one")
     foreground = replace(begun_response(stored_response("resp_1")), origin=Origin("ann"))
     store.begin(foreground)

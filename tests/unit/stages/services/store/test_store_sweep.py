@@ -20,10 +20,10 @@ from tests.support.stored_responses import (
 )
 
 LONG = 3600.0
-"""Longer ago than anything here has ended."""
+"""A retention time in seconds that keeps everything in these tests."""
 
 AT_ONCE = -60.0
-"""Whatever has ended is too old."""
+"""A retention time in seconds after which everything that has ended is expired."""
 
 
 async def rows(store: Store, table: str) -> int:

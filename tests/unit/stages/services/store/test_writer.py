@@ -15,7 +15,7 @@ from penstock.stages.services.store.writer import GROUP, LIMIT, Writer
 
 
 class Notebook(Nowhere):
-    """A database that notes the groups it was given, refuses what is bad, and can be closed or slow."""
+    """A database that records the groups it gets, refuses bad statements, and can fail or block."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -40,7 +40,7 @@ class Notebook(Nowhere):
 
     @property
     def said(self) -> list[str]:
-        """All that was written, in order."""
+        """All written statements, in order."""
         return [sql for group in self.groups for sql in group]
 
 
@@ -157,7 +157,7 @@ async def test_urgent_change_is_tried_at_once(
 
 
 async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook: Notebook) -> None:
-    """If the database goes while a group is retried one by one, only the bad change is lost."""
+    """If the database goes away while the changes of a group are retried one by one, only the bad change is lost."""
     changes = [writer.queue(say(sql)) for sql in ("1", "bad", "2")]
     await until(lambda: notebook.tries >= 2)
     notebook.fault = Unavailable("gone")

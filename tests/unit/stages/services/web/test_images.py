@@ -32,7 +32,7 @@ async def url(gallery: Gallery) -> AsyncIterator[str]:
 
 
 async def refusal(url: str, allowed: AllowedNetworks = LOOPBACK) -> str:
-    """What is said of a URL that is not fetched; a 400 that names the input."""
+    """The message of the 400 for a refused URL; asserts that ``param`` is the input."""
     with pytest.raises(InvalidRequest) as refused:
         await Images(allowed).resolve(url)
     assert (refused.value.status, refused.value.param) == (400, "input")

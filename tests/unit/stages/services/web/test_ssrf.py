@@ -68,6 +68,6 @@ def test_hosts_are_allowed_by_name() -> None:
 
 @pytest.mark.parametrize("entry", ["10.0.0.1/8", "http://tools", "tools:80", "127.1", "2130706433", "", "a b", "*.com"])
 def test_malformed_entries_are_refused(entry: str) -> None:
-    """An allow-list with another meaning is an error at the start."""
+    """An entry that is no network, address or host name is an error when the list is parsed."""
     with pytest.raises(ValueError, match="neither"):
         AllowedNetworks.parse([entry])
