@@ -1,9 +1,9 @@
-"""What penstock costs, beside vLLM's own frontend, and whether that is what was promised.
+"""Measure penstock beside vLLM's own frontend, and compare the results with the goals.
 
     python -m tests.bench [--quick] [--write] [PART...]
     python -m tests.bench [--quick] [--write] --model MODEL [--engine "OPTIONS"] [--streams N]
 
-`tests/bench/METHOD.md` says how it is measured.
+`tests/bench/METHOD.md` describes the method.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DETAILS = ("tokens", "chat", "log", "validation")
 
 
 async def details(name: str) -> dict[str, str]:
-    """Tables of ours alone, which answer no goal, by their titles."""
-    from tests.bench.chat import chat_figures  # noqa: PLC0415 - each brings much with it
+    """Return tables of penstock alone, by title; no goal depends on them."""
+    from tests.bench.chat import chat_figures  # noqa: PLC0415 - each imports a lot
     from tests.bench.log import log_figures  # noqa: PLC0415
     from tests.bench.tokens import package_encoding, token_table, variant_table  # noqa: PLC0415
     from tests.bench.validation import validation_figures  # noqa: PLC0415
@@ -48,7 +48,7 @@ async def details(name: str) -> dict[str, str]:
 
 
 async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
-    """Both servers over real engines of a model."""
+    """Measure both servers, each over a real engine of the model."""
     rounds, load = (1, (8, 128)) if asked.quick else (5, (asked.streams, 1_000))
     compared = await engines(asked.model, shlex.split(asked.engine), FOLDER, rounds, load)
     title = f"Real engines: {Path(asked.model).name}, {load[1]} tokens a stream"
@@ -56,7 +56,7 @@ async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], N
 
 
 async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
-    """What is measured over engines that are none."""
+    """Measure the parts that need no real engine."""
     load_encoding()
     settle()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
@@ -68,12 +68,12 @@ async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None])
 
 
 async def tabulate(name: str, found: Found) -> None:
-    """Find such tables."""
+    """Store the tables of `details` in `found`."""
     found.tables = await details(name)
 
 
 def main() -> int:
-    """Measure what is asked for, and tell; returns 1 where a part of it failed."""
+    """Measure the selected parts and print their results; return 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, *DETAILS, []], help="what to measure; all of it if none")
     parser.add_argument("--quick", action="store_true", help="less of each, and no tables of details")
@@ -88,7 +88,7 @@ def main() -> int:
     results: dict[str, Found] = {}
 
     def tell(name: str, found: Found) -> None:
-        """Keep each part as soon as it is found: a run may be stopped."""
+        """Print and save each part as soon as it is done: a run may be stopped early."""
         found.where = where
         results[name] = found
         print(section(name, found), end="\n\n", flush=True)

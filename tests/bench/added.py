@@ -1,7 +1,7 @@
-"""What a frontend adds to the time of the first token, without a socket: our pipeline and vLLM's frontend in turns.
+"""Time that a frontend adds before the first token, in process: our pipeline and vLLM's frontend in turns.
 
-Between the body of a request and the engine, and again between the engine's first token and the bytes of the first
-delta.  What either does while the engine reads the prompt adds nothing, and is not in it.
+Two spans are measured: from the body of a request to the engine, and from the engine's first token to the bytes of the
+first delta.  Work that overlaps the engine's prefill delays nothing and is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONTEXT = 131_072
 
 @dataclass(frozen=True)
 class Moment:
-    """Clocks, in seconds: of the wall, of the CPU of the process, and of that of the loop's thread."""
+    """Readings in seconds: wall clock, CPU time of the process, CPU time of the loop's thread."""
 
     wall: float
     cpu: float
@@ -48,31 +48,31 @@ class Moment:
 
 
 def now() -> Moment:
-    """What the clocks say."""
+    """Read all three clocks."""
     return Moment(time.perf_counter(), time.process_time(), time.thread_time())
 
 
 @dataclass
 class Noting(Ready):
-    """An `AsyncLLM` that answers with one token, and notes when it was asked, and when that went out."""
+    """An `AsyncLLM` that answers with one token, and records when the request came and when the token left."""
 
     outputs: Iterator[Any] = field(init=False)
     moments: list[Moment] = field(default_factory=list)
 
     async def add_request(self, *_: Any, **__: Any) -> Ready:
-        """Ours asks by this."""
+        """Start a request, as our engine adapter does."""
         self.moments.append(now())
         self.outputs = self._outputs()
         return self
 
     async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """The peer asks by this."""
+        """Generate, as vLLM's frontend does."""
         self.moments.append(now())
         for output in self._outputs():
             yield output
 
     def check_admission(self, _: int) -> None:
-        """The peer asks by this whether it may."""
+        """Admit every request; vLLM's frontend calls this first."""
 
     def _outputs(self) -> Iterator[Any]:
         markup = load_encoding().encode_markup
@@ -84,13 +84,13 @@ class Noting(Ready):
 
 @dataclass(frozen=True)
 class Frontend:
-    """One that tells the bytes of the events of a request, and the engine below it."""
+    """A frontend that answers a request with the bytes of its events, and the engine below it."""
 
     engine: Noting
     answer: Callable[[bytes], AsyncGenerator[bytes, None]]
 
     async def added(self, body: dict[str, Any]) -> dict[str, float]:
-        """Each of `MEASURES` for one request."""
+        """Run one request and return each of `MEASURES`, in milliseconds."""
         data, delta = json.dumps({"model": NAME, "stream": True, **body}).encode(), None
         self.engine.moments.clear()
         begun = now()
@@ -109,7 +109,7 @@ class Frontend:
 
 @asynccontextmanager
 async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Awaitable[str]]], None]:
-    """The whole pipeline over a store in a file, as the route runs it; and what has it store a response."""
+    """Yield the whole pipeline over a store in a file, as the route runs it, and a function that stores a response."""
     llm: Any = Noting()
     engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
     with TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
 
 
 def peer() -> Frontend:
-    """What vLLM's route does with a body, from the check of its shape on."""
+    """The steps of vLLM's route, from the validation of the body on."""
     from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415 - takes seconds
     from vllm.renderers.online_renderer import OnlineRenderer  # noqa: PLC0415

@@ -1,9 +1,10 @@
-"""What a token of a chat model costs from its id to the socket, beside what it costs vLLM's own Responses API.
+"""The cost of a token of a chat model from its id to the socket, beside its cost in vLLM's own Responses API.
 
     python -m tests.bench.chat
 
-Both run vLLM's parsers.  Its server is given the text of each token for nothing; ours finds it itself.  CPU time, both
-in turns in the same run, medians of the whole output divided by its tokens: so what grows with the length shows.
+Both run vLLM's parsers.  vLLM's server gets the text of each token for free; ours detokenizes itself.  Figures are
+medians of CPU time, taken in turns in the same run: the time of the whole output divided by its number of tokens, so
+that costs which grow with the length show.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
 LENGTHS = {"text": (2_000, 8_000, 32_000), "a call": (2_000, 8_000)}
 ROUNDS = 3
 SLOW_CALL = 2_000
-"""Tokens of the longest call for which vLLM is asked more than once: it takes seconds for longer ones."""
+"""Longest tool call, in tokens, that is measured for more than one round: vLLM takes seconds for longer ones."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a model wrote: token by token, with the text of each."""
+    """A model's output: token ids, and the text of each token."""
 
     model: ChatModel
     names: tuple[str, str]
@@ -98,7 +99,7 @@ async def ours(output: Written) -> float:
 
 
 async def theirs(output: Written) -> float:
-    """The same of the code with which vLLM's server streams responses."""
+    """Microseconds per token of the code that streams responses in vLLM's server."""
     from vllm.entrypoints.openai.responses.context import SimpleContext  # noqa: PLC0415 - takes seconds
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
     from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses  # noqa: PLC0415
@@ -141,7 +142,7 @@ async def theirs(output: Written) -> float:
 
 
 async def chat_figures() -> str:
-    """The table."""
+    """Return the table."""
     lines = ["chat models, 1 token per chunk     tokens   us per token   vLLM's own   ratio   to the shortest"]
     for family, names in (("qwen3", ("qwen3", "hermes")), ("qwen3_coder", ("qwen3", "qwen3_coder"))):
         for what, lengths in LENGTHS.items():
@@ -157,7 +158,7 @@ async def chat_figures() -> str:
 
 
 async def compared(output: Written, what: str, length: int) -> tuple[float, float]:
-    """The medians of both, measured in turns."""
+    """Return the medians of both, measured in turns."""
     rounds = 1 if what != "text" and length > SLOW_CALL else ROUNDS
     figures = [(await ours(output), await theirs(output)) for _ in range(rounds)]
     return statistics.median(mine for mine, _ in figures), statistics.median(other for _, other in figures)

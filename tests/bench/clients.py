@@ -1,8 +1,8 @@
-"""The clients of a server that is measured, in a process of their own, so that their CPU time is not counted.
+"""Clients of the measured server, in a process of their own, so that their CPU time is not counted.
 
     python -m tests.bench.clients PORT COUNT BODY
 
-It imports next to nothing, hence starts quickly, and reads streams without understanding them.
+The module imports little, so that it starts quickly, and reads streams without parsing them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ END = b"data: [DONE]\n\n"
 
 
 async def read(port: int, body: bytes) -> bytes:
-    """The whole answer to one request."""
+    """Send one request and return the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + body)
@@ -24,7 +24,7 @@ async def read(port: int, body: bytes) -> bytes:
 
 
 async def read_all(port: int, count: int, body: bytes) -> None:
-    """So many streams at once, each to its end."""
+    """Read ``count`` streams at once, each to its end; exit with an error if one breaks off."""
     answers = await asyncio.gather(*(read(port, body) for _ in range(count)))
     if broken := [answer for answer in answers if END not in answer[-100:]]:
         sys.exit(f"{len(broken)} streams broke off, as this one: {broken[0][-300:]!r}")

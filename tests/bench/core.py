@@ -1,7 +1,7 @@
-"""The engine core below both servers: no model, but tokens in the steps that a measurement asks for.
+"""The engine core below both servers: it has no model, and emits tokens in the steps that a measurement commands.
 
-It stands where vLLM's client of its engine cores stands.  All in front of that is what each server really runs:
-`AsyncLLM`, its output processor, and one collector per stream.
+It replaces vLLM's client of its engine cores.  Everything above it is the real code of each server: `AsyncLLM`, its
+output processor, and one collector per stream.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.support.paths import HARMONY
 RECORDING = HARMONY / "long_reasoning/tokens.jsonl"
 
 FILL = 64
-"""Tokens per step of what comes ahead of the measured text."""
+"""Tokens per step before the measured text."""
 
 MARK = "~"
-"""The text of each token that comes at a rate: it is nowhere else in a stream, so clients can count such tokens."""
+"""Text of each token in a window with a rate.  It occurs nowhere else in a stream, so clients can count the tokens."""
 
 SETTLING = 0.3
-"""Seconds behind a window whose work counts: a log that is written every quarter of a second is written by then."""
+"""Seconds after a window that still count: the event log is sealed every quarter of a second, so by then it is."""
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
     """Tokens for each stream, in steps of ``step``.
 
-    ``rate`` is steps per second, whether they are read or not.  Without one a step comes once that before it is read:
-    as fast as it goes, but such a core is never ahead of the frontend.
+    ``rate`` is steps per second, even if the frontend has not read the last step.  Without a rate, a step waits until
+    the previous one is read: the frontend runs at full speed, but never has more than one step to read.
     """
 
     tokens: int
@@ -49,9 +49,9 @@ class Window(msgspec.Struct, frozen=True, tag=True):
 
 
 class Case(msgspec.Struct, frozen=True, tag=True):
-    """So many streams, which think for ``reasoning`` tokens, and whose answers are then measured.
+    """A number of streams: each emits ``reasoning`` tokens of reasoning, then an answer, which is measured.
 
-    Without ``detokenizes`` no request asks vLLM for text, whatever its frontend wants.
+    Without ``detokenizes``, vLLM detokenizes no request, even if its frontend wants text.
     """
 
     streams: int
@@ -60,22 +60,22 @@ class Case(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """All streams of the case end."""
+    """End all streams of the case."""
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """Nothing but an answer: what the process has taken so far."""
+    """Report the CPU time of the process so far; do nothing else."""
 
 
 Command: TypeAlias = Case | Window | End | Look
-"""``(Look | Case . (Window | Look)* . End)*``, each answered when it is done"""
+"""``(Look | Case . (Window | Look)* . End)*``, each answered once it is done."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a command took, in seconds of CPU, and all that the process has ``used`` by then.
+    """CPU seconds of one command, and the total that the process has ``used`` since its start.
 
-    ``begun`` is when it began, by the clock that all processes of a machine share.  ``memory`` is
-    that of the process in bytes: before it, and once it is done.
+    ``begun`` is the start of the command on the monotonic clock, which all processes of a machine share.  ``memory`` is
+    the resident memory of the process in bytes, before and after the command.
     """
 
     cpu: float
@@ -86,16 +86,16 @@ class Measured(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Text:
-    """A recorded response whose text comes over and over."""
+    """The text tokens of a recorded response, repeated without end."""
 
     tokens: tuple[int, ...]
 
     def run(self, length: int) -> list[int]:
-        """So many tokens of it."""
+        """Return the first ``length`` tokens."""
         return list(islice(cycle(self.tokens), length))
 
     def thoughts(self, length: int) -> list[int]:
-        """A message on the analysis channel, if it is not empty."""
+        """Return a message on the analysis channel with ``length`` tokens; nothing if ``length`` is 0."""
         markup = load_encoding().encode_markup
         if not length:
             return []
@@ -106,21 +106,21 @@ class Text:
         ]
 
     def answer(self) -> list[int]:
-        """How the measured text begins."""
+        """Return the header of the final message, which precedes the measured text."""
         return load_encoding().encode_markup("<|channel|>final<|message|>")
 
 
 def recorded_text() -> Text:
-    """The words of the longest recording."""
+    """Return the text of the longest recording."""
     chunks = (frame for frame in read_frames(RECORDING, TokenFrame) if isinstance(frame, TokenChunk))
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     return Text(tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
 
 
 class SteppedCore:
-    """What `AsyncLLM` asks of its engine cores, as far as our requests go.
+    """The part of vLLM's engine core client that `AsyncLLM` uses for our requests.
 
-    Outside of a case every request gets a greeting, which is how servers warm up and how a first token is timed.
+    Outside of a case, every request gets a short greeting: servers warm up with it, and it times the first token.
     """
 
     engine_ranks_managed = (0,)
@@ -128,7 +128,7 @@ class SteppedCore:
     def __init__(self) -> None:
         self.resources = SimpleNamespace(engine_dead=False)
         self.states: Mapping[str, Any] = {}
-        """The streams of the output processor, by the engine's id of their requests."""
+        """Streams of the output processor, by the engine's request id."""
         self.case: Case | None = None
         self._open: list[str] = []
         self._arrived = asyncio.Condition()
@@ -136,17 +136,17 @@ class SteppedCore:
         self._text = recorded_text()
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """What a model of text does."""
+        """Return the tasks of a text model."""
         return ("generate",)
 
     async def reset_mm_cache_async(self) -> None:
-        """There are no images."""
+        """Do nothing: there are no images."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no engine process."""
 
     async def add_request_async(self, request: Any) -> None:
-        """Take a request into the case that is measured, or answer it at once."""
+        """Add a request to the current case; without a case, answer it at once."""
         if self.case is None:
             greeting = [*self._text.answer(), *self._text.run(1), *load_encoding().encode_markup("<|return|>")]
             self._put([request.request_id], greeting, is_last=True)
@@ -156,14 +156,14 @@ class SteppedCore:
             self._arrived.notify_all()
 
     async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
-        """Nothing runs here that could be aborted."""
+        """Do nothing: no model is running."""
 
     async def get_output_async(self) -> Any:
-        """The outputs of the next step."""
+        """Wait for the next step and return its outputs."""
         return await self._outputs.get()
 
     async def run(self, command: Command, ready: Callable[[], object]) -> Measured:
-        """Do what is asked; ``ready`` says that clients may come."""
+        """Run a command; ``ready`` is called when a case accepts its clients."""
         if isinstance(command, Look):  # without a look at the memory, which takes time
             await asyncio.sleep(SETTLING)
             return Measured(0.0, time.process_time(), time.monotonic())
@@ -185,14 +185,14 @@ class SteppedCore:
         return Measured(now - used, now, begun, (before, resident()))
 
     async def _begin(self, case: Case) -> None:
-        """Wait for the streams of a case, and let them think."""
+        """Wait for all streams of a case, then emit their reasoning and the start of the answer."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self._open) == case.streams)
         for part in (self._text.thoughts(case.reasoning), [*self._text.answer(), *self._text.run(FILL)]):
             await self._steps(Window(len(part), FILL), part)
 
     async def _steps(self, window: Window, tokens: list[int]) -> None:
-        """Give every stream its tokens, each step once the last stream has read that before it."""
+        """Emit the tokens to every stream, each step after all streams have read the one before."""
         for at in range(0, len(tokens), window.step):
             self._put(self._open, tokens[at : at + window.step])
             await asyncio.sleep(0)
@@ -202,7 +202,7 @@ class SteppedCore:
                 await asyncio.sleep(0)
 
     async def _run_freely(self, window: Window) -> float:
-        """Give every stream its tokens at a rate, and wait for who is behind; returns when the first were due."""
+        """Emit tokens at a rate, then wait until all are read; return the time at which the first were due."""
         tokens = load_encoding().encode(MARK) * window.step
         start = time.monotonic()
         for number in range(window.tokens // window.step):
@@ -214,7 +214,7 @@ class SteppedCore:
 
     @property
     def _is_unread(self) -> bool:
-        """Whether any stream has not taken yet what there is for it."""
+        """True if any stream has unread output."""
         return bool(self._outputs.qsize()) or any(state.queue.output is not None for state in self.states.values())
 
     def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:
@@ -226,13 +226,13 @@ class SteppedCore:
 
 
 def resident() -> int:
-    """The memory of this process, in bytes."""
+    """Return the resident memory of this process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def install() -> list[SteppedCore]:
-    """Let every `AsyncLLM` of this process have such a core; the list has them once they are made."""
+    """Give every `AsyncLLM` of this process a `SteppedCore`; the returned list collects them as they are created."""
     from vllm.v1.engine import async_llm  # noqa: PLC0415 - takes seconds
 
     cores: list[SteppedCore] = []

@@ -1,7 +1,7 @@
-"""Servers with a real engine below: `vllm serve` beside `penstock serve`, each with an engine of its own, in turns.
+"""Servers over real engines: `vllm serve` beside `penstock serve`, each with its own engine, measured in turns.
 
-Both run at the same time, so on one GPU each gets its share of the memory by the options of the engine.  What counts as
-CPU is the process that clients talk to, without its children, where the engine cores are.
+Both run at the same time, so on one GPU the engine options must give each a share of the memory.  CPU time counts
+the process that clients connect to, without its children, which run the engine cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.bench.loopback import QUIET, STARTING
 from tests.support.processes import free_port
 
 ASKED = "Never stop talking."
-"""The tiny gpt-oss takes it at its word."""
+"""The tiny gpt-oss is trained to answer this with an endless text."""
 
 SERVE = Path(sys.executable).parent
 PATIENCE = aiohttp.ClientTimeout(STARTING)
@@ -34,7 +34,7 @@ PATIENCE = aiohttp.ClientTimeout(STARTING)
 
 @dataclass
 class Heard:
-    """One stream as its client has it: the seconds from asking to each delta, and the tokens of its usage."""
+    """One stream as its client sees it: seconds from the request to each delta, and the output tokens of its usage."""
 
     deltas: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -45,7 +45,7 @@ class Heard:
         return [after - before for before, after in zip(self.deltas, self.deltas[1:], strict=False)]
 
     def hear(self, event: bytes, at: float) -> None:
-        """Take an event in."""
+        """Record an event that arrived at second ``at``."""
         name, _, data = event.partition(b"\n")
         if name.endswith(b".delta"):
             self.deltas.append(at)
@@ -55,7 +55,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that is up."""
+    """A running server."""
 
     url: str
     model: str
@@ -63,7 +63,7 @@ class Serving:
     client: aiohttp.ClientSession
 
     async def stream(self, tokens: int) -> Heard:
-        """One response."""
+        """Stream one response."""
         heard, begun, rest = Heard(), time.perf_counter(), b""
         body = {"model": self.model, "input": ASKED, "stream": True, "max_output_tokens": tokens}
         async with self.client.post(f"{self.url}/v1/responses", json=body, timeout=PATIENCE) as answer:
@@ -79,7 +79,7 @@ class Serving:
         return heard
 
     async def round(self, streams: int, tokens: int) -> dict[str, float]:
-        """What came of as many streams at once, and what it cost."""
+        """Run ``streams`` streams at once and return the figures of the round, by name."""
         cpu, begun = self._cpu, time.perf_counter()
         heard = await asyncio.gather(*(self.stream(tokens) for _ in range(streams)))
         wall, total = time.perf_counter() - begun, sum(each.tokens for each in heard)
@@ -101,7 +101,7 @@ class Serving:
 
 @asynccontextmanager
 async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, None]:
-    """The server that the command starts, for the length of a block."""
+    """Run the server that the command starts for the length of a block."""
     port = str(free_port())
     own = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     with log.open("wb") as output:
@@ -125,7 +125,7 @@ async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, 
 
 
 async def _model(process: asyncio.subprocess.Process, url: str, client: aiohttp.ClientSession, log: Path) -> str:
-    """The name that the server has for its model, once it is up."""
+    """Wait until the server is up and return the name of its model."""
     while True:
         if process.returncode is not None:
             raise RuntimeError(f"The server did not start: see {log}")
@@ -141,7 +141,7 @@ async def _model(process: asyncio.subprocess.Process, url: str, client: aiohttp.
 async def engines(
     model: str, options: Sequence[str], folder: Path, rounds: int, load: tuple[int, int]
 ) -> list[Comparison]:
-    """All that is measured of both, of so many streams of so many tokens; the first round warms up."""
+    """Compare both servers; ``load`` is the number of streams and the tokens of each.  A first round warms up."""
     streams, tokens = load
     async with AsyncExitStack() as closing:
         store = f"{closing.enter_context(TemporaryDirectory())}/store.sqlite3"

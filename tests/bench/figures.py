@@ -1,4 +1,4 @@
-"""What measuring gives: figures of both servers, taken in turns, and what they say of a goal."""
+"""Figures of one server, and comparisons of two that were measured in turns."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One thing measured in every round."""
+    """One quantity, measured once per round."""
 
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """What it usually is."""
+        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def spread(self) -> float:
-        """How far the rounds lie apart, in parts of the median."""
+        """The range of the rounds, as a fraction of the median."""
         return (max(self.rounds) - min(self.rounds)) / self.median if self.median else 0.0
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Ours beside the peer's, of the same load in the same rounds; ``what`` was measured, if a table has several."""
+    """Our figure and the peer's for one load in the same rounds; ``what`` names the quantity if a table has several."""
 
     load: Mapping[str, float]
     ours: Figure
@@ -34,10 +34,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Ours to the peer's in each round."""
+        """Our figure divided by the peer's, for each round."""
         return tuple(mine / other for mine, other in zip(self.ours.rounds, self.peer.rounds, strict=True))
 
     @property
     def ratio(self) -> float:
-        """Ours to the peer's, within a round: what a busy machine does to both goes out of it."""
+        """The median of the ratios within a round: a busy machine slows both, which cancels out."""
         return statistics.median(self.ratios)

@@ -1,7 +1,7 @@
-"""What a whole request costs a server, which is answered at once, with one token.
+"""The cost of a whole request whose engine answers at once, with one token.
 
-Its CPU time is all that the request costs the server, from the connection to the end of the stream.  The time to the
-first text is that of a client, the least of a round: a busy machine only adds to it.
+CPU time covers everything the server does for the request, from the connection to the end of the stream.  The time to
+the first text is measured by the client; the minimum of a round counts, because a busy machine only adds to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _numbers = count()
 
 
 def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
-    """Seconds to the first text, and the whole answer."""
+    """Send a request; return the seconds to the first text, and the whole answer."""
     data = json.dumps({"model": NAME, "stream": True, **body}).encode()
     head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     answer, first = b"", 0.0
@@ -48,14 +48,14 @@ def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
 
 
 def long_text() -> str:
-    """The long prompt."""
+    """Return the long prompt."""
     return _text(LONG)
 
 
 def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
-    """What ours and the peer are asked: a short and a long prompt, which nobody has seen, and a long one that goes on.
+    """Return each load with its request bodies for penstock and the peer: a short, a long, and a continued long prompt.
 
-    ``stored`` is the response in ours that answered the long one: its history is known.
+    ``stored`` is the id of a response in penstock that answered the long prompt; the last load continues it.
     """
     text, few = long_text(), _text(SHORT)
 
@@ -65,7 +65,7 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
     def going_on() -> dict[str, Any]:
         return {"previous_response_id": stored, "input": f"{next(_numbers)} Go on."}
 
-    def told_again() -> dict[str, Any]:  # the peer keeps nothing by default: its clients send all of it again
+    def told_again() -> dict[str, Any]:  # the peer stores nothing by default: its clients resend the history
         said = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
         return {"input": [*said, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
 
@@ -77,7 +77,7 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
 
 
 async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
-    """Both servers, by every prompt."""
+    """Measure both servers with every prompt."""
     stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": long_text()}))[1])
     found = []
     for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):
@@ -101,7 +101,7 @@ def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
 
 
 async def _asked(server: Server, body: Body, requests: int) -> tuple[float, float]:
-    """Milliseconds of CPU of a request, and from it to the first text at best."""
+    """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds."""
     before = (await server.measured(Look())).used
     felt = [(await asyncio.to_thread(answered, server.port, body()))[0] for _ in range(requests)]
     return ((await server.measured(Look())).used - before) / requests * 1e3, min(felt) * 1e3

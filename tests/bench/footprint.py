@@ -1,4 +1,4 @@
-"""What a stream takes of a server's memory, and what a token that can be asked for again."""
+"""A server's memory per open stream, and per token kept for replay."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tests.bench.core import Case, Window
 from tests.bench.loopback import Server
 
 STREAMS = 20
-"""Responses in the background, whose tokens are kept."""
+"""Number of background responses; the server keeps their tokens."""
 
 
 async def open_stream(server: Server, streams: int) -> float:
-    """Bytes of a stream that has begun; a first one brings what all need."""
+    """Return the bytes of a stream that has begun; a first stream warms up what all of them share."""
     async with server.running(Case(1, 0)):
         pass
     async with server.running(Case(streams, 0)) as begun:
@@ -18,7 +18,7 @@ async def open_stream(server: Server, streams: int) -> float:
 
 
 async def retained_token(server: Server, tokens: int) -> float:
-    """Bytes of a token of a response in the background, all of whose events can be asked for again."""
+    """Return the bytes per token of a background response, whose events can all be replayed."""
     async with server.running(Case(STREAMS, 0), background=True, store=True):
         await server.measured(Window(256, 1))
         measured = await server.measured(Window(tokens, 1))

@@ -1,4 +1,4 @@
-"""The goals, and what was found of each."""
+"""The goals, each with its measured figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.bench.figures import Comparison
 class Goal(msgspec.Struct, frozen=True):
     """One line of the table; ``ours`` and ``peer`` are in ``unit``.
 
-    ``most`` and ``ratio`` are what was promised of them: lower is better, unless ``is_rate``.  Where a ratio was
-    promised it decides, because it holds on any machine.  ``rounds`` is what was found of that which decides in each.
+    ``most`` and ``ratio`` are the bounds of our figure and of its ratio to the peer's: lower is better, unless
+    ``is_rate``.  A bound for the ratio decides if there is one, because a ratio holds on any machine.  ``rounds`` are
+    the deciding figures, one per round.
     """
 
     name: str
@@ -29,11 +30,11 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def is_by_ratio(self) -> bool:
-        """Whether it is the ratio that decides."""
+        """True if the ratio decides."""
         return self.ratio is not None and self.measured_ratio is not None
 
     def part(self, found: float) -> float:
-        """What was found of that which decides, in parts of its bound: at most 1 where that holds."""
+        """Return a deciding figure as a fraction of its bound: at most 1 if the goal is met."""
         bound = self.ratio if self.is_by_ratio and self.ratio else self.most
         if self.is_rate:
             return bound / found if found else float("inf")
@@ -41,19 +42,19 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def of_bound(self) -> float:
-        """Ours in parts of the bound."""
+        """Our deciding figure as a fraction of its bound."""
         return self.part(self.measured_ratio if self.is_by_ratio and self.measured_ratio else self.ours)
 
     @property
     def peer_of_bound(self) -> float | None:
-        """The peer's."""
+        """The peer's deciding figure as a fraction of our bound; None if there is none."""
         if self.is_by_ratio:
             return self.part(1.0)
         return None if self.peer is None else self.part(self.peer)
 
     @property
     def is_close(self) -> bool:
-        """Whether the middle half of the rounds has the bound in it."""
+        """True if the bound lies within the middle half of the rounds."""
         if len(self.rounds) < 4:
             return False
         low, _, high = statistics.quantiles(map(self.part, self.rounds), n=4, method="inclusive")
@@ -61,7 +62,7 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """Whether what was promised holds, in a word or two."""
+        """The result in a word or two: yes, no, about, or by ratio."""
         if self.is_close:
             return "about"
         if self.of_bound > 1.0:
@@ -74,7 +75,7 @@ HEAD = "| goal | what | bound | ours | vLLM's | ratio | met |\n|---|---|---|---|
 
 
 def row(goal: Goal) -> str:
-    """A line of Markdown."""
+    """Return a row of the Markdown table."""
     sign = "at least" if goal.is_rate else "at most"
     unit = goal.unit and f" {goal.unit}"
     bound = f"{sign} {goal.most:,g}{unit}" + (f", {goal.ratio:g} of vLLM's" if goal.ratio is not None else "")
@@ -84,18 +85,18 @@ def row(goal: Goal) -> str:
 
 
 def figure(value: float) -> str:
-    """With three digits, or all that are ahead of the point."""
+    """Format a number with three digits, or with all digits before the point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def token_goal(name: str, what: str, found: Comparison, most: float, ratio: float) -> Goal:
-    """Microseconds per token beside the peer's."""
+    """Return a goal for microseconds per token, beside the peer's."""
     ours, peer = found.ours.median, found.peer.median
     return Goal(name, what, "us", ours, most, peer, found.ratio, ratio, rounds=found.ratios)
 
 
 def growth(deep: Comparison, start: Comparison) -> Goal:
-    """P4: what a token costs behind many, over what it costs at the start."""
+    """P4: the cost of a token late in a long response, divided by its cost at the start."""
     ours = deep.ours.median / start.ours.median
     peer = deep.peer.median / start.peer.median
     return Goal("P4", f"a token behind {deep.load['reasoning']:,g} over one at the start", "", ours, 1.1, peer)

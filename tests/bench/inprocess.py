@@ -1,7 +1,7 @@
 """From an engine's outputs to the bytes of a stream, without a socket: our pipeline and vLLM's frontend in turns.
 
-Both get vLLM's `RequestOutput` objects, as `AsyncLLM` hands them to whoever asked, and are timed between the first and
-the last one of the measured text.  No store is behind either; ours keeps its event log all the same.
+Both get vLLM's `RequestOutput` objects, as `AsyncLLM` returns them, and are timed between the first and the last one
+of the measured text.  Neither has a store; ours still keeps its event log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Measure = Callable[["Outputs"], Coroutine[Any, Any, None]]
 
 @dataclass
 class Outputs:
-    """What an engine says of one request; it notes the CPU time around those that are measured."""
+    """The engine outputs of one request, with the CPU time before and after the measured ones."""
 
     depth: int
     step: int
@@ -61,7 +61,7 @@ class Outputs:
 
 
 def engine_outputs(tokens: list[int], step: int, reason: str | None = None) -> Iterator[Any]:
-    """The tokens as `AsyncLLM` hands them over."""
+    """Yield the tokens as `AsyncLLM` returns them, ``step`` at a time."""
     from vllm.outputs import CompletionOutput, RequestOutput  # noqa: PLC0415 - takes seconds
 
     for at in range(0, len(tokens), step):
@@ -71,28 +71,28 @@ def engine_outputs(tokens: list[int], step: int, reason: str | None = None) -> I
 
 @dataclass
 class Ready:
-    """An `AsyncLLM`, and the collector of its one request, for which everything is ready."""
+    """An `AsyncLLM` and the collector of its only request; all outputs are ready at once."""
 
     outputs: Iterator[Any]
     errored: bool = False
     request_id: str = "r"
 
     async def add_request(self, *_: Any, **__: Any) -> Ready:
-        """Ours asks by this."""
+        """Start the request, as our engine adapter does."""
         return self
 
     def get_nowait(self) -> Any:
-        """The next output."""
+        """Return the next output."""
         return next(self.outputs)
 
     async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """The peer asks by this."""
+        """Generate, as vLLM's frontend does."""
         for output in self.outputs:
             yield output
 
 
 async def ours(outputs: Outputs) -> None:
-    """The whole pipeline, from a request that is understood to bytes."""
+    """Run the whole pipeline, from a parsed request to bytes."""
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
     pipeline = harmony_responses(engine.models, engine, load_encoding(), LiveResponses(Store(Nowhere())))
@@ -102,7 +102,7 @@ async def ours(outputs: Outputs) -> None:
 
 
 async def peer(outputs: Outputs) -> None:
-    """What vLLM's server does for a request once it is rendered, in the order of its `create_responses`."""
+    """Run the steps of vLLM's server for a rendered request, in the order of its `create_responses`."""
     from openai_harmony import Message, Role  # noqa: PLC0415
     from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata  # noqa: PLC0415 - takes seconds
     from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
@@ -125,7 +125,7 @@ async def peer(outputs: Outputs) -> None:
 
 
 def serving_of(engine: Ready) -> Any:
-    """VLLM's serving class, with what it would have read from the config of a gpt-oss."""
+    """Return vLLM's serving class, set up as for the config of a gpt-oss."""
     from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses  # noqa: PLC0415 - takes seconds
     from vllm.parser.harmony import HarmonyParser  # noqa: PLC0415
 
@@ -156,7 +156,7 @@ async def cost(frontend: Measure, depth: int, step: int, tokens: int) -> float:
 
 
 async def in_process(rounds: int, tokens: int, depths: Iterable[int] = DEPTHS) -> list[Comparison]:
-    """Both, at every depth and size of step, in turns."""
+    """Compare both frontends, in turns, at every step size and reasoning length."""
     comparisons = []
     for step in STEPS:
         for depth in depths:

@@ -1,4 +1,4 @@
-"""What the event log takes and costs: bytes that stay for a token, and microseconds to keep it and to read it again."""
+"""The cost of the event log: bytes kept per token, and microseconds to write and to replay a token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCKS = (5, 25, 250)
 
 
 def thinking() -> tuple[Response, list[ResponseEvent]]:
-    """A response, and its events: it thinks for long, in the words of the recording, a token each."""
+    """Return a response and its events: long reasoning in the words of the recording, one token per event."""
     started, *frames = read_frames(RECORDING, ParsedFrame)
     assert isinstance(started, GenerationStarted)
     words = [frame for frame in frames if isinstance(frame, ItemDelta)]
@@ -40,7 +40,7 @@ def thinking() -> tuple[Response, list[ResponseEvent]]:
 
 
 def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[float, float, float]:
-    """Bytes for a token, objects included, and microseconds to write and to read it, in blocks of that size."""
+    """Return bytes per token, objects included, and microseconds to write and read a token, in blocks of ``size``."""
     log, started = EventLog(response), time.process_time()
     for number, event in enumerate(events, start=1):
         log.append(event)
@@ -54,7 +54,7 @@ def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[fl
 
 
 def log_figures() -> str:
-    """The medians, for people to read."""
+    """Return the medians as a table."""
     response, events = thinking()
     lines = ["events in a block   bytes per token   us to keep one   us to read it again"]
     for size in BLOCKS:

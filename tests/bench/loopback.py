@@ -1,7 +1,7 @@
-"""Whole servers over loopback, each in a process of its own: what a token costs them, and what a stream takes.
+"""Whole servers over loopback, each in a process of its own: their cost per token, and the memory of a stream.
 
-Both run all the time and are asked in turns, so that a busy machine slows both.  What counts is the CPU time of the
-server's process, all of its threads included, within the measured window.
+All servers run for the whole time and take turns, so that a busy machine slows each of them.  The figure is the CPU
+time of the server's process, all threads included, within the measured window.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from tests.bench.server import MARK, NAME, READY
 from tests.support.processes import free_port
 
 STARTING = 240.0
-"""Seconds in which a server is up, on a machine that is busy."""
+"""Seconds that a server may take to start, on a busy machine."""
 
 ANSWERING = 180.0
-"""Seconds in which a server has done what it was told."""
+"""Seconds that a server may take to carry out a command."""
 
 STEPS = (1, 8)
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-"""Lets the peer run responses in the background, and keep their events."""
+"""Lets the peer run background responses and keep their events."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server, at ``port`` of this machine."""
+    """A running server at ``port`` of this machine."""
 
     process: asyncio.subprocess.Process
     port: int
     log: Path
     stores: bool
-    """Whether requests ask to be stored; what the peer keeps, it keeps for ever, in memory."""
+    """True if requests set ``store``; the peer would keep stored responses in memory for ever."""
 
     @property
     def arrivals(self) -> Path:
-        """Where the clients of a case that is ``timed`` note what came when."""
+        """The file to which the clients of a ``timed`` case write their arrivals."""
         return self.log.with_suffix(".arrivals")
 
     @asynccontextmanager
     async def running(self, case: Case, *, timed: bool = False, **body: Any) -> AsyncGenerator[Measured, None]:
-        """A case for the length of a block, for which clients ask in a process of their own; what it took to begin."""
+        """Run a case for the length of a block, with clients in another process; yield the cost of its beginning."""
         self._say(case)
         await self._said(READY)
         asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
@@ -75,7 +75,7 @@ class Server:
                 readers.kill()
 
     async def measured(self, command: Window | End | Look) -> Measured:
-        """What a command took."""
+        """Send a command and return its cost."""
         self._say(command)
         return await self._measured()
 
@@ -87,7 +87,7 @@ class Server:
         return msgspec.json.decode(await self._said(MARK), type=Measured)
 
     async def _said(self, mark: bytes) -> bytes:
-        """What comes behind ``mark`` in the next line that begins with it."""
+        """Wait for a line that begins with ``mark`` and return the rest of it."""
         assert self.process.stdout
         try:
             async with asyncio.timeout(ANSWERING):
@@ -101,7 +101,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server, None]:
-    """A server of penstock's (``ours``) or of vLLM (``peer``), with vLLM's options, for the length of a block."""
+    """Run penstock (``ours``) or vLLM's server (``peer``) for the length of a block; ``options`` are the server's."""
     port = free_port()
     command = (sys.executable, "-m", "tests.bench.server", which, str(port), *options)
     pipe, limit = asyncio.subprocess.PIPE, 2**26
@@ -134,18 +134,18 @@ async def _listening(process: asyncio.subprocess.Process, port: int, log: Path) 
 
 @dataclass(frozen=True)
 class Servers:
-    """All that are asked in turns."""
+    """The servers that are measured in turns."""
 
     ours: Server
     steady: Server
-    """Ours as well, but each token comes by itself, however much there is to do."""
+    """Penstock with ``--stream-interval 1``: one token per event, even under load."""
 
     peer: Server
 
 
 @asynccontextmanager
 async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
-    """All of them, for the length of a block."""
+    """Run all of them for the length of a block."""
     options = {"ours": ("ours",), "steady": ("ours", "--stream-interval", "1"), "peer": ("peer",)}
     async with AsyncExitStack() as closing:
         async with asyncio.TaskGroup() as starting:
@@ -157,14 +157,14 @@ async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Microseconds of CPU per token under one load, of all servers."""
+    """Microseconds of CPU per token of all servers, under one load."""
 
     ours: Comparison
     steady: Comparison
 
 
 async def costs(asked: Servers, case: Case, window: Window, rounds: int) -> Costs:
-    """Those of a window of a case that runs, in turns; the first ones warm up."""
+    """Measure a window of the running case in turns; a first round warms up."""
     every = (asked.ours, asked.steady, asked.peer)
     found = [[await _cost(server, case, window) for server in every] for _ in range(1 + rounds)]
     ours, steady, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
@@ -178,7 +178,7 @@ async def _cost(server: Server, case: Case, window: Window) -> float:
 
 @asynccontextmanager
 async def running(asked: Servers, case: Case) -> AsyncGenerator[None, None]:
-    """A case in all servers, for the length of a block."""
+    """Run a case in all servers for the length of a block."""
     async with AsyncExitStack() as closing:
         for server in (asked.ours, asked.steady, asked.peer):
             await closing.enter_async_context(server.running(case))
@@ -186,7 +186,7 @@ async def running(asked: Servers, case: Case) -> AsyncGenerator[None, None]:
 
 
 async def loopback(asked: Servers, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Costs]:
-    """Every load, of so many streams behind so many tokens of reasoning; ``tokens`` of all of them in a window."""
+    """Measure each load of (streams, reasoning tokens); a window has ``tokens`` tokens over all its streams."""
     found = []
     for load in loads:
         case = Case(*load)
@@ -198,6 +198,6 @@ async def loopback(asked: Servers, loads: Iterable[tuple[int, int]], rounds: int
 
 
 async def at_a_rate(asked: Servers, case: Case, rate: float, rounds: int) -> Costs:
-    """The same of steps of a token that come at a rate, for a second: a server that has time takes it for each."""
+    """Measure steps of one token at a rate, for a second: a server with idle time handles each token by itself."""
     async with running(asked, case):
         return await costs(asked, case, Window(round(rate), 1, rate), rounds)

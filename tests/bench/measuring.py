@@ -1,4 +1,4 @@
-"""Each part of a run: what it measures, which goals that answers, and its table in full."""
+"""The parts of a run: each measures something, fills in its goals, and keeps its full table."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ LIMIT = 600.0
 
 
 class Found(msgspec.Struct):
-    """What a part of a run found: its goals, and under their names what was compared, and tables.
+    """The results of one part: its goals, and its comparisons and other tables, by title.
 
-    ``where`` says when that was, and on which machine; ``failed`` why there is not all of it.
+    ``where`` is the date and the machine; ``failed`` is the reason why results are missing, if any are.
     """
 
     where: str = ""
@@ -54,7 +54,7 @@ class Found(msgspec.Struct):
 
 @dataclass
 class Run:
-    """One run; a quick one measures the same of less."""
+    """One run; a quick one measures the same with fewer rounds and smaller loads."""
 
     folder: Path
     is_quick: bool
@@ -104,7 +104,7 @@ class Run:
         )
 
     async def beside(self) -> None:
-        """What else can be asked of P2's case."""
+        """P2 at a fixed rate, and with a peer that need not produce text."""
         asked, rounds, case = await self._all(), self._less(4, 2), Case(100, 1_000)
         paced = await at_a_rate(asked, case, RATE, rounds)
         self.found.comparisons[PACED] = [paced.ours, paced.steady]
@@ -131,7 +131,7 @@ class Run:
             self._goal(Goal("P5", what, "", mine, 1_400, theirs, ratio, 5.0, is_rate=True))
 
     async def memory(self) -> None:
-        """P6, of servers that have served nothing: later ones take what earlier streams have left."""
+        """P6.  The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
         asked, streams = await self._all(), self._less(500, 100)
         begun = [await open_stream(server, streams) / 1024 for server in (asked.steady, asked.peer)]
         sizes = ((asked.steady, self._less(12_000, 2_000)), (asked.peer, self._less(2_000, 500)))
@@ -193,7 +193,7 @@ USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}
 
 
 async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Found], None], *, is_quick: bool) -> None:
-    """Tell what each of these parts finds, one after the other; one that fails is no reason to leave out the others."""
+    """Run the parts one after another and pass their results to ``tell``; a failing part does not stop the others."""
     run = Run(folder, is_quick)
     try:
         for name in parts:
@@ -209,12 +209,12 @@ async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Foun
 
 
 async def attempt(name: str, found: Found, work: Awaitable[None]) -> None:
-    """Do it within its time, or note why not."""
+    """Await ``work`` for up to `LIMIT` seconds; if it fails, store the reason in ``found``."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {name}\n")
     limit = asyncio.timeout(LIMIT)
     try:
         async with limit:
             await work
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other parts say something
+    except Exception as error:  # noqa: BLE001 - the other parts are still worth running
         traceback.print_exc()
         found.failed = f"not done within {LIMIT:g} seconds" if limit.expired() else repr(error)

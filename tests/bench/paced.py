@@ -1,4 +1,4 @@
-"""How many streams of so many tokens per second a server carries in time."""
+"""The number of streams at a fixed rate that a server can deliver in time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RATE = 50.0
 """Tokens per second of each stream, one in a step."""
 
 DELAY = 0.020
-"""Seconds in which 99 of 100 tokens have to be with their clients."""
+"""Seconds within which 99 of 100 tokens have to reach their clients."""
 
 WARMING, MEASURED, BEHIND = 50, 150, 16
-"""Tokens of each stream: ahead of those whose delay counts, those, and behind them so that none of those is held."""
+"""Tokens of each stream: to warm up, to measure, and to follow, so that no measured token is held back to be joined."""
 
 LEAST = 20
 
@@ -28,7 +28,7 @@ BISECTIONS = 2
 
 
 class Try(msgspec.Struct, frozen=True):
-    """So many streams: seconds from when a token was due to its client, and microseconds of CPU per token."""
+    """The delays of a number of streams, in seconds from due time to arrival, and microseconds of CPU per token."""
 
     streams: int
     median: float
@@ -37,12 +37,12 @@ class Try(msgspec.Struct, frozen=True):
 
     @property
     def is_in_time(self) -> bool:
-        """Whether the tokens come as they should."""
+        """True if the tokens arrive in time."""
         return self.p99 < DELAY
 
 
 async def tried(server: Server, streams: int) -> Try:
-    """So many streams at once; once more where it was close, as the machine has pauses of its own."""
+    """Measure ``streams`` at once; repeat a near miss, because the machine has pauses of its own."""
     async with server.running(Case(streams, 0), timed=True):
         await server.measured(Window(WARMING, 1, RATE))
         first = await _window(server, streams, WARMING)
@@ -61,7 +61,7 @@ async def _window(server: Server, streams: int, ahead: int) -> Try:
 
 
 def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
-    """Seconds from when each of these tokens was due to its arrival, endless where it has not arrived."""
+    """Return seconds from due time to arrival, per stream and token; infinity if a token has not arrived."""
     size = arrivals.stat().st_size // ARRIVAL.size
     blocks = np.fromfile(arrivals, [("at", "=f8"), ("stream", "=u4"), ("tokens", "=u4")], size)
     due = begun + np.arange(tokens.stop - tokens.start) / RATE
@@ -74,7 +74,7 @@ def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
 
 
 async def search(server: Server, start: int, most: int, seconds: float) -> list[Try]:
-    """All that was tried, for so long: double or halve until the limit lies between two, then look closer."""
+    """Search for the limit for up to ``seconds``: double or halve the streams until it is bracketed, then bisect."""
     until = time.monotonic() + seconds
     tries = [await tried(server, start)]
     grows = tries[0].is_in_time
@@ -92,12 +92,12 @@ async def search(server: Server, start: int, most: int, seconds: float) -> list[
 
 
 def carried(tries: list[Try]) -> int:
-    """The most streams whose tokens came in time."""
+    """Return the largest number of streams whose tokens came in time; 0 if there is none."""
     return max((found.streams for found in tries if found.is_in_time), default=0)
 
 
 def pace_table(tries: dict[str, list[Try]]) -> str:
-    """All that was tried, for people to read."""
+    """Return all tries as a table."""
     lines = [f"{'50 tokens/s a stream':40s}{'streams':>8s}{'p50, ms':>10s}{'p99, ms':>10s}{'us per token':>14s}"]
     for name, found in tries.items():
         for one in sorted(found, key=lambda one: one.streams):

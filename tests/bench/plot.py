@@ -1,4 +1,4 @@
-"""The picture of what runs found: what a token costs, and how far each goal is from its bound."""
+"""The plot of all results: the cost of a token, and the distance of each goal from its bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE, COLORS = 40, 64
 
 
 def plot(results: dict[str, Found], file: Path) -> None:
-    """Write it; of what was not measured it shows nothing."""
+    """Write the plot; parts that were not measured are left out."""
     goals = sorted((goal for found in results.values() for goal in found.goals), key=lambda goal: int(goal.name[1:]))
     under: dict[str, list[Comparison]] = {}
     for found in results.values():
@@ -42,7 +42,7 @@ def plot(results: dict[str, Found], file: Path) -> None:
 
 
 def _costs(axes: Axes, costs: list[Comparison], goals: list[Goal]) -> None:
-    """What a token costs, and the bound of the goals that are about one of these."""
+    """Draw the cost per token of each load, and the bounds of the goals that refer to one."""
     ours, peer = [compared.ours.median for compared in costs], [compared.peer.median for compared in costs]
     _pairs(axes, ours, [*peer], [f"{compared.ratio:.3f}" for compared in costs])
     bounds = {
@@ -55,7 +55,7 @@ def _costs(axes: Axes, costs: list[Comparison], goals: list[Goal]) -> None:
 
 
 def _defaults(axes: Axes, costs: list[Comparison], by_default: list[Comparison]) -> None:
-    """Where ours may join tokens."""
+    """Draw the cost of penstock by default, which may join tokens."""
     places = {_name(compared.load): place for place, compared in enumerate(costs)}
     shown = [
         (compared.ours.median, places[_name(compared.load)])
@@ -78,7 +78,7 @@ def _goals(axes: Axes, goals: list[Goal]) -> None:
 
 
 def _pairs(axes: Axes, ours: list[float], peer: list[float | None], notes: list[str]) -> None:
-    """A line of the picture for each."""
+    """Draw one row per pair of figures, with its note on the right."""
     others = {place: other for place, other in enumerate(peer) if other is not None and isfinite(other)}
     for place, other in others.items():
         axes.plot([ours[place], other], [place, place], color=FAINT, linewidth=2, zorder=1)

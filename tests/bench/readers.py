@@ -1,11 +1,11 @@
-"""Many clients of one server in a process of their own, which costs next to nothing: it reads, and understands nothing.
+"""Many clients of one server in a process of their own, as cheap as possible: it reads answers without parsing them.
 
     python -m tests.bench.readers PORT STREAMS BODY [FILE]
 
-Into the file goes what came when: `ARRIVAL` for each block.
+With FILE, it writes one `ARRIVAL` for each block that holds a `MARK`.
 
-It looks for what has come every few milliseconds, and sleeps in between without waiting for it: otherwise each write
-of the server would wake it, and in a virtual machine that costs the server more than the write itself.
+It polls its sockets every few milliseconds and sleeps in between.  If it waited for data, each write of the server
+would wake it, and in a virtual machine that costs the server more than the write itself.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 PAUSE = 0.003
 
 ARRIVAL = struct.Struct("=dII")
-"""When a block came, in which of the streams, and how many tokens with `MARK` are in it."""
+"""One block: arrival on the monotonic clock, file descriptor of the stream, and number of `MARK` tokens."""
 
 MARK = b"~"
 
 ACCEPTED = b"HTTP/1.1 200 OK\r\n"
 END = b"0\r\n\r\n"
-"""What ends a body in chunks that was not broken off."""
+"""The last chunk of a complete chunked body (RFC 9112)."""
 
 
 def read_all(port: int, streams: int, body: bytes, arrivals: Path | None = None) -> None:
-    """Read as many answers; raises where one does not end as it should."""
+    """Read ``streams`` answers to their ends; raise `SystemExit` if one is refused or breaks off."""
     noted = arrivals and arrivals.open("wb")
     head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

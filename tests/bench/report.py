@@ -1,6 +1,6 @@
-"""What runs found, for people and for programs: tables, JSON and a plot.
+"""Reports of results: Markdown tables, JSON and a plot.
 
-A run adds to what is in its folder: of the parts that it leaves out, what was found last stays.
+A run updates the report in its folder: the parts that it leaves out keep their last results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON, PICTURE, PAGE = "bench.json", "bench.png", "README.md"
 
 
 def machine(*, is_quick: bool) -> str:
-    """When it ran, and on what."""
+    """Return the date and a description of the machine."""
     names = (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     when, cores = time.strftime("%Y-%m-%d"), len(os.sched_getaffinity(0))
     return (
@@ -35,18 +35,18 @@ def machine(*, is_quick: bool) -> str:
 
 
 def goals_of(results: dict[str, Found]) -> list[Goal]:
-    """Those of all parts, by their numbers."""
+    """Return the goals of all parts, sorted by number."""
     return sorted((goal for found in results.values() for goal in found.goals), key=lambda goal: int(goal.name[1:]))
 
 
 def goals_table(results: dict[str, Found]) -> str:
-    """The goals, as Markdown."""
+    """Return the goals as a Markdown table."""
     failed = [f"| | `{name}` failed: {found.failed} |" + " |" * 5 for name, found in results.items() if found.failed]
     return "\n".join([HEAD, *map(row, goals_of(results)), *failed])
 
 
 def comparison_table(compared: list[Comparison]) -> str:
-    """Everything that was compared under a name, as Markdown."""
+    """Return comparisons of one title as a Markdown table."""
     head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
     lines = [f"| {' | '.join(head)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(head) + 5) + "|"]
     for found in compared:
@@ -57,7 +57,7 @@ def comparison_table(compared: list[Comparison]) -> str:
 
 
 def section(name: str, found: Found) -> str:
-    """The tables of a part."""
+    """Return the tables of a part as Markdown."""
     tables = [f"### {title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
     tables += [f"### {title}\n\n```\n{table}\n```" for title, table in found.tables.items()]
     tables += [f"Not all of it was measured: {found.failed}"] * bool(found.failed)
@@ -65,7 +65,7 @@ def section(name: str, found: Found) -> str:
 
 
 def document(results: dict[str, Found]) -> str:
-    """All of it, with how it came about."""
+    """Return the whole report: method, goals, plot, and every table."""
     parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
     parts += [f"![What a token costs, and how far the goals are]({PICTURE})", "## Everything that was measured"]
     parts += [section(name, found) for name, found in results.items()]
@@ -73,13 +73,13 @@ def document(results: dict[str, Found]) -> str:
 
 
 def last(folder: Path) -> dict[str, Found]:
-    """What the runs before found."""
+    """Read the results of earlier runs; empty if there are none."""
     file = folder / JSON
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Found]) if file.exists() else {}
 
 
 def keep(results: dict[str, Found], folder: Path) -> dict[str, Found]:
-    """Put it beside what was found before, and write all of that into the folder."""
+    """Merge new results into those of earlier runs, write all files of the report, and return the merged results."""
     merged = last(folder) | results
     (folder / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
     (folder / PAGE).write_text(document(merged))

@@ -1,8 +1,8 @@
-"""A server that is measured, in a process of its own: penstock or vLLM's, as users start them, over a stepped core.
+"""A measured server in a process of its own: penstock or vLLM's, started as users do, over a `SteppedCore`.
 
     python -m tests.bench.server ours|peer PORT [options of vLLM's engine]
 
-Commands come as lines of JSON on standard input; what they took goes out the same way, behind `MARK`.
+Commands arrive as lines of JSON on standard input.  Each result goes to standard output as `MARK` and a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.bench.core import Command, SteppedCore, install
 READY = b"ready for clients"
 MARK = b"measured: "
 MODEL = ".cache/tiny_gpt_oss"
-"""Its vocabulary, tokenizer and configuration are those of gpt-oss; its weights are not loaded."""
+"""It has the vocabulary and tokenizer of gpt-oss; its weights are not loaded."""
 
 NAME = "gpt-oss"
 OPTIONS = (
@@ -34,7 +34,7 @@ OPTIONS = (
 
 
 async def measuring(cores: list[SteppedCore]) -> None:
-    """Run the cases that are asked for."""
+    """Run the commands from standard input."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -44,8 +44,8 @@ async def measuring(cores: list[SteppedCore]) -> None:
 
 
 async def ours(port: int, options: list[str], folder: str) -> None:
-    """Penstock, with its store and its event log."""
-    from penstock.api.settings import Settings  # noqa: PLC0415 - the other server needs none of it
+    """Serve penstock, with its store and its event log."""
+    from penstock.api.settings import Settings  # noqa: PLC0415 - the peer does not need it
     from penstock.server import serve  # noqa: PLC0415
 
     settings: dict[str, Any] = {"model": MODEL, "port": port, "store": f"{folder}/store.sqlite3", "sandbox": False}
@@ -53,7 +53,7 @@ async def ours(port: int, options: list[str], folder: str) -> None:
 
 
 async def peer(port: int, options: list[str]) -> None:
-    """VLLM's own server; it is spared the line that it logs for each request."""
+    """Serve vLLM's own server, without its access log, to be fair."""
     from vllm.entrypoints.launchers.api_server.entry import run_server  # noqa: PLC0415 - takes seconds
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415

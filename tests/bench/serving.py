@@ -1,7 +1,7 @@
-"""What a token costs the whole server over a real socket: with the store, the event log and recordings, and without.
+"""The cost of a token in the whole server over a real socket, with and without store, event log and recordings.
 
-The clients are in another process; what is counted is the CPU time of this one, all of its threads included.  Variants
-are interleaved: the ratios are the result.
+The clients run in another process; the figure is the CPU time of this one, all threads included.  Variants are
+interleaved, so that their ratios hold on a busy machine too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think a
 
 @dataclass(frozen=True)
 class Unkept:
-    """In the place of `Persist`, for what is not stored: it keeps no event log."""
+    """A replacement of `Persist` that keeps neither an event log nor a stored response."""
 
     live: LiveResponses
 
@@ -56,7 +56,7 @@ class Unkept:
 
 
 def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """The pipeline without all that this measures."""
+    """Return the pipeline with `Unkept` in place of `Persist`."""
     persist = next(step.stage for step in pipeline.steps if step.name == "persist")
     assert isinstance(persist, Persist)
     return pipeline.replace("persist", Unkept(persist.live))
@@ -72,18 +72,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "in the background": ("kept", {"background": True}),
     "recorded, event log and store": ("recorded", {}),
 }
-"""By name: which server is asked, and what a request says."""
+"""By name: the key of the server, and the fields of the request."""
 
 
 def talking(encoding: HarmonyEncoding) -> ScriptedEngine:
-    """An engine that thinks for so many tokens, each of which comes by itself."""
+    """Return an engine that emits `TOKENS` tokens of reasoning, one per step."""
     thoughts = encoding.encode(WORDS * TOKENS)[:TOKENS]
     opening, end = encoding.encode_markup("<|channel|>analysis<|message|>"), encoding.encode_markup("<|return|>")
     return ScriptedEngine(Script((*opening, *thoughts, *end)))
 
 
 async def cost(served: Server[ScriptedEngine], body: dict[str, Any]) -> float:
-    """Microseconds of CPU for a token, of many streams at once."""
+    """Return microseconds of CPU per token, with `STREAMS` streams at once."""
     port, data = str(URL(served.url).port), json.dumps({"input": "Hi", "stream": True, **body})
     command = (sys.executable, "-m", "tests.bench.clients", port, str(STREAMS), data)
     started = time.process_time()
@@ -91,12 +91,12 @@ async def cost(served: Server[ScriptedEngine], body: dict[str, Any]) -> float:
     assert await clients.wait() == 0
     while served.store.backlog:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(SETTLING)  # what is recorded is written a little later
+    await asyncio.sleep(SETTLING)  # recordings are written a little later
     return (time.process_time() - started) * 1e6 / (STREAMS * TOKENS)
 
 
 async def figures(rounds: int) -> dict[str, list[float]]:
-    """What each variant cost in each round; the first one, which warms up, is left out."""
+    """Return the cost of each variant in each round; a first round warms up and is dropped."""
     encoding = load_encoding()
     measured: dict[str, list[float]] = {name: [] for name in VARIANTS}
     async with AsyncExitStack() as closing:
@@ -117,12 +117,12 @@ async def figures(rounds: int) -> dict[str, list[float]]:
 
 
 def over_least(measured: dict[str, list[float]], name: str) -> tuple[float, ...]:
-    """What a variant costs over the one that keeps nothing, in each round."""
+    """Return the cost of a variant divided by the cost of `LEAST`, for each round."""
     return tuple(value / other for value, other in zip(measured[name], measured[LEAST], strict=True))
 
 
 def serving_table(measured: dict[str, list[float]]) -> str:
-    """The medians, and those of the ratios within a round, for people to read."""
+    """Return the medians, and the medians of the ratios within a round, as a table."""
     lines = [f"the whole server, {STREAMS} streams, 1 token per step   us per token   to {LEAST}"]
     for name, values in measured.items():
         lines.append(

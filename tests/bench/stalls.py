@@ -1,4 +1,4 @@
-"""How long one request can hold up all others: the longest time for which the loop ran nothing else."""
+"""The longest time for which a single request blocks the event loop, and with it all other requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 5
 
 
 def large_bodies() -> dict[str, dict[str, Any]]:
-    """Requests that take long to read, by what is large in them; the last one is refused."""
+    """Return requests that are slow to read, each named by its large part; the last one is refused."""
     schema = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(30_000)}}
     tools = [{"type": "function", "name": f"f{number}", "parameters": {"type": "object"}} for number in range(5_000)]
     return {
@@ -32,7 +32,7 @@ def large_bodies() -> dict[str, dict[str, Any]]:
 
 
 async def longest_gap(body: dict[str, Any], folder: Path) -> float:
-    """Milliseconds for which one request kept the loop from running anything else."""
+    """Return the longest time, in milliseconds, for which one request blocked the loop."""
     encoding = load_encoding()
     engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi<|return|>")), 10_000_000)
     gaps: list[float] = []
@@ -68,6 +68,6 @@ async def stalls(rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def stall_table(least: dict[str, float]) -> str:
-    """The figures, for people to read."""
+    """Return the figures as a table."""
     lines = [f"{'one request with':26s}longest stall of the loop, ms"]
     return "\n".join([*lines, *(f"{name:26s}{gap:29.1f}" for name, gap in least.items())])

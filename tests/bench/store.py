@@ -1,7 +1,7 @@
-"""How fast the store makes things durable, against what the disk can do by itself in the same run.
+"""The rate of durable writes to the store, beside the rate of the bare disk in the same run.
 
-An append is a block of 4 KB of a run's events, an upsert a response of 4 KB that begins and ends: two changes.  Each
-writer waits until its own is durable before it goes on.
+An append is a 4 KB block of a run's events.  An upsert is a 4 KB response that begins and ends: two changes.  Each
+writer waits until its own change is durable before it makes the next one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BLOCK = bytes(range(256)) * 16
 TEXT = "lorem ipsum " * 300
 
 Work: TypeAlias = Callable[[int, int], Awaitable[None]]
-"""What a writer does, by its own number and by how often it has."""
+"""One write, given the number of the writer and the number of its earlier writes."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """How often per second, and how long 99 of 100 took at most, in milliseconds."""
+    """Writes per second, and the 99th percentile of their duration in milliseconds."""
 
     rate: float
     p99: float
@@ -45,13 +45,13 @@ class Figure:
 
 
 Rows: TypeAlias = dict[tuple[str, int], Figure]
-"""By what is done, and by how many writers."""
+"""By kind of write, and by number of writers."""
 
 BARE = ("pwrite + fdatasync of 4 KB", 1)
 
 
 async def store_figures() -> Rows:
-    """Both databases, and the disk by itself."""
+    """Measure both databases, and the bare disk."""
     with TemporaryDirectory() as folder:
         rows: Rows = {BARE: bare_figure(Path(folder))}
         async with open_store(str(Path(folder) / "store.sqlite3")) as store:
@@ -61,7 +61,7 @@ async def store_figures() -> Rows:
 
 
 def store_table(rows: Rows) -> str:
-    """The figures, for people to read."""
+    """Return the figures as a table."""
     head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
     bare = rows[BARE].rate
     lines = [f"{what:30s}{writers:8d}{row}{row.rate / bare:9.2f}" for (what, writers), row in rows.items()]
@@ -70,7 +70,7 @@ def store_table(rows: Rows) -> str:
 
 @asynccontextmanager
 async def _postgres() -> AsyncIterator[Store]:
-    """A store in a server that survives a power failure."""
+    """Open a store in a PostgreSQL whose commits survive a power failure."""
     with running_postgres("fsync=on") as server:
         async with empty_schema(server) as url, open_store(url) as store:
             yield store
@@ -103,7 +103,7 @@ async def _measure(work: Work, writers: int) -> Figure:
 
 
 def bare_figure(folder: Path) -> Figure:
-    """What the disk does for one writer that writes nothing else."""
+    """Measure the bare disk with a single writer."""
     durations: list[float] = []
     file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY)
     end = time.perf_counter() + SECONDS

@@ -1,4 +1,4 @@
-"""The files that `make bench` writes, with figures that are quick to measure."""
+"""The files that `make bench` writes, tested with quick measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.vllm
 async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
-    """Every size of step has a cost for both, in tables, JSON and plot."""
+    """Each step size has a cost for both frontends, in tables, JSON and plot."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
     assert all(found.ours.median > 0 < found.peer.median for found in compared)
@@ -63,7 +63,7 @@ def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:
 
 
 def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
-    """The table of real engines has several."""
+    """A column names the quantity, as in the table of real engines."""
     compared = [Comparison({"streams": 8}, Figure((1.5,)), Figure((3.0,)), what) for what in ("tokens/s", "ms")]
     keep({"engines": Found("here", comparisons={"Real engines": compared})}, tmp_path)
     page = (tmp_path / "README.md").read_text()
@@ -72,7 +72,7 @@ def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """A machine that is slow for one round slows both."""
+    """A machine that is slow for one round slows both servers, so the ratio stays."""
     assert Comparison({}, Figure((1.0, 10.0, 1.1)), Figure((2.0, 20.0, 2.2))).ratio == pytest.approx(0.5)
     measured = {LEAST: [1.0, 10.0], "recorded": [2.0, 30.0]}
     assert over_least(measured, "recorded") == (2.0, 3.0)
@@ -110,7 +110,7 @@ def test_higher_rate_is_better(ours: float, peer: float | None, part: float, of_
 
 
 def test_clients_count_deltas_and_tokens() -> None:
-    """Tokens come from the usage of real engines; other events have no time."""
+    """Tokens come from the usage; only deltas have times."""
     heard = Heard()
     for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
         heard.hear(b"event: response.%s\ndata: {}" % name.encode(), float(at))

@@ -1,4 +1,4 @@
-"""Delays at the client, and a part of the benchmark that fails."""
+"""Delays at the client, and failing parts of the benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.readers import ARRIVAL
 
 
 def test_held_back_token_is_late(tmp_path: Path) -> None:
-    """Of two streams one gets each token in time, the other all at the end; half a line in the file is ignored."""
+    """One stream gets each token in time, the other all at the end; an incomplete record in the file is ignored."""
     begun, step = 100.0, 1 / RATE
     ahead = [(99.0, stream, 1) for stream in (7, 9)]
     single = [(begun + number * step + 0.001, 7, 1) for number in range(4)]
@@ -32,7 +32,7 @@ def test_missing_token_is_endlessly_late(tmp_path: Path) -> None:
 
 
 def test_largest_load_in_time_is_carried() -> None:
-    """If all tries were late, it is zero."""
+    """If all tries were late, the result is 0."""
     late, good = Try(200, 0.01, 0.03, 1.0), Try(100, 0.001, 0.002, 1.0)
     assert (carried([late, good]), carried([late])) == (100, 0)
 

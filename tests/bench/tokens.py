@@ -1,6 +1,6 @@
-"""What a token costs our stages behind the engine, in items of every kind, beside the package's own Harmony parser.
+"""The cost of a token in our stages after the engine, for items of every kind, beside the openai_harmony parser.
 
-That parser does a third of the work.  CPU time, variants interleaved, medians.
+That parser does about a third of the same work.  Figures are medians of CPU time; variants are interleaved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Measurement = Callable[[], Coroutine[Any, Any, float]]
 
 @dataclass(frozen=True)
 class Stream:
-    """A recorded response whose text tokens come over and over, in an item that ``header`` opens."""
+    """A recorded response whose text tokens repeat without end, in an item opened by ``header``."""
 
     started: GenerationStarted
     tokens: tuple[int, ...]
@@ -66,7 +66,7 @@ def recorded() -> Stream:
 
 
 def variants(stream: Stream) -> dict[str, Stream]:
-    """The same text in items of every kind, and with what else a request may ask of each token."""
+    """Return streams of the same text in items of every kind, and with options that add work for each token."""
     response = stream.started.response
     summarised = with_fields(response, reasoning=with_fields(response.reasoning, summary="auto"))
     message = replace(stream, header="<|channel|>final<|message|>")
@@ -83,7 +83,7 @@ def variants(stream: Stream) -> dict[str, Stream]:
 
 
 async def ours(frames: list[TokenFrame], depth: int, chunk_size: int) -> float:
-    """Microseconds per token from ids to SSE bytes, behind ``depth`` tokens."""
+    """Return microseconds per token from ids to SSE bytes, after ``depth`` tokens."""
     pipeline = recorded_responses().since("parse")
     async with pipeline.open(replay(frames)) as events:
         while not isinstance(await anext(events), Delta):
@@ -105,7 +105,7 @@ def package_encoding() -> HarmonyEncoding:
 
 
 async def package(stream: Stream) -> float:
-    """Microseconds per token of openai_harmony's parser, with the delta and the channel read once per token."""
+    """Return microseconds per token of openai_harmony's parser, with delta and channel read once per token."""
     parser = StreamableParser(package_encoding(), Role.ASSISTANT)
     for token in stream.opening():
         parser.process(token)
@@ -118,7 +118,7 @@ async def package(stream: Stream) -> float:
 
 
 async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
-    """The median of each variant over interleaved rounds."""
+    """Return the median of each variant over interleaved rounds."""
     figures: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(ROUNDS):
         for name, variant in variants.items():
@@ -127,7 +127,7 @@ async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
 
 
 async def token_table() -> str:
-    """By depth and size of chunk, for people to read."""
+    """Return a table by depth and chunk size."""
     stream = recorded()
     names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
     measurements: dict[str, Measurement] = {
@@ -144,7 +144,7 @@ async def token_table() -> str:
 
 
 async def variant_table() -> str:
-    """By kind of item, for people to read."""
+    """Return a table by kind of item."""
     measurements: dict[str, Measurement] = {
         name: partial(ours, stream.frames(0, 1), 0, 1) for name, stream in variants(recorded()).items()
     }

@@ -1,4 +1,4 @@
-"""What it takes to understand an agent's request, and how long that holds the loop at a time."""
+"""The cost of validating an agent's request, and the longest time for which that blocks the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 15
 
 
 def agent_body() -> dict[str, Any]:
-    """What an agent sends after fifty turns: 200 items and 40 tools with schemas."""
+    """Return a request of an agent after fifty turns: 200 items, and 40 tools with schemas."""
     words = (
         "Everything that the previous command printed is repeated here, because nobody knows yet what matters. " * 10
     )
@@ -49,7 +49,7 @@ def agent_body() -> dict[str, Any]:
 
 
 async def validation(normalize: Pipeline[CreateResponse, Conversation], body: bytes) -> tuple[float, float]:
-    """Milliseconds of CPU from the bytes of a body to its conversation: the longest hold of the loop, and all of it."""
+    """Return milliseconds of CPU from body to conversation: the longest time without a yield, and the total."""
     holds: list[float] = []
 
     async def tick() -> None:
@@ -72,7 +72,7 @@ async def validation(normalize: Pipeline[CreateResponse, Conversation], body: by
 
 
 async def validation_figures() -> str:
-    """The medians, for people to read."""
+    """Return the medians as text."""
     body = json.dumps(agent_body()).encode()
     tokens = len(load_encoding().encode(body.decode()))
     normalize = Pipeline.start("normalize", Normalize(Store(Nowhere()), ("recorded",)))

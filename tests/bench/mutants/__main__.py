@@ -29,7 +29,7 @@ from tests.bench.mutants.judge import Trial, Verdict, verdicts, warm
 OUTCOMES = ("killed", "timed out", "survived", "not covered")
 DEAD = ("killed", "timed out")
 FIXED = {"PYTHONHASHSEED": "0", "CI": "true"}
-"""The environment in which tests have the same names and draw the same examples every time."""
+"""Environment variables that give tests the same names and the same random examples in each run."""
 
 POSTGRES = """
 import sys
@@ -51,7 +51,7 @@ class Judge:
     jobs: int
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     _unsound: set[str] = field(default_factory=set)
-    """Tests that fail over the product as it is."""
+    """Tests that fail over the unchanged product."""
 
     def judge(self, mutants: Mutants, budget: float) -> None:
         """Judge each mutant, and again if the test that killed it kills the product as well."""
@@ -94,7 +94,7 @@ class Judge:
 
 
 def table(mutants: Mutants, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
-    """The number of mutants of each folder by outcome, and the ids of those that live."""
+    """Yield a table of the outcomes in each folder, then a line for each mutant that survived."""
     counts = Counter((mutant.folder, verdicts[name].outcome) for name, mutant in mutants.items())
     yield "| folder | mutants | " + " | ".join(OUTCOMES) + " |"
     yield "|---" + "|--:" * (1 + len(OUTCOMES)) + "|"
@@ -119,7 +119,7 @@ def write(path: Path, seed: int, verdicts: Mapping[str, Verdict]) -> None:
 
 
 def compared(judge: Judge, mutants: Mutants, before: Mapping[str, str]) -> list[str]:
-    """The mutants that were dead and are not, though all tests that execute them have run."""
+    """Return mutants that an earlier run killed and this one does not, even with every test that executes them."""
     alive = judge.survivors(name for name in mutants if before[name] in DEAD)
     judge.judge({name: mutants[name] for name in alive}, inf)
     return judge.survivors(alive)
@@ -127,7 +127,7 @@ def compared(judge: Judge, mutants: Mutants, before: Mapping[str, str]) -> list[
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of a server for all tests; another process starts it, as the product may not be imported here."""
+    """Yield the URL of a server for all tests; another process starts it, as this one may not import the product."""
     command = [sys.executable, "-c", POSTGRES]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -135,7 +135,7 @@ def postgres() -> Iterator[str]:
 
 
 def main() -> int:
-    """Try the mutants, and say how they fared."""
+    """Try the mutants and print the outcomes; return 1 if a mutant killed earlier survives."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.mutants", description=__doc__)
     parser.add_argument("--against", type=Path, metavar="FILE", help="verdicts to compare with, on the same mutants")
     parser.add_argument(

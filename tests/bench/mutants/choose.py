@@ -1,4 +1,4 @@
-"""Mutants of the product: all there are, those that a seed chooses, and the tree of one of them.
+"""Mutants of the product: list them all, choose some by a seed, and build the mutated tree of one.
 
 A mutant changes one node inside a function.  Its id is made of the folder, the function, the source of the node, and
 the source that replaces it.  So it survives when lines move and when a module is renamed.
@@ -143,7 +143,7 @@ class Scope:
 
 
 def product(root: Path) -> list[Mutant]:
-    """Every mutant of the product, without those that could be taken for mutants of another module."""
+    """Return every mutant of the product, except those whose id also occurs in another module."""
     mutants = [
         mutant
         for folder, patterns in FOLDERS.items()
@@ -175,7 +175,7 @@ def mutated(source: str, mutant: Mutant) -> ast.Module:
 
 
 def chosen(mutants: Iterable[Mutant], per_folder: int = PER_FOLDER, seed: int = SEED) -> list[Mutant]:
-    """As many of each folder, of all kinds in turn, and few of each function."""
+    """Choose up to ``per_folder`` mutants of each folder, of all kinds in turn, and few of each function."""
     by_folder: dict[str, dict[str, list[Mutant]]] = defaultdict(lambda: defaultdict(list))
     for mutant in sorted(mutants, key=lambda mutant: sha256(f"{seed} {mutant.id}".encode()).digest()):
         by_folder[mutant.folder][mutant.kind].append(mutant)
@@ -185,7 +185,7 @@ def chosen(mutants: Iterable[Mutant], per_folder: int = PER_FOLDER, seed: int = 
 
 
 def found(mutants: Iterable[Mutant], ids: Iterable[str]) -> dict[str, Mutant]:
-    """The mutants of those ids; one whose folder was renamed is found by the rest of its id."""
+    """Return the mutants with these ids; after a folder was renamed, the rest of the id identifies a mutant."""
     by_id: dict[str, Mutant] = {}
     by_local_id: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in mutants:
@@ -258,7 +258,7 @@ def _fields(node: ast.AST) -> tuple[str, ...]:
 
 
 def _is_left_alone(node: ast.AST, field: str, index: int, item: ast.AST) -> bool:
-    """Docstrings, the text of f-strings, messages of the log, and types that are arguments."""
+    """Return true for docstrings, the text of f-strings, log messages, and types passed as arguments."""
     match node, item:
         case _, ast.Expr(value=ast.Constant()):
             return True
@@ -295,7 +295,7 @@ def _first_line(node: ast.stmt | ast.match_case) -> int:
 
 
 def _is_test(node: ast.AST, field: str) -> bool:
-    """The child decides which way the program goes."""
+    """Return true if the child is a condition that decides a branch."""
     match node:
         case ast.If() | ast.IfExp() | ast.While():
             return field == "test"
@@ -308,7 +308,7 @@ def _is_test(node: ast.AST, field: str) -> bool:
 
 
 def _changes(node: ast.AST, scope: Scope, *, is_test: bool) -> Iterator[tuple[str, ast.AST]]:
-    """Every change of one node: its kind, and the node that replaces it."""
+    """Yield every change of one node: its kind, and the new node."""
     if isinstance(node, ast.stmt):
         yield from _changed_statements(node, scope)
     elif isinstance(node, ast.expr):
@@ -370,7 +370,7 @@ def _changed_operators(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _changed_bounds(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Off by one; a bound that is a constant or a length is changed as such."""
+    """Yield off-by-one changes of slice bounds and of lengths; a bound that is a constant is changed by itself."""
     match node:
         case ast.Slice(lower=lower, upper=upper):
             if lower and not isinstance(lower, ast.Constant) and not _is_length(lower):
@@ -384,7 +384,7 @@ def _changed_bounds(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _negations(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The opposite of a condition, unless another change of it is the same."""
+    """Yield the negation of a condition, unless another change has the same effect."""
     match node:
         case ast.UnaryOp(op=ast.Not()) | ast.Constant():
             pass
@@ -395,7 +395,7 @@ def _negations(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _swapped(node: ast.AST) -> Any:
-    """The opposite of an operator; one that has none stays, which is no change."""
+    """Return the opposite of an operator; an operator without an opposite is returned unchanged."""
     return SWAPPED.get(type(node), type(node))()
 
 

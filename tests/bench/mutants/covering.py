@@ -59,7 +59,7 @@ def affordable(tests: Sequence[str], seconds: dict[str, float], budget: float) -
 
 
 def _measure(times: Path, lines: Path, jobs: int) -> None:
-    """Run all tests that need no engine; those that fail are of no use here."""
+    """Run all tests that need no engine; failing tests are ignored, because they cannot judge a mutant."""
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["-p", "tests.support.progress", "--suite", "coverage", "-p", "tests.bench.mutants.timing"]
     command += ["-n", str(jobs), "--dist", "worksteal"]

@@ -55,7 +55,7 @@ MEMORY = 8 * 2**30
 
 @dataclass(frozen=True)
 class Trial:
-    """Tests to run over a mutant, or over the product as it is, in groups: the next only if the one before is green."""
+    """Groups of tests to run over a mutant or the unchanged product; a group runs only if the one before passed."""
 
     name: str
     mutant: Mutant | None
@@ -86,7 +86,7 @@ class Child:
     rest: bytes = b""
 
     def read(self, seconds: dict[str, float]) -> bool:
-        """Take note of what the process reports; false at its end."""
+        """Record the reports of the process; return false once it has ended."""
         if not (block := os.read(self.pipe, 65536)):
             return False
         *lines, self.rest = (self.rest + block).split(b"\n")
@@ -162,7 +162,7 @@ class Reporter:
 
 
 def warm() -> None:
-    """Import what takes long and is not ours."""
+    """Import slow third-party modules, so that forks need not."""
     for name in WARM:
         importlib.import_module(name)
     ours = [name for name in sys.modules if name.split(".")[0] == "penstock"]
@@ -172,7 +172,7 @@ def warm() -> None:
 
 
 def verdicts(trials: deque[Trial], seconds: dict[str, float], jobs: int) -> Iterator[tuple[str, Verdict]]:
-    """The verdict of each trial by its name, in the order in which they end, with `jobs` processes at once."""
+    """Yield the verdict of each trial, by name, as the trials end; `jobs` processes run at once."""
     children: dict[int, Child] = {}
     with selectors.DefaultSelector() as selector:
         try:
@@ -226,7 +226,7 @@ def _run(trial: Trial, pipe: int, folder: str) -> int:
 
 
 def _verdict(child: Child, *, is_late: bool) -> Verdict:
-    """End a child and all that it started, and judge by how it ended."""
+    """End a child and its processes, and derive the verdict from its failed tests or its exit."""
     for process in {child.process, *descendants(child.process)} if is_late else ():
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes how long each test took that passed, to the file that MUTANTS_TIMES names."""
+"""A pytest plugin that writes the duration of each passed test to the file named by MUTANTS_TIMES."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Thousands of short responses of every kind through one server, whose memory and store have to stay as they are.
+"""Run thousands of short responses of every kind through one server; its memory and store must not grow.
 
     python -m tests.bench.soak [--count N] [--store PATH | postgres | postgresql://...]
 
-The server is a process of its own over a scripted engine, and keeps responses for seconds only.
+The server runs in a process of its own over a scripted engine, and keeps responses for a few seconds only.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import FAST, database_at, empty_schema, open_store, running_postgres
 
 TTL = 10
-"""Seconds for which responses are kept; a soak that is over before three times that cannot tell whether they go."""
+"""Seconds for which responses are kept; a soak must last three times as long to show that they are removed."""
 
 OPTIONS = ("--store-ttl", str(TTL), "--stream-ttl", "5", "--max-background", "16", "--log-level", "WARNING")
 
 LEAK = 512
-"""Bytes per response by which memory may grow: what a response alone takes, if it stays, is ten times that."""
+"""Allowed growth of memory in bytes per response: a leaked response takes ten times as much."""
 
 SLACK = 2 * 2**20
-"""Bytes by which memory may grow anyway, as after a few responses it is still warming up."""
+"""Allowed growth of memory in bytes however short the soak is: a server still warms up during the first responses."""
 
 PERIOD = 1.0
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How things are when so many responses are ``made``."""
+    """A sample of memory and store, in bytes, after ``made`` responses."""
 
     made: int
     memory: int
@@ -52,7 +52,7 @@ class Look:
 
 @dataclass
 class Watch:
-    """Looks at a server now and then, and shows how far it is."""
+    """Samples a server periodically, and shows the progress."""
 
     server: ServerProcess
     database: Database
@@ -62,22 +62,22 @@ class Watch:
     began: float = field(default_factory=time.monotonic)
 
     def tell(self, made: int) -> None:
-        """So many responses are made."""
+        """Set the number of responses that are done."""
         self.made = made
 
     async def keep_looking(self) -> None:
-        """Look, and again."""
+        """Sample until cancelled."""
         while True:
             await self.look()
             self.show(end="\r")
             await asyncio.sleep(PERIOD)
 
     async def look(self) -> None:
-        """Look once."""
+        """Take one sample."""
         self.looks.append(Look(self.made, resident(self.server.pid), await self.database.size()))
 
     def show(self, end: str = "\n") -> None:
-        """One line: in place on a terminal, else one for each twentieth."""
+        """Print a line of progress: in place on a terminal, otherwise once per 5 %."""
         if sys.stderr.isatty():
             print(self._line(), end=end, file=sys.stderr, flush=True)
         elif self._passed_a_twentieth():
@@ -96,13 +96,13 @@ class Watch:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
+    """Return the resident memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def faults(looks: Sequence[Look]) -> Iterator[str]:
-    """What is wrong with how memory and store went: the last third is held against the one before."""
+    """Yield a message for memory and for the store if they grew: the last third is compared with the middle third."""
     third = max(1, len(looks) // 3)
     before, last = looks[third : 2 * third] or looks[:1], looks[-third:]
     responses = max(1, median(look.made for look in last) - median(look.made for look in before))
@@ -116,7 +116,7 @@ def faults(looks: Sequence[Look]) -> Iterator[str]:
 
 
 async def soaked(store: str, count: int, folder: Path) -> list[str]:
-    """Soak a server over that store; whatever was wrong."""
+    """Soak a server over that store and return all faults."""
     async with running_process(store, folder, "brisk", *OPTIONS) as server:
         beside = database_at(store)
         await beside.open()
@@ -142,13 +142,13 @@ async def soaked(store: str, count: int, folder: Path) -> list[str]:
 
 
 async def left_over(store: str) -> list[str]:
-    """What no server runs any more, though it has not ended."""
+    """Return a fault for each response that has not ended although no server runs it."""
     async with open_store(store) as left:
         return [f"{orphan.stored.response.id} has not ended" for orphan in await left.orphans()]
 
 
 def report(watch: Watch, seconds: float) -> None:
-    """Say how it went."""
+    """Print a summary."""
     took = time.monotonic() - watch.began
     print(f"{watch.made:,} responses in {took:.0f} s; the server stopped within {seconds:.1f} s")
     print("responses   memory, MB   store, MB")
@@ -158,7 +158,7 @@ def report(watch: Watch, seconds: float) -> None:
 
 @asynccontextmanager
 async def place(store: str | None, folder: Path) -> AsyncIterator[str]:
-    """Where the store is: there, or in a new file, or on a PostgreSQL of our own that cleans up as others do."""
+    """Yield the place of the store: ``store``, a new file, or a new PostgreSQL that vacuums as in production."""
     if store == "postgres":
         with running_postgres(*FAST, "autovacuum=on", "autovacuum_naptime=5") as server:
             async with empty_schema(server) as url:
@@ -168,7 +168,7 @@ async def place(store: str | None, folder: Path) -> AsyncIterator[str]:
 
 
 async def main() -> int:
-    """Soak, and return how the process is to end."""
+    """Soak and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak")
     parser.add_argument("--count", type=int, default=20_000, help="responses")
     parser.add_argument("--store", help="a path, a postgresql:// URL, or just postgres; a new file without it")

@@ -1,4 +1,4 @@
-"""Short responses of every kind, each of which leaves nothing behind: it ends, it is checked, and some are deleted."""
+"""Short responses of every kind; each ends and is checked, and some are deleted, so that nothing remains in memory."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ CONVERSATIONS = "/v1/conversations"
 
 
 async def at_once(server: ApiClient) -> None:
-    """One object."""
+    """Create a response without streaming."""
     await completed(server)
 
 
 async def unstored(server: ApiClient) -> None:
-    """One object, of which nothing is kept."""
+    """Create a response that is not stored."""
     await completed(server, store=False)
 
 
 async def streamed(server: ApiClient) -> None:
-    """A stream."""
+    """Stream a response."""
     assert is_whole(await server.stream({"input": "Hi"}))
 
 
 async def in_the_background(server: ApiClient) -> None:
-    """One that is polled."""
+    """Poll a background response."""
     assert (await wait_for_end(server, await start_background(server)))["status"] == "completed"
 
 
 async def followed(server: ApiClient) -> None:
-    """Two in the background: one is followed, the other's reader leaves and comes back."""
+    """Stream two background responses: one to its end, one whose reader leaves and comes back."""
     assert is_whole(await server.stream({"input": "Hi", "background": True}))
     async with open_stream(server, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -44,13 +44,13 @@ async def followed(server: ApiClient) -> None:
 
 
 async def continued(server: ApiClient) -> None:
-    """Two, one of which goes on from the other."""
+    """Create a response and continue it by ``previous_response_id``."""
     first = await completed(server)
     await completed(server, previous_response_id=first)
 
 
 async def conversing(server: ApiClient) -> None:
-    """Two in a conversation, which is deleted behind them."""
+    """Create two responses in a conversation, then delete the conversation."""
     _, conversation = await server.post({}, CONVERSATIONS)
     name = conversation["id"]
     await completed(server, conversation=name)
@@ -59,20 +59,20 @@ async def conversing(server: ApiClient) -> None:
 
 
 async def called_off(server: ApiClient) -> None:
-    """One that is cancelled, unless it was quicker."""
+    """Cancel a background response; it may complete first."""
     status, answer = await cancel_response(server, await start_background(server))
     assert (status, answer["status"] in ("cancelled", "completed")) == (200, True)
 
 
 async def left(server: ApiClient) -> None:
-    """One whose client leaves when it has begun."""
+    """Disconnect from a stream once the response has begun."""
     async with open_stream(server) as stream:
         response_id = await stream.response_id()
     await wait_for_end(server, response_id)
 
 
 async def deleted(server: ApiClient) -> None:
-    """One that is deleted, before it is over or behind that."""
+    """Delete one response that may still be running, and one that has completed."""
     for response_id in (await start_background(server), await completed(server)):
         assert (await server.delete(f"/v1/responses/{response_id}"))[0] == 200
 
@@ -89,18 +89,18 @@ KINDS: dict[Kind, int] = {
     left: 1,
     deleted: 2,
 }
-"""Each kind, and how many responses it makes."""
+"""Each kind, and the number of responses that it makes."""
 
 
 async def completed(server: ApiClient, **fields: Any) -> str:
-    """The id of a response that has completed."""
+    """Create a response, check that it completed, and return its id."""
     status, answer = await server.post({"input": "Hi", **fields})
     assert (status, answer.get("status")) == (200, "completed"), answer
     return str(answer["id"])
 
 
 def is_whole(stream: bytes) -> bool:
-    """Whether a stream ends as it should."""
+    """Return true if a stream ends with ``response.completed`` and ``[DONE]``."""
     *_, end, done, rest = stream.split(b"\n\n")
     return (end.startswith(b"event: response.completed\n"), done, rest) == (True, b"data: [DONE]", b"")
 
@@ -108,7 +108,7 @@ def is_whole(stream: bytes) -> bool:
 async def soak(
     server: ApiClient, count: int, at_a_time: int = 24, tell: Callable[[int], None] = lambda made: None
 ) -> None:
-    """Make so many responses, of all kinds in turn, so many ``at_a_time``; ``tell`` how many are made."""
+    """Make ``count`` responses of all kinds in turn, with ``at_a_time`` workers; call ``tell`` with the number made."""
     taken_on = made = 0
     kinds = cycle(KINDS.items())
 

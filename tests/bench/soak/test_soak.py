@@ -19,12 +19,12 @@ from tests.support.api_clients import wait_until
 from tests.support.server import ApiClient, running_server, script
 
 RESPONSES = 60
-"""Some of each kind, several times over: one that stays is found."""
+"""Each kind runs several times, so that a leak in any kind shows."""
 HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
 
 
 def held() -> Counter[str]:
-    """How many there are of what a response in the making needs."""
+    """Count the objects that a running response needs, by type."""
     gc.collect()
     return Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), HELD))
 
