@@ -169,7 +169,10 @@ class EngineDead(StageError):
 
 
 class EngineOverloaded(StageError):
-    """The engine's queue is full; the same request may succeed a moment later."""
+    """The engine's queue or the background queue is full; the same request may succeed a moment later.
+
+    The status is 503, as this is load and not the quota of a client; the code is OpenAI's.
+    """
 
     status = 503
     code = "rate_limit_exceeded"

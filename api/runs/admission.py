@@ -1,4 +1,7 @@
-"""Admission: requests for responses are let in until the server stops."""
+"""Admission: requests and background runs are counted, so that a stopping server can refuse new ones and wait.
+
+It limits neither their rate nor their number.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Follow a stream of events: guess its next event, and end it in good order when something breaks.
+"""Follow the state of a stream of events, list the events that may come next, and close the stream early.
 
-`Follower` takes the events of a stream one by one.  At any point it can list the events that may come next, and it can
-end the stream there without breaking a rule of the wire: an open item is closed as incomplete, then comes exactly one
-terminal event.
+`Follower` takes the events of a stream one by one.  The event log stores the index of an event in the list.  After a
+failure or a cancellation, `Follower` ends the stream without breaking a rule of the protocol: it closes an open item
+as incomplete, then comes exactly one terminal event.
 """
 
 from __future__ import annotations

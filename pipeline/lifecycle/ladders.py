@@ -1,7 +1,7 @@
 """Ladders of calls: the order of a call's events, for each status that it may end with.
 
-Everything that watches a stream uses `LADDERS`.  ``penstock.stages.emit``, which writes the events, does not: it goes
-by the frames alone.  `CallFollower` follows one call, and can bring it to its end.
+The checker, the follower and the event log use `LADDERS`.  ``penstock.stages.emit`` does not, so that the checker
+tests it independently: change both to add a call.  `CallFollower` follows one call, and can bring it to its end.
 """
 
 from __future__ import annotations

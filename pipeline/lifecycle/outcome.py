@@ -1,4 +1,7 @@
-"""The response object at its start, after a failure and after a cancellation, and its terminal event."""
+"""The response object at its start, after a failure and after a cancellation, and its terminal event.
+
+A response that ends by itself gets its status in ``penstock.stages.emit.emit``.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Re
 
 
 def last_event(number: int, response: Response) -> TerminalEvent:
-    """Return the terminal event; clients have none for a cancelled response, which ends like an incomplete one."""
+    """Return the terminal event.
+
+    The API has no ``response.cancelled``, so a cancelled response ends with `ResponseIncomplete`.
+    """
     match response.status:
         case "completed":
             return ResponseCompleted(number, response)

@@ -1,8 +1,8 @@
 """Emit: turn items into events, and a stream of frames into a Response.
 
-The state machine owns the counters of the wire format: sequence numbers, output indexes and item ids.  The stage is the
-one place that catches all exceptions: once the response has begun, any error ends it with exactly one
-``response.failed``.
+The state machine owns the counters of the wire format: sequence numbers, output indexes and item ids.  Once
+the response has begun, any error of an earlier stage ends it here, with exactly one ``response.failed``.  Errors of
+later stages are handled in ``penstock.api.runs.runs``.
 """
 
 from __future__ import annotations

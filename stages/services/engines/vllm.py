@@ -1,7 +1,8 @@
 """vLLM in this process: `AsyncLLM`, with token ids in and out.
 
-vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So only this module imports
-it, and only inside functions.  Written against vLLM 0.32.
+vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So only this module and four
+of ``stages.models.chat`` (templates and parsers) import it, and only inside functions; the import contract in
+``pyproject.toml`` lists them.  Written against vLLM 0.32.
 """
 
 from __future__ import annotations
