@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
-        description="the SQLite file that stores responses, or the URL of a PostgreSQL database",
+        description="the SQLite file that stores responses, or a PostgreSQL database: postgresql://...",
     )
     store_ttl: Duration = Field(30 * 86400.0, description="time for which responses are stored: 30d, 12h, 5m, 90s")
     stream_ttl: Duration = Field(86400.0, description="time for which the events of their streams are stored")
@@ -182,14 +182,14 @@ class Settings(BaseSettings):
         description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
-    log_outputs: bool = Field(False, description="log the output of the model, reasoning included")
+    log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
     record: Path | None = Field(None, description="a folder that gets one recording per response")
     record_after: Annotated[tuple[str, ...], NoDecode] = Field(
         tuple(FILES), description=f"the stages whose output is recorded: {','.join(FILES)}"
     )
     record_if: str | None = Field(
         None,
-        description="record a fraction of all responses (0.01), or those with a request header (x-record=yes)",
+        description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
     )
     record_texts: bool = Field(True, description="record texts; without them only their shape")
     salt_caches: bool = Field(
