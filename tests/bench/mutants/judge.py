@@ -117,16 +117,17 @@ class MutatingFinder(MetaPathFinder):
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
-        self._module = mutant.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        self._path = Path(mutant.path).resolve()
+        self._name = self._path.parent.name if self._path.stem == "__init__" else self._path.stem
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._module:
+        if fullname.rpartition(".")[2] != self._name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        assert spec is not None
-        assert spec.origin is not None
+        if spec is None or spec.origin is None or Path(spec.origin).resolve() != self._path:
+            return None
         spec.loader = MutatingLoader(fullname, spec.origin, self._mutant)
         return spec
 

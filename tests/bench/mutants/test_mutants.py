@@ -248,3 +248,20 @@ def test_verdicts_on_a_toy_are_killed_timed_out_or_survived(tmp_path: Path) -> N
 def test_warm_process_imports_nothing_of_the_product() -> None:
     program = "import tests.bench.mutants.__main__, tests.bench.mutants.judge as judge; judge.warm()"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("place", ["stages/emit/emit.py", "api/http/sse.py", "stages/persist.py"])
+def test_module_of_the_product_is_loaded_with_its_mutant(place: str) -> None:
+    """The finder knows a module by its file, whatever its name is when it is imported."""
+    program = f"""
+import sys
+from importlib import import_module
+from pathlib import Path
+from tests.bench.mutants.choose import mutants_of
+from tests.bench.mutants.judge import MutatingFinder, MutatingLoader
+mutant = next(iter(mutants_of(Path({place!r}).read_text(), "any", {place!r})))
+sys.meta_path.insert(0, MutatingFinder(mutant))
+module = import_module("penstock." + {place!r}.removesuffix(".py").replace("/", "."))
+assert isinstance(module.__loader__, MutatingLoader)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
