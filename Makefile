@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff imports mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak bench clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,11 +127,11 @@ WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one minute at most
-	@$(MAKE) --no-print-directory ruff imports mypy
+	@$(MAKE) --no-print-directory ruff spelling imports mypy
 	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" -n $(shell nproc) --dist worksteal $(ARGS)
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine: four minutes
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff imports mypy pyright chat
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat
 
 # The folders at the top are imported from `penstock`: the type checkers need a folder of that name.
 SOURCES := .cache/src/penstock
@@ -143,6 +143,9 @@ $(SOURCES):
 ruff: $(DONE)/test
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet
+
+spelling: $(DONE)/test
+	@$(BIN)/codespell api pipeline stages tests server.py README.md CHANGELOG.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }

@@ -173,15 +173,15 @@ def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> s
     the model must call a tool.
     """
     ends = [*(["final"] if final else []), *(["calls"] if calls else [])]
-    befores = ["thought", *(["preamble"] if calls or final == _FREE else [])]
+    openings = ["thought", *(["preamble"] if calls or final == _FREE else [])]
     rules = [
         f"start: before{{0,{MOST_BEFORE}}} ({' | '.join(ends)})",
-        f"before: ({' | '.join(befores)}) next",
+        f"before: ({' | '.join(openings)}) next",
         f'next: <[{END}]> <[{START}]> "assistant"',
         f'thought: <[{CHANNEL}]> "analysis" <[{MESSAGE}]> {_FREE}',
         rf"{_FREE}: /(.|\n)*/",
     ]
-    if len(befores) > 1:
+    if len(openings) > 1:
         rules.append(f'preamble: <[{CHANNEL}]> "commentary" <[{MESSAGE}]> {_FREE}')
     if final:
         marked = "" if not final.startswith("%json") else f' (" " <[{CONSTRAIN}]> "json")?'
