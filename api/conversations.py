@@ -17,7 +17,7 @@ from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Conversation, DeletedConversation, Items
 from penstock.api.http.errors import as_json
 from penstock.api.http.operation import Operation, operation
-from penstock.api.http.pagination import INCLUDE, PAGE, Wanted, page
+from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
 from penstock.pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
@@ -66,9 +66,9 @@ class Conversations:
     @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, BodyTooLarge, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
-        wanted, owner = await read_body(await request.read(), CreateConversation), request[OWNER]
-        items = await self._read(wanted.items or (), (), owner)
-        conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), wanted.metadata or {})
+        body, owner = await read_body(await request.read(), CreateConversation), request[OWNER]
+        items = await self._read(body.items or (), (), owner)
+        conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
         await self.store.conversations.create(conversation, owner, items)
         return _answer(conversation)
 
@@ -80,9 +80,9 @@ class Conversations:
     @operation(Operation(Conversation, body=UpdateConversation, refusals=_WRITING))
     async def update(self, request: web.Request) -> web.Response:
         """Replace the metadata of a conversation."""
-        wanted = await read_body(await request.read(), UpdateConversation)
+        body = await read_body(await request.read(), UpdateConversation)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
-        updated = await self.store.conversations.update(conversation_id, owner, wanted.metadata or {})
+        updated = await self.store.conversations.update(conversation_id, owner, body.metadata or {})
         if updated is None:
             raise ConversationNotFound(shortened(conversation_id))
         return _answer(updated)
@@ -98,16 +98,16 @@ class Conversations:
     @operation(Operation(Items, query=PAGE, refusals=_LOOKING))
     async def list_items(self, request: web.Request) -> web.Response:
         """List the items of a conversation, page by page."""
-        wanted = Wanted.read(request)
-        return as_json(wanted.of(await self._items(request)))
+        page_request = PageRequest.read(request)
+        return as_json(page_request.of(await self._items(request)))
 
     @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_WRITING, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
-        wanted = await read_body(await request.read(), AddItems)
+        body = await read_body(await request.read(), AddItems)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
-        items = await self._read(wanted.items, await self._items(request), owner)
+        items = await self._read(body.items, await self._items(request), owner)
         if not await self.store.conversations.add_items(conversation_id, owner, items):
             raise ConversationNotFound(shortened(conversation_id))
         return as_json(page(items))

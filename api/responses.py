@@ -17,12 +17,12 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.api.http.access_log import ANSWERED
+from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json
 from penstock.api.http.operation import Operation, operation
-from penstock.api.http.pagination import INCLUDE, PAGE, Wanted
+from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, Relayed
@@ -70,7 +70,7 @@ _FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerUnreachable)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PreparedRequest:
     """A parsed create request.
 
     ``streams`` is True for a stream of events, and ``hides`` if the stream obfuscates the lengths of its deltas.
@@ -118,12 +118,12 @@ class Responses:
         with self.runs.admission:
             prepared = await self._prepare(request, body)
             if prepared.conversation.response.background and not prepared.streams:
-                request[ANSWERED] = queued = (await self.runs.queue(prepared.conversation)).response
+                request[RESPONSE] = queued = (await self.runs.queue(prepared.conversation)).response
                 return as_json(queued)
-            async with self._spoken(self.runs.events(prepared.conversation)) as events:
+            async with self._translated(self.runs.events(prepared.conversation)) as events:
                 first = await anext(events)
                 if not prepared.streams:
-                    request[ANSWERED] = response = await _last_response(events)
+                    request[RESPONSE] = response = await _last_response(events)
                     return as_json(response)
                 return await self._send(request, events, hides=prepared.hides, ready=(first,))
 
@@ -155,7 +155,7 @@ class Responses:
         if isinstance(found, Server):
             async with aclosing(self._relayed(request, found, after, hides=hides)) as frames:
                 return await send(request, (), frames, bytes, self.keep_alive)
-        async with self._spoken(await self._events_after(found, after)) as events:
+        async with self._translated(await self._events_after(found, after)) as events:
             return await self._send(request, events, hides=hides)
 
     @operation(Operation(DeletedResponse, refusals=_FINDING))
@@ -186,14 +186,14 @@ class Responses:
         response = found.response
         if not response.background and response.status != "cancelled":
             raise InvalidRequest(
-                f"The response {response.id} has ended, and was not a background one.", param="response_id"
+                f"The response {response.id} has ended, and it did not run in the background.", param="response_id"
             )
         return as_json(response)
 
     @operation(Operation(Items, query=PAGE, refusals=_FINDING))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List the input items of a stored response page by page, including the history that it continues."""
-        page = Wanted.read(request)
+        page = PageRequest.read(request)
         response_id, owner = request.match_info["response_id"], request[OWNER]
         input_items = await self.store.given(response_id, owner)
         if input_items is None:
@@ -201,13 +201,13 @@ class Responses:
         current_response.set(response_id)
         return as_json(page.of(_once(input_items)))
 
-    async def _prepare(self, request: web.Request, body: bytes) -> _Asked:
+    async def _prepare(self, request: web.Request, body: bytes) -> _PreparedRequest:
         """Read a create request; its parsed body can be freed before the stream begins."""
         create_request = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
         create_request = create_request.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
         options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
-        return _Asked(await self.runs.prepare(create_request), bool(create_request.stream), hides)
+        return _PreparedRequest(await self.runs.prepare(create_request), bool(create_request.stream), hides)
 
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""
@@ -266,18 +266,20 @@ class Responses:
             except PeerLost as error:
                 # Log the loss of a server once; further attempts to reach it are only of interest for debugging.
                 level = logging.DEBUG if found.id == missed else logging.INFO
-                logger.log(level, "A stream has to go on without %s: %s", found.url, error)
+                logger.log(level, "A stream continues without %s: %s", found.url, error)
                 missed = found.id
             else:
                 return
             await asyncio.sleep(RETRY)
             found = await self._find(request)
         encode = obfuscated if hides else to_sse
-        async with self._spoken(await self._events_after(found, relayed.last)) as events:
+        async with self._translated(await self._events_after(found, relayed.last)) as events:
             async for event in events:
                 yield encode(event)
 
-    def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+    def _translated(
+        self, events: AsyncGenerator[ResponseEvent, None]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
         """Translate the events into the dialect of this base URL, for the length of a block."""
         return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
 

@@ -202,16 +202,16 @@ class Settings(BaseSettings):
     @classmethod
     def _one_model(cls, arguments: list[str]) -> list[str]:
         if any(argument.split("=")[0] == "--model" for argument in arguments):
-            raise ValueError("name the model without --model, ahead of all options")
+            raise ValueError("give the model without --model, before all options")
         return arguments
 
     @field_validator("peer_url")
     @classmethod
     def _reachable(cls, url: str | None, others: ValidationInfo) -> str | None:
         if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
-            raise ValueError("it begins with http:// or https://, and names a host")
+            raise ValueError("it must begin with http:// or https://, and name a host")
         if url is None and _is_here(others.data.get("host", "")) and not _is_stored_here(others.data.get("store", "")):
-            raise ValueError("the store is on another machine: name a URL where its other servers reach this one")
+            raise ValueError("the store is on another machine: give the URL at which its other servers reach this one")
         return url
 
     @field_validator("allow_address")
@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     @classmethod
     def _folder(cls, value: Any) -> Any:
         if value == "":  # as a path it would be the working directory
-            raise ValueError("it names no folder")
+            raise ValueError("it is empty: give a folder")
         return value
 
     @field_validator("record_after", mode="before")
@@ -232,7 +232,7 @@ class Settings(BaseSettings):
     def _stages(cls, value: Any) -> Any:
         stages = value.split(",") if isinstance(value, str) else value
         if unknown := [stage for stage in stages if stage not in FILES]:
-            raise ValueError(f"{unknown[0]!r} is none of {', '.join(FILES)}")
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(FILES)}")
         return tuple(stages)
 
     @field_validator("record_if")
@@ -247,20 +247,20 @@ class Settings(BaseSettings):
     def _engines(cls, urls: list[str]) -> list[str]:
         if any(url.startswith(REPLAY) for url in urls):
             if len(urls) > 1:
-                raise ValueError(f"{REPLAY}DIR stands alone")
+                raise ValueError(f"{REPLAY}DIR cannot be combined with other engines")
             if urls == [REPLAY]:
-                raise ValueError(f"{REPLAY}DIR names no folder")
+                raise ValueError(f"{REPLAY}DIR needs a folder")
             return urls
         for url in urls:
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
-                raise ValueError(f"{url} does not begin with http:// or https://, or names no host")
+                raise ValueError(f"{url} must begin with http:// or https://, and name a host")
         return urls
 
     @model_validator(mode="after")
     def _engine_is_elsewhere(self) -> Self:
         if self.engine and self.engine_arguments:
             first = self.engine_arguments[0]
-            raise ValueError(f"{first} is for an engine in this process, and --engine names one elsewhere")
+            raise ValueError(f"{first} is an option of an engine in this process, but --engine names a remote one")
         return self
 
     @model_validator(mode="after")

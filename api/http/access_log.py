@@ -12,7 +12,7 @@ from penstock.pipeline.protocol.response import Response
 
 logger = logging.getLogger(__name__)
 
-ANSWERED: web.RequestKey[Response] = web.RequestKey("answered", Response)
+RESPONSE: web.RequestKey[Response] = web.RequestKey("response", Response)
 """The response that a request created: in its final state, or queued if it runs in the background."""
 
 
@@ -33,11 +33,11 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def _outcome(request: web.Request) -> str:
-    response = request.get(ANSWERED)
-    return "" if response is None else f", {told(response)}"
+    response = request.get(RESPONSE)
+    return "" if response is None else f", {outcome_of(response)}"
 
 
-def told(response: Response) -> str:
+def outcome_of(response: Response) -> str:
     """Describe a response by its status and its token counts."""
     usage = response.usage
     return response.status + (f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else "")

@@ -25,7 +25,7 @@ PAGE = (LIMIT, ORDER, AFTER, INCLUDE)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PageRequest:
     """The page that a request asks for: at most ``limit`` items, which follow the item with the id ``after``."""
 
     limit: int
@@ -40,10 +40,10 @@ class Wanted:
 
     def of(self, items: Sequence[Item]) -> Items:
         """Return the page of ``items``, given oldest first; raise `InvalidRequest` if none has the id ``after``."""
-        rest = self._behind(items if self.order == "asc" else items[::-1])
+        rest = self._following(items if self.order == "asc" else items[::-1])
         return page(rest[: self.limit], has_more=len(rest) > self.limit)
 
-    def _behind(self, items: Sequence[Item]) -> Sequence[Item]:
+    def _following(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return the items after the last one with the id ``after``.
 
         Ids may repeat, and pages would go in circles if the first one counted.

@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from penstock.api.http.access_log import ANSWERED
+from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.errors import STREAMING
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
 from penstock.stages.services.runs.live import RunMoved
@@ -64,7 +64,7 @@ async def send(
         answer.force_close()  # without chunked encoding, closing is the only end of a stream
     await answer.prepare(request)
     event: Any = None
-    with KeptAlive(answer, keep_alive) as stream:
+    with KeepAliveWriter(answer, keep_alive) as stream:
         for event in ready:
             await stream.write(encode(event))
         try:
@@ -77,30 +77,30 @@ async def send(
         await stream.write(DONE)
     await answer.write_eof()
     if isinstance(event, TerminalEvent) and request.method == "POST":  # logged once, with the request that made it
-        request[ANSWERED] = event.response
+        request[RESPONSE] = event.response
     return answer
 
 
-class KeptAlive:
+class KeepAliveWriter:
     """A writer to ``stream`` that, within its block, sends a comment after each ``period`` seconds of silence."""
 
-    __slots__ = ("_loop", "_period", "_speaking", "_stream", "_timer", "_written_at")
+    __slots__ = ("_commenting", "_loop", "_period", "_stream", "_timer", "_written_at")
 
     def __init__(self, stream: web.StreamResponse, period: float) -> None:
         self._stream = stream
         self._period = period
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
-        self._speaking: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
+        self._commenting: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
 
     def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(self._period, self._look)
+        self._timer = self._loop.call_later(self._period, self._check_silence)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        if self._speaking is not None:
-            self._speaking.cancel()
+        if self._commenting is not None:
+            self._commenting.cancel()
 
     async def write(self, data: bytes) -> None:
         """Write to the stream, waiting if the client reads slowly."""
@@ -109,13 +109,13 @@ class KeptAlive:
         if len(data) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Send a comment if the silence is long enough, unless the last comment is still on its way."""
         remaining = self._written_at + self._period - self._loop.time()
-        if remaining <= 0 and (self._speaking is None or self._speaking.done()):
-            self._speaking = self._loop.create_task(self._speak())
-        self._timer = self._loop.call_later(remaining if remaining > 0 else self._period, self._look)
+        if remaining <= 0 and (self._commenting is None or self._commenting.done()):
+            self._commenting = self._loop.create_task(self._comment())
+        self._timer = self._loop.call_later(remaining if remaining > 0 else self._period, self._check_silence)
 
-    async def _speak(self) -> None:
+    async def _comment(self) -> None:
         with suppress(ConnectionResetError):  # the next event meets the same error
             await self.write(KEEP_ALIVE)

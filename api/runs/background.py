@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.api.http.access_log import told
+from penstock.api.http.access_log import outcome_of
 from penstock.api.runs.admission import Admission
 from penstock.pipeline.errors import EngineOverloaded, StageError, StoreFailed
 from penstock.pipeline.frames import Conversation
@@ -110,7 +110,7 @@ class Background:
         with self.admission:
             while not await self._made(waiting):
                 await asyncio.sleep(PATIENCE)
-        logger.info("In the background: %s", told(run.response))
+        logger.info("In the background: %s", outcome_of(run.response))
 
     async def _made(self, waiting: _Waiting) -> bool:
         """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""

@@ -237,9 +237,12 @@ def test_engine_urls_select_http_engines() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--engine", "http://a:8001", "--max-model-len", "8192"], "--max-model-len is for an engine in this process"),
-        (["--engine", "a:8001"], "a:8001 does not begin with http"),
-        (["--engine", "http://key@a:8001"], "begin with http:// or https://, or names no host"),
+        (
+            ["--engine", "http://a:8001", "--max-model-len", "8192"],
+            "--max-model-len is an option of an engine in this process",
+        ),
+        (["--engine", "a:8001"], "a:8001 must begin with http"),
+        (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host"),
     ],
 )
 def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -> None:
@@ -254,7 +257,7 @@ def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -
         (["--record-if", "x:y"], "--record-if: 'x:y' is neither a rate between 0 and 1 nor the name of a header"),
         (["--port", "a", "--heartbeat", "b"], "--port: Input should be a valid integer"),
         (["--port", "a", "--heartbeat", "b"], "\n--heartbeat: Input should be a valid number"),
-        (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is for an engine in this process"),
+        (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is an option of an engine in this process"),
     ],
 )
 def test_wrong_settings_are_named_by_their_options(arguments: list[str], told: str) -> None:

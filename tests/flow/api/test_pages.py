@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.http.pagination import Wanted
+from penstock.api.http.pagination import PageRequest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import Item, Message
 
@@ -21,7 +21,7 @@ def walked(items: list[Item], limit: int, order: str) -> list[Item]:
     """The items that a client gets by requesting page after page, as openai-python does."""
     read, after = list[Item](), None
     while True:
-        page = Wanted(limit, order, after).of(items)
+        page = PageRequest(limit, order, after).of(items)
         assert len(page.data) == limit or not page.has_more
         assert (page.first_id, page.last_id) == ((page.data[0].id, page.data[-1].id) if page.data else (None, None))
         read += page.data
@@ -46,5 +46,5 @@ def test_pages_end_with_repeated_ids(names: list[str], limit: int, order: str) -
 def test_unknown_position_is_refused() -> None:
     """``after`` an unknown item is an error that shortens a long id."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
-        Wanted(1, "asc", "x" * 1000).of(listed(["a"]))
+        PageRequest(1, "asc", "x" * 1000).of(listed(["a"]))
     assert caught.value.param == "after"
