@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 from penstock.pipeline.errors import CannotRun
@@ -30,10 +33,23 @@ def main() -> None:
         print(usage, file=sys.stderr)
         sys.exit(2)
     try:
-        import_module(COMMANDS[name][0]).main(arguments)
+        with _quiet_without_a_reader():
+            import_module(COMMANDS[name][0]).main(arguments)
     except CannotRun as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _quiet_without_a_reader() -> Iterator[None]:
+    """End the command without a traceback if the reader of its output, such as ``head``, is gone."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.rerun import NoReplay, Rerun, recorded_files, rerun
 from penstock.pipeline.plugins import load
 from penstock.pipeline.recordings.difference import Line, Parting, is_chunked_alike, parting
@@ -37,20 +38,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock diff", description=__doc__)
+    parser = argparse.ArgumentParser(prog="penstock diff", description=__doc__, parents=[STAGES])
     parser.add_argument("one", metavar="PATH", type=Path, help="a recording's folder, or one of its files")
-    parser.add_argument(
-        "other", metavar="OTHER", type=Path, nargs="?", help="another one; without it, a replay of PATH"
-    )
-    parser.add_argument("--from", dest="since", metavar="STAGE", help="the first stage to replay")
-    parser.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to replay")
-    parser.add_argument(
-        "--with", dest="plugins", metavar="PLUGIN", action="append", default=[], help="stages for the replay"
-    )
-    parser.add_argument(
-        "--exact", action="store_true", help="compare ids, times of the frames and pieces of text as well"
-    )
-    parser.add_argument("--context", metavar="N", type=int, default=0, help="show so many lines around the place")
+    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another one (default: a replay of PATH)")
+    parser.add_argument("--exact", action="store_true", help="compare ids, times and the sizes of chunks, too")
+    parser.add_argument("--context", metavar="N", type=int, default=0, help="show N lines around the difference")
     return parser
 
 

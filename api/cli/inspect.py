@@ -9,6 +9,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.api.cli.arguments import PLUGINS
 from penstock.api.cli.page.flow import flow_of
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
@@ -18,18 +19,12 @@ from penstock.pipeline.plugins import load
 
 def main(arguments: Sequence[str]) -> None:
     """Write the page of a recording, and open it if requested."""
-    parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__)
+    parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__, parents=[PLUGINS])
     parser.add_argument("recording", type=Path, help="a folder with one file per junction, or with fewer")
-    parser.add_argument("page", type=Path, nargs="?", help="where to write it: NAME.html here, or nowhere with --open")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument(
-        "--with",
-        dest="plugins",
-        action="append",
-        default=[],
-        metavar="PLUGIN",
-        help="stages of one's own, as for penstock serve; as often as needed",
+        "page", type=Path, nargs="?", help="the file to write (NAME.html; with --open, a temporary one)"
     )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     chosen = parser.parse_args(arguments)
     name = chosen.recording.resolve().name
     flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import sys
 import time
 import traceback
@@ -13,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.rerun import NoReplay
 from penstock.api.cli.story import Story, tell
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.protocol.events import DONE, Event, to_sse
-from penstock.pipeline.recordings.format import SOURCES, Abandoned, End, Failure, line
+from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
 
 Shown = TypeVar("Shown")
 
@@ -34,28 +34,20 @@ def main(arguments: Sequence[str]) -> None:
         faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of the output is gone; the flush at exit must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
     if any(faults):
         sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__, parents=[STAGES])
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a recording's folder, or one of its files")
-    parser.add_argument("--from", dest="since", metavar="STAGE", help=f"the first stage to run: {', '.join(SOURCES)}")
-    parser.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to run")
     parser.add_argument(
-        "--with", dest="plugins", metavar="PLUGIN", action="append", default=[], help="stages of one's own"
+        "--speed", type=_speed, help="1x: in the recorded time; 2x: twice as fast; max: without waiting"
     )
-    parser.add_argument(
-        "--speed", type=_speed, help="1x waits as long as the recording did; max, the default, not at all"
-    )
-    parser.add_argument("--full", action="store_true", help="show all of the prompt, and of what tools returned")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="write the last junction as a recording has it: JSON lines")
-    shown.add_argument("--sse", action="store_true", help="write the events as a client sees them")
+    parser.add_argument("--full", action="store_true", help="do not shorten prompts and results of tools")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="write the output of the last stage as a recording")
+    output.add_argument("--sse", action="store_true", help="write the events as a client receives them")
     return parser
 
 

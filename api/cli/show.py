@@ -13,6 +13,10 @@ def main(arguments: Sequence[str]) -> None:
     """Draw a pipeline."""
     parser = argparse.ArgumentParser(prog="penstock show", description=__doc__)
     parser.add_argument(
-        "--of", type=resolve_name, default=recorded_responses, metavar="MODULE:FUNCTION", help="what makes the pipeline"
+        "--of",
+        type=resolve_name,
+        default=recorded_responses,
+        metavar="MODULE:FUNCTION",
+        help="the function that builds the pipeline",
     )
     print(parser.parse_args(arguments).of())

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.api.cli.arguments import PLUGINS
 from penstock.api.cli.recorded_model import model_of
 from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline
@@ -56,17 +57,19 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str]) -> None:
     """Shrink a recording."""
     parser = argparse.ArgumentParser(
-        prog="penstock shrink", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="penstock shrink",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[PLUGINS],
     )
     parser.add_argument("recording", type=Path, help="a folder with a tokens.jsonl")
-    parser.add_argument("--fails", metavar="COMMAND", help="exits with something other than 0 where a recording fails")
-    parser.add_argument("--saying", metavar="TEXT", help="it only fails where COMMAND also writes TEXT")
+    parser.add_argument("--fails", metavar="COMMAND", help="exits with 0 if a recording is fine")
+    parser.add_argument("--saying", metavar="TEXT", help="a recording fails only if COMMAND also prints TEXT")
     parser.add_argument(
-        "--with", dest="plugins", action="append", default=[], metavar="PLUGIN", help="stages of one's own"
+        "-o", "--out", type=Path, help="the folder to write (default: NAME-small, beside the recording)"
     )
-    parser.add_argument("-o", "--out", type=Path, help="where the smallest one goes; else beside it, as NAME-small")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a command may take (60)")
-    parser.add_argument("--tries", type=int, default=2000, help="how many candidates are tried at most (2000)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that COMMAND may take (60)")
+    parser.add_argument("--tries", type=int, default=2000, help="the most candidates to try (2000)")
     chosen = parser.parse_args(arguments)
     if chosen.fails and chosen.plugins:
         parser.error("--with is for the stages of this command: COMMAND may take its own")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -34,3 +37,17 @@ def test_unknown_command_lists_the_known_ones(run: Run, capsysbinary: pytest.Cap
     assert ended.value.code == 2
     told = capsysbinary.readouterr().err.decode()
     assert all(f"\n  {command} " in told for command in COMMANDS)
+
+
+@pytest.mark.io
+@pytest.mark.parametrize("arguments", [["show"], ["replay", "fixtures/harmony/greeting", "--sse"]])
+def test_command_ends_quietly_without_a_reader(arguments: list[str]) -> None:
+    """A closed pipe, as that of ``head``, is no error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "penstock.api.cli", *arguments]
+    try:
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
