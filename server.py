@@ -28,7 +28,7 @@ from penstock.api.runs.recording import recorder
 from penstock.api.runs.retention import keep_sweeping
 from penstock.api.runs.runs import Runs
 from penstock.api.settings import DEFAULT_MODEL, Settings, mistakes
-from penstock.pipeline.core import Edit, Pipeline, Step
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, StageError
 from penstock.pipeline.logs import FORMAT, name_response
 from penstock.pipeline.plugins import Install, WrongPlugin, load
@@ -253,24 +253,19 @@ def assembled(
         pipeline = harmony_responses(engine.models, engine, load_encoding(), live, tools, limits)
     else:
         images = Images(AllowedNetworks.parse(settings.allow_address))
-        pipeline = chat_responses(engine.models, engine, chat, live, tools, limits).edited(
-            "render", _with(images=images)
-        )
+        pipeline = _with(chat_responses(engine.models, engine, chat, live, tools, limits), "render", images=images)
     if running.recordings:
         pipeline = answered_from(running.recordings, settings.replay_speed, pipeline)
     if settings.salt_caches:
-        pipeline = pipeline.edited("normalize", _with(salt_caches=True))
-    return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
+        pipeline = _with(pipeline, "normalize", salt_caches=True)
+    return pipeline.insert_after("emit", "log", log_outputs) if settings.log_outputs else pipeline
 
 
-def _with(**changes: Any) -> Edit:
-    """Return an edit that replaces fields of a stage, which is a dataclass."""
-
-    def edit(step: Step) -> tuple[Step]:
-        stage: Any = step.stage
-        return (Step(step.name, replace(stage, **changes)),)
-
-    return edit
+def _with(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], stage: str, **changes: Any
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with other fields of a stage, which is a dataclass."""
+    return pipeline.replace(stage, replace(pipeline.stage(stage), **changes))
 
 
 async def drawn(settings: Settings) -> str:

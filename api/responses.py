@@ -27,7 +27,7 @@ from penstock.api.http.query import Flag, Number
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, Relayed
 from penstock.api.runs.runs import Runs
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
@@ -50,7 +50,6 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import replay
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.services.runs.live import LiveResponse, replayed
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -92,7 +91,7 @@ class Responses:
     recorded_if: Condition = ALWAYS
 
     def __post_init__(self) -> None:
-        self._rendering: Pipeline[CreateResponse, Prompt] = self.runs.pipeline.upto("render")
+        self._rendering: Pipeline[CreateResponse, Prompt] = self.runs.pipeline.through("render")
 
     @property
     def store(self) -> Store:
@@ -133,7 +132,7 @@ class Responses:
         body = await request.read()
         with self.runs.admission:
             create_request = (await read_request(body)).owned_by(request[OWNER])
-            async with self._rendering.open(replay([create_request])) as prompts:
+            async with self._rendering.open(source_of([create_request])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
 

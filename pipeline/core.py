@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,8 +35,14 @@ A dataclass stage with a `Pipeline` in a field ``inner`` is composite: its inner
 """
 
 
+async def source_of(frames: Iterable[In]) -> AsyncGenerator[In, None]:
+    """Yield ``frames`` as the source of a pipeline or a stage."""
+    for frame in frames:
+        yield frame
+
+
 @dataclass(frozen=True)
-class Step:
+class NamedStage:
     """A stage and its name in the pipeline."""
 
     name: str
@@ -48,10 +54,10 @@ class Step:
         inner = getattr(self.stage, "inner", None)
         return inner if isinstance(inner, Pipeline) else None
 
-    def with_inner(self, inner: Pipeline[Any, Any]) -> Step:
+    def with_inner(self, inner: Pipeline[Any, Any]) -> NamedStage:
         """Return this composite step around another pipeline."""
         stage = typing.cast("Any", self.stage)
-        return Step(self.name, dataclasses.replace(stage, inner=inner))
+        return NamedStage(self.name, dataclasses.replace(stage, inner=inner))
 
     def names(self) -> Iterator[str]:
         """Yield the name of this step and the names of the steps inside it."""
@@ -87,7 +93,7 @@ class Step:
             taken.check(self.inner.emits(), self.inner.steps[-1].name, self.name)
 
 
-Edit: TypeAlias = Callable[[Step], tuple[Step, ...]]
+_Edit: TypeAlias = Callable[[NamedStage], tuple[NamedStage, ...]]
 """A function from one step to the steps that replace it."""
 
 
@@ -98,53 +104,57 @@ class Pipeline(Generic[In, Out]):
     Raises `JunctionError` if two neighbours do not fit, and `ValueError` if a name repeats or there is no stage.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[NamedStage, ...]
 
     # Composing
 
     @staticmethod
     def start(name: str, stage: Stage[First, Next]) -> Pipeline[First, Next]:
         """Return a pipeline of one stage."""
-        return Pipeline((Step(name, stage),))
+        return Pipeline((NamedStage(name, stage),))
 
     def then(self, name: str, stage: Stage[Out, Next]) -> Pipeline[In, Next]:
         """Return this pipeline with one more stage at its end; only here can a type checker follow the frames."""
-        return Pipeline((*self.steps, Step(name, stage)))
+        return Pipeline((*self.steps, NamedStage(name, stage)))
 
     # Editing: each method returns a new, checked pipeline, and finds stages inside composite stages, too.  A cut
     # inside a composite stage drops the composite: the inner stages that are left join the pipeline and run once.
 
-    def before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
+    def insert_before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Insert a stage before ``anchor``."""
-        return self.edited(anchor, lambda step: (Step(name, stage), step))
+        return self._edited(anchor, lambda step: (NamedStage(name, stage), step))
 
-    def after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
+    def insert_after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Insert a stage after ``anchor``."""
-        return self.edited(anchor, lambda step: (step, Step(name, stage)))
+        return self._edited(anchor, lambda step: (step, NamedStage(name, stage)))
 
     def replace(self, anchor: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Replace the stage ``anchor``; the new stage takes its name."""
-        return self.edited(anchor, lambda step: (Step(step.name, stage),))
+        return self._edited(anchor, lambda step: (NamedStage(step.name, stage),))
 
-    def without(self, anchor: str) -> Pipeline[In, Out]:
+    def remove(self, anchor: str) -> Pipeline[In, Out]:
         """Remove the stage ``anchor``."""
-        return self.edited(anchor, lambda step: ())
+        return self._edited(anchor, lambda step: ())
 
-    def since(self, anchor: str) -> Pipeline[Any, Out]:
+    def from_stage(self, anchor: str) -> Pipeline[Any, Out]:
         """Return the stages from ``anchor`` on."""
         at, step = self._holding(anchor)
-        head = (step,) if step.name == anchor else self.inner(step.name).since(anchor).steps
+        head = (step,) if step.name == anchor else self.inner(step.name).from_stage(anchor).steps
         return Pipeline((*head, *self.steps[at + 1 :]))
 
-    def upto(self, anchor: str) -> Pipeline[In, Any]:
+    def through(self, anchor: str) -> Pipeline[In, Any]:
         """Return the stages up to ``anchor``, included."""
         at, step = self._holding(anchor)
-        tail = (step,) if step.name == anchor else self.inner(step.name).upto(anchor).steps
+        tail = (step,) if step.name == anchor else self.inner(step.name).through(anchor).steps
         return Pipeline((*self.steps[:at], *tail))
 
-    def behind(self, anchor: str) -> Pipeline[Any, Out]:
+    def following(self, anchor: str) -> Pipeline[Any, Out]:
         """Return the stages after ``anchor``."""
-        return Pipeline(self.since(anchor).steps[1:])
+        return Pipeline(self.from_stage(anchor).steps[1:])
+
+    def stage(self, anchor: str) -> Any:
+        """Return the stage ``anchor``, for example to replace it with a stage that wraps it."""
+        return self.from_stage(anchor).steps[0].stage
 
     def inner(self, anchor: str) -> Pipeline[Any, Any]:
         """Return the pipeline inside the composite stage ``anchor``; raise `LookupError` if it is not composite."""
@@ -199,17 +209,10 @@ class Pipeline(Generic[In, Out]):
         return next((step.emits() for step in reversed(self.steps) if not step.is_open), self.steps[-1].emits())
 
     def __str__(self) -> str:
-        """Draw the stages and the frames that cross each junction."""
-        return "\n".join([self.accepts().label, *self._draw()])
-
-    def _draw(self) -> Iterator[str]:
-        flowing = self.accepts().label
-        for step in self.steps:
-            yield f"  -> {step.name}"
-            if step.inner:
-                yield from (f"       {line}" for line in str(step.inner).splitlines())
-            flowing = flowing if step.emits().is_open else step.emits().label
-            yield flowing
+        """Draw one line per stage: its name, and the frames that it takes and gives."""
+        lines = list(_drawn(self, ""))
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:{width}} : {frames}" for name, frames in lines)
 
     # Checking
 
@@ -226,13 +229,12 @@ class Pipeline(Generic[In, Out]):
             arriving = arriving if step.emits().is_open else step.emits()
             upstream = step.name
 
-    def edited(self, anchor: str, edit: Edit) -> Pipeline[In, Out]:
+    def _edited(self, anchor: str, edit: _Edit) -> Pipeline[In, Out]:
         """Replace the step ``anchor``, at any depth, with the steps that ``edit`` returns."""
-        if all(anchor not in step.names() for step in self.steps):
-            raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
-        return Pipeline(tuple(new for step in self.steps for new in _edited_step(step, anchor, edit)))
+        self._holding(anchor)
+        return Pipeline(_edited(self.steps, anchor, edit))
 
-    def _holding(self, anchor: str) -> tuple[int, Step]:
+    def _holding(self, anchor: str) -> tuple[int, NamedStage]:
         """The position and the step of ``anchor``, or of the composite step around it."""
         for position, step in enumerate(self.steps):
             if anchor in step.names():
@@ -250,9 +252,24 @@ async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
             await _close(streams)
 
 
-def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:
-    if step.name == anchor:
-        return edit(step)
-    if step.inner and anchor in step.names():
-        return (step.with_inner(step.inner.edited(anchor, edit)),)
-    return (step,)
+def _edited(steps: tuple[NamedStage, ...], anchor: str, edit: _Edit) -> tuple[NamedStage, ...]:
+    edited: list[NamedStage] = []
+    for step in steps:
+        if step.name == anchor:
+            edited += edit(step)
+        elif step.inner and anchor in step.names():
+            edited.append(step.with_inner(Pipeline(_edited(step.inner.steps, anchor, edit))))
+        else:
+            edited.append(step)
+    return tuple(edited)
+
+
+def _drawn(pipeline: Pipeline[Any, Any], indent: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each stage, indented if it is inside a composite one, and its frames."""
+    taken = pipeline.accepts().label
+    for step in pipeline.steps:
+        given = taken if step.emits().is_open else step.emits().label
+        yield f"{indent}{step.name}", f"{taken} -> {given}"
+        if step.inner:
+            yield from _drawn(step.inner, f"{indent}  ")
+        taken = given

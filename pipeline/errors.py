@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_KINDS: dict[str, type[StageError]] = {}
+"""The subclasses of `StageError` by name: recordings have the name of the error that ended a stream."""
+
 
 class StageError(Exception):
     """A stage cannot continue.
@@ -18,6 +21,9 @@ class StageError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "server_error"
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -215,8 +221,8 @@ class CannotRun(Exception):
 
 def error_named(name: str, message: str) -> StageError | None:
     """Rebuild a recorded error from its class name and message; return None for a name that is no `StageError`."""
-    kind = globals().get(name)
-    if not (isinstance(kind, type) and issubclass(kind, StageError)):
+    kind = _KINDS.get(name)
+    if kind is None:
         return None
     error = kind.__new__(kind)  # constructors of subclasses take other arguments and build the message themselves
     StageError.__init__(error, message)

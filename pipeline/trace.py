@@ -6,14 +6,14 @@ each stage finds it for any kind of stage: it counts the frames that the tap bef
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.recordings.format import Abandoned
+from penstock.pipeline.tap import Tap
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Trace:
             return None
         return next(((crossed.stage, crossed.raised) for crossed in self.junctions if crossed.raised), None)
 
-    def behind(self, stage: str) -> Crossed:
+    def after(self, stage: str) -> Crossed:
         """Return the junction after ``stage``; raise `LookupError` if there is none."""
         for crossed in self.junctions:
             if crossed.stage == stage:
@@ -67,20 +67,20 @@ class Trace:
         raise LookupError(f"there is no stage {stage!r} in this trace")
 
 
-@dataclass(frozen=True)
-class _Tap:
-    ahead: Crossed | None
-    crossed: Crossed
+@dataclass
+class _CauseTap(Tap):
+    """A tap that keeps the cause of each frame, too: the last frame that the tap ``previous`` has let through."""
 
-    async def __call__(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        try:
-            async for frame in source:
-                cause = len(self.ahead.caused) - 1 if self.ahead and self.ahead.caused else None
-                self.crossed.caused.append(Caused(frame, cause))
-                yield frame
-        except Exception as error:
-            self.crossed.raised = error
-            raise
+    previous: Tap | None = None
+    causes: list[int | None] = field(default_factory=list)
+
+    def keep(self, frame: Any) -> None:
+        taken = len(self.previous.frames) if self.previous else 0
+        self.causes.append(taken - 1 if taken else None)
+        super().keep(frame)
+
+    def crossed(self, stage: str) -> Crossed:
+        return Crossed(stage, list(map(Caused, self.frames, self.causes)), self.raised)
 
 
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:
@@ -89,17 +89,17 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
     A composite stage counts as one.  An exception ends the trace and is part of it, and so is `Abandoned`: the reader
     of a recorded source left.
     """
-    junctions = [Crossed(name), *(Crossed(step.name) for step in pipeline.steps)]
-    first = junctions[0]
-    tapped: Pipeline[Any, Any] = Pipeline.start(f"tap {name}", _Tap(None, first))
-    for (ahead, crossed), step in zip(pairwise(junctions), pipeline.steps, strict=True):
-        tapped = tapped.then(step.name, step.stage).then(f"tap {step.name}", _Tap(ahead, crossed))
-    trace = Trace(junctions)
+    taps = {name: _CauseTap()}
+    tapped: Pipeline[Any, Any] = Pipeline.start(f"tap {name}", taps[name])
+    for step in pipeline.steps:
+        taps[step.name] = _CauseTap(previous=taps[next(reversed(taps))])
+        tapped = tapped.then(step.name, step.stage).then(f"tap {step.name}", taps[step.name])
+    ended: BaseException | None = None
     async with aclosing(source):
         try:
             async with tapped.open(source) as frames:
                 async for _ in frames:
                     pass
         except (Exception, Abandoned) as error:  # noqa: BLE001 - the trace keeps it
-            trace.error = error
-    return trace
+            ended = error
+    return Trace([tap.crossed(stage) for stage, tap in taps.items()], ended)

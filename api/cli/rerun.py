@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.api.cli.recorded_model import model_of
-from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.recordings.format import (
     FILES,
     SOURCES,
-    Frame,
     Recording,
     UnreadableRecording,
     read_header,
@@ -22,6 +21,7 @@ from penstock.pipeline.recordings.format import (
     replay_recording,
 )
 from penstock.pipeline.recordings.model import RecordedModel
+from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Trace, traced
 
 ASKING = ("converse", "render", "generate")
@@ -81,20 +81,10 @@ async def rerun(path: Path, since: str | None = None, upto: str | None = None, i
     return Rerun(path, files, model, pipeline, recording, source, trace, turns, note, left_out)
 
 
-@dataclass(frozen=True)
-class _Tap:
-    kept: list[Any]
-
-    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        async for frame in source:
-            self.kept.append(frame)
-            yield frame
-
-
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
     """Return the pipeline with taps that add the output of each stage inside ``converse`` to ``turns``."""
     for stage in ("render", "generate", "parse"):
-        pipeline = pipeline.after(stage, f"tap {stage}", _Tap(turns.setdefault(stage, [])))
+        pipeline = pipeline.insert_after(stage, f"tap {stage}", Tap(turns.setdefault(stage, [])))
     return pipeline
 
 
@@ -159,9 +149,9 @@ def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None
     inserted between ``source`` and ``since``.
     """
     try:
-        rest = pipeline.behind(source)
-        part: Pipeline[Any, Any] = Pipeline((*rest.upto(since).steps, *rest.since(since).steps[1:]))
-        return part if upto is None else part.upto(upto)
+        rest = pipeline.following(source)
+        part: Pipeline[Any, Any] = Pipeline((*rest.through(since).steps, *rest.from_stage(since).steps[1:]))
+        return part if upto is None else part.through(upto)
     except LookupError as error:
         raise NoReplay(str(error.args[0])) from error
 
@@ -173,7 +163,7 @@ def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed
     return f"{', '.join(names)} did not run: {file} was recorded behind it" if names else ""
 
 
-def _single(pipeline: Pipeline[Any, Any]) -> Iterator[Step]:
+def _single(pipeline: Pipeline[Any, Any]) -> Iterator[NamedStage]:
     """Yield the steps that contain no other steps, including those inside composite stages."""
     for step in pipeline.steps:
         if step.inner:

@@ -29,7 +29,7 @@ import msgspec
 from penstock.api.cli.arguments import PLUGINS
 from penstock.api.cli.recorded_model import model_of
 from penstock.pipeline import plugins
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.frames import Conversation
@@ -37,7 +37,7 @@ from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.case import TOKENS, Case, read_case, request_of
-from penstock.pipeline.recordings.format import FILES, Recording, read_recording, replay, replay_recording, write_frames
+from penstock.pipeline.recordings.format import FILES, Recording, read_recording, replay_recording, write_frames
 from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.recordings.reducer import shrink
 from penstock.pipeline.trace import Trace, traced
@@ -171,7 +171,7 @@ class Stages:
 
         The stages before `emit` run alone first, because `emit` turns their errors into an event without details.
         """
-        steps = self.pipeline.behind("generate").steps
+        steps = self.pipeline.following("generate").steps
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
         for pipeline in (before_emit, whole):
@@ -306,12 +306,12 @@ def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: R
 
     If the case no longer fails with it, the old frame is kept.
     """
-    asking = model.pipeline.inner("converse").upto("generate")
-    trace = asyncio.run(traced(asking, replay([conversation]), "normalize"))
-    if trace.error or not trace.behind("generate").frames:
+    asking = model.pipeline.inner("converse").through("generate")
+    trace = asyncio.run(traced(asking, source_of([conversation]), "normalize"))
+    if trace.error or not trace.after("generate").frames:
         return
-    write_frames(out / FILES["render"][0], trace.behind("render").frames, trial.best.header)
-    turn = replace(trial.best.turns[0], started=trace.behind("generate").frames[0])
+    write_frames(out / FILES["render"][0], trace.after("render").frames, trial.best.header)
+    turn = replace(trial.best.turns[0], started=trace.after("generate").frames[0])
     with suppress(TooManyTries):
         trial(replace(trial.best, turns=(turn,)))
     _write_files(trial.best, out)
@@ -320,11 +320,11 @@ def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: R
 def _derive(case: Case, out: Path, model: RecordedModel) -> None:
     """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
-    trace = asyncio.run(traced(model.pipeline.since("parse"), replay_recording(recording), "generate"))
+    trace = asyncio.run(traced(model.pipeline.from_stage("parse"), replay_recording(recording), "generate"))
     if trace.error or _has_failed(trace):
         return
-    write_frames(out / FILES["parse"][0], trace.behind("parse").frames, case.header)
-    write_frames(out / FILES["emit"][0], trace.behind("emit").frames, case.header)
+    write_frames(out / FILES["parse"][0], trace.after("parse").frames, case.header)
+    write_frames(out / FILES["emit"][0], trace.after("emit").frames, case.header)
     last = trace.junctions[-1].frames[-1]
     if isinstance(last, TerminalEvent):
         (out / "response.json").write_bytes(_pretty(last.response))

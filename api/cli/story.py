@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api.cli.rerun import Rerun, part, rerun, unedited
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     Conversation,
     GenerationStarted,
@@ -24,7 +24,6 @@ from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.difference import Line, parting
 from penstock.pipeline.recordings.format import FILES, End, Header, read_recording
-from penstock.pipeline.recordings.format import replay as frames_of
 from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.recordings.token_places import OPENINGS, Token, placed
 from penstock.pipeline.trace import Caused, Crossed, traced
@@ -160,8 +159,8 @@ async def _with_turns(replayed: Rerun) -> list[Crossed]:
     tokens = replayed.turns.get("generate") or _recorded(replayed, "generate")
     if not tokens or not replayed.model.spelling:
         return crossed
-    through = replayed.pipeline.inner("converse").behind("generate") if replayed.turns else _parser(replayed)
-    ahead = (await traced(through, frames_of(tokens), "generate")).junctions
+    through = replayed.pipeline.inner("converse").following("generate") if replayed.turns else _parser(replayed)
+    ahead = (await traced(through, source_of(tokens), "generate")).junctions
     if crossed[at].stage == "parse":
         return [*crossed[:at], *ahead[:-1], _linked(crossed[at], ahead[-1], via_cause=True), *crossed[at + 1 :]]
     return [*crossed[:at], *ahead, _linked(crossed[at], ahead[-1]), *crossed[at + 1 :]]
@@ -255,7 +254,7 @@ def _differing(replayed: Rerun) -> str:
 
 
 def _parser(replayed: Rerun) -> Pipeline[Any, Any]:
-    return part(replayed.pipeline, "generate", "parse", "parse").since("parse")
+    return part(replayed.pipeline, "generate", "parse", "parse").from_stage("parse")
 
 
 def _written(replayed: Rerun, prompt: Prompt) -> str:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from penstock.api.runs.admission import Admission
 from penstock.api.runs.background import Background
 from penstock.api.runs.recovery import Settling
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import (
     ContextTooLong,
     EngineDead,
@@ -37,7 +37,6 @@ from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.runs.live import LiveResponse, LiveResponses, RunMoved
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -97,9 +96,9 @@ class Runs:
     admission: Admission = field(default_factory=Admission)
 
     def __post_init__(self) -> None:
-        self._reading: Pipeline[CreateResponse, Conversation] = self.pipeline.upto("normalize")
-        self._making: Pipeline[Conversation, ResponseEvent] = self.pipeline.behind("normalize")
-        self._rendering: Pipeline[Conversation, Prompt] = self._making.upto("render")
+        self._reading: Pipeline[CreateResponse, Conversation] = self.pipeline.through("normalize")
+        self._making: Pipeline[Conversation, ResponseEvent] = self.pipeline.following("normalize")
+        self._rendering: Pipeline[Conversation, Prompt] = self._making.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         self.background = Background(self._make, self.live, self.store, self.admission, self.limit)
@@ -114,7 +113,7 @@ class Runs:
         """
         if request.store is not False:
             self.store.check()
-        async with self._reading.open(replay([request])) as conversations:
+        async with self._reading.open(source_of([request])) as conversations:
             conversation = await first(conversations)
         response, origin = conversation.response, conversation.origin
         if response.conversation is not UNSET:
@@ -160,7 +159,7 @@ class Runs:
 
     async def _check_prompt(self, conversation: Conversation) -> None:
         """Render the prompt once, to raise its errors now rather than when its turn comes."""
-        async with self._rendering.open(replay([conversation])) as prompts:
+        async with self._rendering.open(source_of([conversation])) as prompts:
             length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:
             raise ContextTooLong(length, self.engine.context_length)
@@ -180,7 +179,7 @@ class Runs:
     async def _in_front(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         response_id = conversation.response.id
-        async with self._making.open(replay([conversation])) as events:
+        async with self._making.open(source_of([conversation])) as events:
             with self._unlocking(conversation.response):
                 event = await first(events)
             run, reader = self._run_of(conversation), _Reader(asyncio.current_task(), events)
@@ -228,7 +227,7 @@ class Runs:
 
     async def _make(self, conversation: Conversation, begun: Callable[[], None] = lambda: None) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
-        async with self._making.open(replay([conversation])) as events:
+        async with self._making.open(source_of([conversation])) as events:
             try:
                 await first(events)
             except Exception as error:

@@ -209,12 +209,6 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any) -> Timed:
         raise UnreadableRecording(path, number, f"this is no JSON: {error}") from error
 
 
-async def replay(frames: Iterable[Frame]) -> AsyncGenerator[Frame, None]:
-    """Yield frames as the source of a pipeline."""
-    for frame in frames:
-        yield frame
-
-
 async def replay_recording(recording: Recording) -> AsyncGenerator[Any, None]:
     """Yield the frames of a recording as the source of a pipeline.
 

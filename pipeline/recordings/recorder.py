@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.pipeline.core import Pipeline, Stage, Step
+from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.frames import Conversation
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import FILES, FORMAT, Failure, Header, replay
+from penstock.pipeline.recordings.format import FILES, FORMAT, Failure, Header
 from penstock.pipeline.recordings.redaction import Redact, Redaction
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.recordings.take import BEGUN, OVER, Take, Track
@@ -96,10 +96,10 @@ class Recorder:
         """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing."""
         try:
             for stage in FILES:
-                pipeline = pipeline.after(stage, f"record {stage}", Tap(self, stage))
+                pipeline = pipeline.insert_after(stage, f"record {stage}", Tap(self, stage))
         except (LookupError, ValueError) as error:  # plug-ins may change names
             raise CannotRun(f"--record: {error.args[0]}") from error
-        return pipeline.edited("normalize", lambda step: (Step(step.name, Remembering(step.stage, self.condition)),))
+        return pipeline.replace("normalize", Remembering(pipeline.stage("normalize"), self.condition))
 
     async def close(self) -> None:
         """Write the queued frames, waiting for the disk at most `LAST_WRITES` seconds."""
@@ -236,7 +236,7 @@ class Remembering:
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
         """Yield the conversations of the wrapped stage."""
         async for request in source:
-            async with aclosing(self.normalize(replay([request]))) as conversations:
+            async with aclosing(self.normalize(source_of([request]))) as conversations:
                 async for conversation in conversations:
                     response_id = conversation.response.id
                     is_recorded = self.condition.chooses(response_id, conversation.origin)

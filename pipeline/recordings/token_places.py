@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     GenerationStarted,
     ItemClosed,
@@ -22,7 +22,6 @@ from penstock.pipeline.frames import (
     TokenChunk,
     TokenFrame,
 )
-from penstock.pipeline.recordings.format import replay as frames_of
 from penstock.pipeline.recordings.model import RecordedModel, Spelling
 from penstock.pipeline.trace import traced
 
@@ -74,7 +73,7 @@ async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model:
     """Return each token of ``frames`` with its place.  The model must have a ``spelling``."""
     assert model.spelling is not None
     single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
-    parsed = (await traced(parse, frames_of(one for _, one in single), "tokens")).junctions[-1]
+    parsed = (await traced(parse, source_of(one for _, one in single), "tokens")).junctions[-1]
     parsed_frames: list[list[Any]] = [[] for _ in single]
     for caused in parsed.caused:
         parsed_frames[caused.cause or 0].append(caused.frame)

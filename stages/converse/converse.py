@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import Conversation, ConversedFrame, ItemDelta, ParsedFrame
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.converse.exchange import Exchange, Limits
 from penstock.stages.services.tools import Toolbox
 
@@ -69,7 +68,7 @@ class Converse:
         Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
-            async with self.inner.open(replay([exchange.conversation])) as parsed:
+            async with self.inner.open(source_of([exchange.conversation])) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
                 except EngineOverloaded:

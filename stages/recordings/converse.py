@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
     Conversation,
@@ -43,17 +43,18 @@ def answered_from(
     Its normalize stage accepts all that recorded requests may contain: hosted tools, recorded MCP servers, and images.
     ``speed`` is a factor; None means without waiting.
     """
-
-    def read_all(step: Step) -> tuple[Step, ...]:
-        stage: Any = step.stage
-        accepted = {"hosted": frozenset(HOSTED), "labels": recordings.labels, "has_template": recordings.has_templates}
-        return (Step(step.name, dataclasses.replace(stage, **accepted, sees_images=True)),)
-
+    normalize = dataclasses.replace(
+        pipeline.stage("normalize"),
+        hosted=frozenset(HOSTED),
+        labels=recordings.labels,
+        has_template=recordings.has_templates,
+        sees_images=True,
+    )
     converse = ConverseAsRecorded(pipeline.inner("converse"), recordings, speed)
     return (
-        pipeline.edited("normalize", read_all)
+        pipeline.replace("normalize", normalize)
         .replace("converse", converse)
-        .before("converse", "match", Match(recordings))
+        .insert_before("converse", "match", Match(recordings))
     )
 
 
@@ -98,7 +99,7 @@ class ConverseAsRecorded:
         """Return the stages that frames recorded after ``stage`` still have to pass."""
         if stage == "converse":
             return Pipeline.start(stage, passed)
-        return self.inner.since(stage).replace(stage, passed)
+        return self.inner.from_stage(stage).replace(stage, passed)
 
 
 async def passed(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:

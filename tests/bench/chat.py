@@ -23,10 +23,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import ChatTurn, GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.responses import chat_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -92,7 +92,7 @@ async def ours(output: Written) -> float:
     frames = [started, *chunks, GenerationFinished("stop", 0, 1.0)]
     responses = chat_responses(("m",), ScriptedEngine(), output.model, LiveResponses(Store(Nowhere())))
     begun = time.process_time_ns()
-    async with responses.since("parse").open(replay(frames)) as events:
+    async with responses.from_stage("parse").open(source_of(frames)) as events:
         async for event in events:
             to_sse(event)
     return (time.process_time_ns() - begun) / 1e3 / len(output.token_ids)

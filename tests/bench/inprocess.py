@@ -15,9 +15,9 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
@@ -96,7 +96,7 @@ async def ours(outputs: Outputs) -> None:
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
     pipeline = harmony_responses(engine.models, engine, load_encoding(), LiveResponses(Store(Nowhere())))
-    async with pipeline.open(replay([CreateResponse(input="Hi", stream=True)])) as events:
+    async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
         async for event in events:
             to_sse(event)
 

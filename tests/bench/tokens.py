@@ -16,9 +16,10 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
 from penstock.pipeline.protocol.events import Delta, ResponseEvent, to_sse
-from penstock.pipeline.recordings.format import read_frames, replay
+from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, load_encoding
 from penstock.stages.responses import recorded_responses
 from tests.support.paths import HARMONY
@@ -84,8 +85,8 @@ def variants(stream: Stream) -> dict[str, Stream]:
 
 async def ours(frames: list[TokenFrame], depth: int, chunk_size: int) -> float:
     """Return microseconds per token from ids to SSE bytes, after ``depth`` tokens."""
-    pipeline = recorded_responses().since("parse")
-    async with pipeline.open(replay(frames)) as events:
+    pipeline = recorded_responses().from_stage("parse")
+    async with pipeline.open(source_of(frames)) as events:
         while not isinstance(await anext(events), Delta):
             pass
         await consume(events, depth // chunk_size)

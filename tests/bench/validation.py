@@ -8,11 +8,10 @@ import statistics
 import time
 from typing import Any
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Conversation
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.store.database import Nowhere
@@ -63,7 +62,7 @@ async def validation(normalize: Pipeline[CreateResponse, Conversation], body: by
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(0)
     started = time.process_time()
-    async with normalize.open(replay([await read_request(body)])) as conversations:
+    async with normalize.open(source_of([await read_request(body)])) as conversations:
         await anext(conversations)
     total = (time.process_time() - started) * 1e3
     await asyncio.sleep(0)

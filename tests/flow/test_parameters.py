@@ -17,12 +17,12 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsStreaming,
 )
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.items import InputText, Message
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.responses import harmony_responses
@@ -151,7 +151,7 @@ async def outcome(**body: Json) -> Outcome:
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store)).replace("normalize", stage)
-        async with pipeline.open(replay([request])) as stream:
+        async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]
         is_kept = await store.get("resp_1", "") is not None
     (prompt,) = engine.prompts

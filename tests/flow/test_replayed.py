@@ -233,7 +233,7 @@ async def count(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame,
         yield frame
 
 def install(pipeline):
-    return pipeline.after("generate", "count", count)
+    return pipeline.insert_after("generate", "count", count)
 """
 
 

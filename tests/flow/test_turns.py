@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -140,7 +139,7 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
     reached = asyncio.Event()
 
     async def consume(live: LiveResponses) -> None:
-        async with harmony_responses(("tiny",), engine, encoding, live).open(replay([request])) as events:
+        async with harmony_responses(("tiny",), engine, encoding, live).open(source_of([request])) as events:
             async for event in events:
                 seen.append(event)
                 if event.sequence_number == number:

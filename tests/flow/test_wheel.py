@@ -32,7 +32,7 @@ async def counted(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
     print(f"{number} frames of {penstock.pipeline.frames.__file__}")
 
 def install(pipeline):
-    return pipeline.after("parse", "counted", counted)
+    return pipeline.insert_after("parse", "counted", counted)
 """
 
 Run: TypeAlias = Callable[..., str]

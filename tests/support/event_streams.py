@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.lifecycle.checker import StreamChecker, check
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.services.engines.engine import Engine
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -30,7 +28,7 @@ _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
     """Run one request; check and return all of its events."""
     request = await read_request(json.dumps(body).encode())
-    async with pipeline.then("check", check).open(replay([request])) as events:
+    async with pipeline.then("check", check).open(source_of([request])) as events:
         return checked([event async for event in events])
 
 
@@ -92,24 +90,12 @@ def final(events: Iterable[ResponseEvent]) -> Response:
 Frame = TypeVar("Frame")
 
 
-@dataclass(frozen=True)
-class Tap:
-    """A stage that passes every frame on, and keeps it."""
-
-    passed: list[Any] = field(default_factory=list)
-
-    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        async for frame in source:
-            self.passed.append(frame)
-            yield frame
-
-
 async def run_stage(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
     return await run_pipeline(Pipeline.start("stage", stage), frames)
 
 
 async def run_pipeline(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    async with pipeline.open(replay(frames)) as stream:
+    async with pipeline.open(source_of(frames)) as stream:
         return [frame async for frame in stream]
 
 

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from aiohttp import web
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import Prompt, Sampling
 from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.http import HttpEngine, start_http
@@ -335,7 +335,7 @@ async def main() -> None:
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
         request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
-        async with pipeline.open(replay([request])) as events:
+        async with pipeline.open(source_of([request])) as events:
             *_, last = [event async for event in events]
     assert isinstance(last, TerminalEvent)
     message = last.response.output[-1]

@@ -40,6 +40,7 @@ from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, write_frames
+from penstock.pipeline.tap import Tap
 from penstock.stages.converse.converse import Converse
 from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
@@ -52,7 +53,7 @@ from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.replay import ReplayEngine
 from penstock.stages.services.runs.live import LiveResponses
 from penstock.stages.services.store.store import Store
-from tests.support.event_streams import Tap, checked, final, run_pipeline, run_stage
+from tests.support.event_streams import checked, final, run_pipeline, run_stage
 from tests.support.examples import examples
 from tests.support.paths import HARMONY
 from tests.support.scripted_tools import RecordedTools
@@ -150,13 +151,13 @@ async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTool
         .then("see items", parsed)
     )
     conversed = await run_pipeline(with_tools(turn, tools) if tools else turn, given)
-    case.expect("prompt.jsonl", prompts.passed, Prompt)
-    case.expect("tokens.jsonl", tokens.passed, TokenFrame)
-    case.expect("parsed.jsonl", parsed.passed, ParsedFrame)
-    assert await run_stage(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.passed
+    case.expect("prompt.jsonl", prompts.frames, Prompt)
+    case.expect("tokens.jsonl", tokens.frames, TokenFrame)
+    case.expect("parsed.jsonl", parsed.frames, ParsedFrame)
+    assert await run_stage(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.frames
     if tools:
         tools.check()
-        assert len(prompts.passed) == len(completion_files(case.folder))
+        assert len(prompts.frames) == len(completion_files(case.folder))
         case.expect("conversed.jsonl", conversed, ConversedFrame)
 
 
@@ -250,7 +251,7 @@ def any_case() -> st.SearchStrategy[list[TokenFrame]]:
 @cache
 def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
     """The stages from ``parse`` to ``emit``, with a plug-in."""
-    return install(recorded_responses()).since("parse").upto("emit")
+    return install(recorded_responses()).from_stage("parse").through("emit")
 
 
 def emit_with(frames: Sequence[TokenFrame], install: Install) -> list[Any]:

@@ -22,4 +22,4 @@ async def greedy(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversa
 
 
 def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
-    return pipeline.after("normalize", "greedy", greedy)
+    return pipeline.insert_after("normalize", "greedy", greedy)

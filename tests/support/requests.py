@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import Conversation, TokenIds
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store, StoredResponse
@@ -111,7 +111,7 @@ async def normalize(
         store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels, sees_images=sees
     )
     request = (await read_request(json.dumps(body).encode())).owned_by(owner)
-    async with aclosing(stage(replay([request]))) as conversations:
+    async with aclosing(stage(source_of([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation
 

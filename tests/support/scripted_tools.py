@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     CodeCallOpened,
     Conversation,
@@ -35,7 +35,6 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.services.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
@@ -211,7 +210,7 @@ class ScriptedConverse:
 
     async def talk(self, given: Conversation | None = None) -> list[ConversedFrame]:
         """Run one conversation; return all frames."""
-        async with aclosing(self.converse(replay([given or conversation()]))) as frames:
+        async with aclosing(self.converse(source_of([given or conversation()]))) as frames:
             return [frame async for frame in frames]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -29,6 +28,6 @@ def out_of_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:
     emitted = generated.then("parse", ParseHarmony(encoding)).then("emit", emit)
     emitted.then("check", check)  # error
     unfinished: Pipeline[CreateResponse, ResponseEvent] = emitted  # error
-    emitted.open(replay(["no request"]))  # error
+    emitted.open(source_of(["no request"]))  # error
     Pipeline.start("no stage", lambda source: source)  # error
     str(unfinished)

@@ -223,7 +223,7 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
     """The response ends even if a stage ignores the cancel or raises."""
 
     def hanging(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        return whole.after("generate", "hanging", stage)
+        return whole.insert_after("generate", "hanging", stage)
 
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
     async with running_server(engine, encoding, where, edit=hanging) as served:
@@ -250,7 +250,9 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
 async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
     """The response is cancelled while its stream is blocked, and the client can read its end later."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
-    async with running_server(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
+    async with running_server(
+        engine, encoding, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)
+    ) as served:
         async with open_stream(served) as stream:
             response_id = await stream.response_id()
             (run,) = served.runs.live

@@ -65,7 +65,7 @@ class Broken:
 
 
 def breaking(place: str, fault: str) -> Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]:
-    return lambda pipeline: pipeline.after(place, "crooked", Broken(fault))
+    return lambda pipeline: pipeline.insert_after(place, "crooked", Broken(fault))
 
 
 def is_harmless(place: str, fault: str) -> bool:
@@ -178,7 +178,7 @@ async def test_broken_rule_is_logged(
     """The log has the checker's message; the client gets one end without internal details."""
 
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        return pipeline.after(place, "crooked", stage)
+        return pipeline.insert_after(place, "crooked", stage)
 
     async with asyncio.timeout(PATIENCE):
         async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:

@@ -93,7 +93,7 @@ async def test_stopped_engine_refuses_admitted_requests(
             yield prompt
 
     async with running_server(
-        engine, encoding, tmp_path, edit=lambda whole: whole.before("generate", "stop", stop)
+        engine, encoding, tmp_path, edit=lambda whole: whole.insert_before("generate", "stop", stop)
     ) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")

@@ -129,7 +129,7 @@ async def test_outputs_are_logged_with_their_response(
 ) -> None:
     """With the log stage, each item is logged with the id of its response."""
     folder = tmp_path_factory.mktemp("store")
-    logged = lambda pipeline: pipeline.after("emit", "log", log_outputs)  # noqa: E731
+    logged = lambda pipeline: pipeline.insert_after("emit", "log", log_outputs)  # noqa: E731
     async with running_server(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
     said = lines(log, "penstock.stages.optional.log")

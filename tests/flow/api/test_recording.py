@@ -59,7 +59,7 @@ async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncod
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(store))
-        async with pipeline.since(stage).open(replay_recording(read_stage(folder, source))) as events:
+        async with pipeline.from_stage(stage).open(replay_recording(read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 
 

@@ -54,7 +54,7 @@ async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
-        return whole.replace("converse", converse).after("normalize", "python", python)
+        return whole.replace("converse", converse).insert_after("normalize", "python", python)
 
     async with running_server(engine, encoding, store_at, edit=edit) as served:
         yield served

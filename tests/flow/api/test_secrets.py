@@ -54,7 +54,7 @@ class Watched:
         self.headers: Headers = []
 
     def edit(self, whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        return whole.after("generate", "watch", self.watch)
+        return whole.insert_after("generate", "watch", self.watch)
 
     async def watch(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         async for frame in source:

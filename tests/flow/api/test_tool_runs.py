@@ -65,7 +65,7 @@ async def busy(
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
-        return whole.replace("converse", converse).after("normalize", "python", python)
+        return whole.replace("converse", converse).insert_after("normalize", "python", python)
 
     engine = ScriptedEngine(script(encoding, CODE))
     async with (

@@ -58,4 +58,4 @@ async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
 
 def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
     prometheus_client.start_http_server(int(os.environ.get("METRICS_PORT", "9464")), "127.0.0.1")
-    return pipeline.after("parse", "count_tokens", count)
+    return pipeline.insert_after("parse", "count_tokens", count)

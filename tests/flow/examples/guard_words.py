@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from penstock.pipeline.core import Pipeline, Stage, Step
+from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.frames import (
     ItemClosed,
     ItemDelta,
@@ -71,4 +71,4 @@ def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[Creat
     words = tuple(filter(None, os.environ.get("GUARD_WORDS", "").lower().split(",")))
     if not words:
         raise ValueError("GUARD_WORDS names no words")
-    return pipeline.edited("parse", lambda step: (Step("parse", Guard(step.stage, words)),))
+    return pipeline.replace("parse", Guard(pipeline.stage("parse"), words))

@@ -23,4 +23,4 @@ def redacted(text: str) -> str:
 
 
 def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
-    return pipeline.after("parse", "redact", Rewrite(redacted, held=MAYBE_ONE))
+    return pipeline.insert_after("parse", "redact", Rewrite(redacted, held=MAYBE_ONE))

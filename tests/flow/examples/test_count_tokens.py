@@ -23,7 +23,7 @@ from tests.support.server import CALL, COUNT, WEATHER, running_server, script
 
 
 def counting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline.after("parse", "count_tokens", count)
+    return pipeline.insert_after("parse", "count_tokens", count)
 
 
 def counted() -> Counter[str]:

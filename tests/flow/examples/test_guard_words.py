@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import recorded_responses
@@ -28,7 +28,7 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def guarded(word: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline.edited("parse", lambda step: (Step("parse", Guard(step.stage, (word,))),))
+    return pipeline.replace("parse", Guard(pipeline.stage("parse"), (word,)))
 
 
 def never(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

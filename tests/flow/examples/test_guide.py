@@ -88,7 +88,7 @@ def test_table_names_every_place() -> None:
     assert [anchor or where for where, anchor, _ in PLACES] == ["normalize", *pipeline.names()[:1], *inside(pipeline)]
     for where, anchor, kind in PLACES:
         stage = through(kinds()[kind])
-        edit = pipeline.before if where == "before" else pipeline.after
+        edit = pipeline.insert_before if where == "before" else pipeline.insert_after
         edit(anchor or where, "own", stage)
         with pytest.raises(JunctionError, match=r"own gives|takes"):
             edit(anchor or where, "own", through(kinds()["Prompt" if kind != "Prompt" else "TokenFrame"]))

@@ -63,7 +63,7 @@ def _harmless(text: str) -> str:
 
 def marked(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     """Change every word."""
-    return pipeline.after("parse", "mark", Rewrite(_mark, held=re.compile(r"[a-z]{1,320}")))
+    return pipeline.insert_after("parse", "mark", Rewrite(_mark, held=re.compile(r"[a-z]{1,320}")))
 
 
 def _mark(text: str) -> str:

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.pipeline.protocol.items import FunctionCall
+from penstock.pipeline.tap import Tap
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.live import LiveResponses
-from tests.support.event_streams import Tap, final, run_request, token_ids
+from tests.support.event_streams import final, run_request, token_ids
 from tests.support.stores import open_store
 
 pytestmark = [
@@ -32,15 +33,15 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: Harmo
     prompts, generated = Tap(), Tap()
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store))
-        pipeline = pipeline.after("render", "prompts", prompts).after("generate", "generated", generated)
+        pipeline = pipeline.insert_after("render", "prompts", prompts).insert_after("generate", "generated", generated)
         called = final(await run_request(pipeline, body))
-        seen = (*prompts.passed[0].token_ids, *token_ids(generated.passed))
+        seen = (*prompts.frames[0].token_ids, *token_ids(generated.frames))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
         answered = final(await run_request(pipeline, body | {"previous_response_id": called.id, "input": [output]}))
-    assert prompts.passed[1].token_ids[: len(seen)] == seen
+    assert prompts.frames[1].token_ids[: len(seen)] == seen
     assert answered.usage is not None
     block = engine._llm.vllm_config.cache_config.block_size
-    read = len(prompts.passed[0].token_ids)
+    read = len(prompts.frames[0].token_ids)
     assert answered.usage.input_tokens_details.cached_tokens >= read // block * block > 0

@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.frames import GenerationFinished, Prompt, TokenFrame
-from penstock.pipeline.recordings.format import read_frames, replay
+from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.endpoints import ENDPOINTS
@@ -80,7 +81,7 @@ async def test_server_is_described(elsewhere: HttpEngine) -> None:
 async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEngine) -> None:
     """The recorded prompt gives the recorded tokens."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
-    frames = [frame async for frame in Generate(elsewhere)(replay(prompts))]
+    frames = [frame async for frame in Generate(elsewhere)(source_of(prompts))]
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
     assert token_ids(frames) == token_ids(recorded)
     assert frames[0] == recorded[0]

@@ -18,6 +18,7 @@ from penstock.pipeline.frames import GenerationFinished, Prompt, Sampling, Token
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.tap import Tap
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -30,7 +31,7 @@ from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.images import Images
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.engine_requests import prompt
-from tests.support.event_streams import Tap, final, generate, run_request
+from tests.support.event_streams import final, generate, run_request
 from tests.support.paths import ROOT
 from tests.support.stores import open_store
 from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
@@ -71,7 +72,9 @@ class Seeing:
         live = LiveResponses(self.store)
         whole = chat_responses(self.engine.models, self.engine, self.chat, live)
         whole = whole.replace("render", RenderChat(self.chat, self.engine.context_length, Images(allowed)))
-        return whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
+        return whole.insert_after("render", "prompts", self.prompts).insert_after(
+            "generate", "generated", self.generated
+        )
 
     async def answer(self, *parts: Json, allowed: AllowedNetworks = NOTHING_ALLOWED, **body: Any) -> Response:
         """Send a message of these parts; check every event, and return the response."""
@@ -80,8 +83,8 @@ class Seeing:
 
     def first(self) -> float:
         """The log probability of the first token in the latest turn."""
-        chunks = [frame for frame in self.generated.passed if isinstance(frame, TokenChunk)]
-        self.generated.passed.clear()
+        chunks = [frame for frame in self.generated.frames if isinstance(frame, TokenChunk)]
+        self.generated.frames.clear()
         return chunks[0].logprobs[0].logprob
 
 
@@ -159,7 +162,7 @@ async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
     for url in (RED_URL, BLUE_URL):
         await seeing.answer(input=[*said, output | {"output": [image(url)]}])
         likely.append(seeing.first())
-        assert seeing.prompts.passed[-1].images == (url,)
+        assert seeing.prompts.frames[-1].images == (url,)
     assert not alike(*likely)
 
 
@@ -169,7 +172,7 @@ async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> Non
         seeing.store = store
         first = await seeing.answer(text(), image())
         await seeing.answer(text("And now?"), previous_response_id=first.id)
-    assert seeing.prompts.passed[-1].images == (RED_URL,)
+    assert seeing.prompts.frames[-1].images == (RED_URL,)
 
 
 async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
@@ -199,7 +202,7 @@ async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Se
         with pytest.raises(InvalidRequest) as refused:
             await seeing.answer(text(), image(url.format(port=server.rpartition(":")[2])))
     assert refused.value.status == 400
-    assert (seeing.prompts.passed, gallery.seen) == ([], [])
+    assert (seeing.prompts.frames, gallery.seen) == ([], [])
 
 
 async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
@@ -211,7 +214,7 @@ async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
             await seeing.answer(
                 text(), image(f"{url}/to?url={inside}/a.png"), allowed=AllowedNetworks.parse(["127.0.0.1"])
             )
-    assert (seeing.prompts.passed, gallery.seen) == ([], ["/to"])
+    assert (seeing.prompts.frames, gallery.seen) == ([], ["/to"])
 
 
 async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
@@ -230,7 +233,7 @@ async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
 async def test_image_without_a_placeholder_is_refused(seeing: Seeing) -> None:
     """An image is never dropped silently if the prompt has no placeholder for it."""
     await seeing.answer(text(), image())
-    (asked,) = seeing.prompts.passed
+    (asked,) = seeing.prompts.frames
     for token_ids, images in (((1, 2, 3), (RED_URL,)), (asked.token_ids, (RED_URL, BLUE_URL))):
         with pytest.raises(InvalidPrompt, match="no place for an image") as refused:
             await generate(seeing.engine, prompted(asked, token_ids, images))

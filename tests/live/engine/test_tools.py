@@ -18,6 +18,7 @@ from penstock.pipeline.frames import GenerationStarted, TokenChunk
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.tap import Tap
 from penstock.server import toolbox
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -27,7 +28,7 @@ from penstock.stages.services.runs.live import LiveResponses
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from tests.support.engine_requests import answer
-from tests.support.event_streams import Tap, final, run_request
+from tests.support.event_streams import final, run_request
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
 from tests.support.sandboxes import available
 from tests.support.stores import open_store
@@ -94,7 +95,9 @@ class Turns:
         """The events of one response, checked."""
         live = LiveResponses(self.store)
         whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
-        whole = whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
+        whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
+            "generate", "generated", self.generated
+        )
         asked = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
         return await run_request(whole, asked | body)
 
@@ -105,12 +108,12 @@ class Turns:
     def seen(self) -> list[tuple[int, ...]]:
         """The tokens that the engine had read and written at the end of each turn."""
         written: list[list[int]] = []
-        for frame in self.generated.passed:
+        for frame in self.generated.frames:
             if isinstance(frame, GenerationStarted):
                 written.append([])
             if isinstance(frame, TokenChunk):
                 written[-1] += frame.token_ids
-        return [(*prompt.token_ids, *tokens) for prompt, tokens in zip(self.prompts.passed, written, strict=True)]
+        return [(*prompt.token_ids, *tokens) for prompt, tokens in zip(self.prompts.frames, written, strict=True)]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -150,7 +153,7 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
     assert answer(response) == "Twice 20 is 40."
     ladder = [name for name in names(events) if "code_interpreter_call." in name]
     assert ladder == [f"code_interpreter_call.{step}" for step in ("in_progress", "interpreting", "completed")] * 2
-    prompts, seen = [prompt.token_ids for prompt in turns.prompts.passed], turns.seen()
+    prompts, seen = [prompt.token_ids for prompt in turns.prompts.frames], turns.seen()
     assert len(prompts) == 3
     for earlier, prompt in zip(seen, prompts[1:], strict=False):
         assert prompt[: len(earlier)] == earlier
@@ -186,9 +189,9 @@ async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpSe
     assert [tool["name"] for tool in listing["tools"]] == ["search", "open", "find"]
     assert (call["server_label"], call["name"], call["arguments"]) == ("docs", "search", '{"query":"penstock"}')
     assert (call["status"], call["output"]) == ("completed", "[0] 10 results for penstock")
-    assert "[0] 10 results for penstock" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert "[0] 10 results for penstock" in turns.encoding.decode(turns.prompts.frames[1].token_ids)
     assert answer(response) == "The docs say what a penstock is."
-    assert turns.prompts.passed[1].token_ids[: len(turns.seen()[0])] == turns.seen()[0]
+    assert turns.prompts.frames[1].token_ids[: len(turns.seen()[0])] == turns.seen()[0]
 
 
 async def test_configured_mcp_server_needs_approval(turns: Turns) -> None:
@@ -231,7 +234,7 @@ async def test_shell_output_is_read_by_the_model(turns: Turns) -> None:
     assert call["action"]["commands"] == ["echo note > note.txt && cat note.txt"]
     [wrote] = output["output"]
     assert (wrote["stdout"], wrote["outcome"]) == ("note\n", {"type": "exit", "exit_code": 0})
-    assert "<|message|>note<|end|>" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert "<|message|>note<|end|>" in turns.encoding.decode(turns.prompts.frames[1].token_ids)
     assert answer(response) == "I made a note in the container."
 
 
@@ -242,7 +245,7 @@ async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
     output = {"type": "function_call_output", "call_id": items(called)[-1]["call_id"], "output": "Ada"}
     answered = await turns.response([output], [PYTHON, ASK_NAME], previous_response_id=called.id)
     assert answer(answered) == "6 times 7 is 42, and now I know your name."
-    read = turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    read = turns.encoding.decode(turns.prompts.frames[1].token_ids)
     assert read.index("<|start|>python to=assistant") < read.index("<|start|>functions.ask_name to=assistant")
     assert "42\n" in read
 
@@ -252,5 +255,5 @@ async def test_undeclared_tool_is_answered_once(turns: Turns) -> None:
     """A call of an unavailable built-in tool gets an error, and the model continues without it."""
     response = await turns.response("Any news today?", [PYTHON])
     assert (response.status, kinds(response)) == ("completed", [])
-    assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.frames[1].token_ids)
     assert answer(response) == "I cannot search, so I do not know the news."

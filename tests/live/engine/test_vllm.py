@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import (
     ContextTooLong,
     EngineDead,
@@ -24,7 +25,7 @@ from penstock.pipeline.errors import (
 )
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.items import Message, OutputText
-from penstock.pipeline.recordings.format import read_frames, replay, write_frames
+from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from penstock.stages.render.harmony.grammar import WARM_UP
@@ -65,7 +66,7 @@ async def test_greedy_tokens_equal_the_recording(
 ) -> None:
     """The recorded prompt gives the recorded tokens; ``--regen`` records them again."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
-    stage = Generate(engine)(replay(prompts))
+    stage = Generate(engine)(source_of(prompts))
     frames = [frame async for frame in stage]
     if request.config.getoption("--regen"):
         write_frames(folder / "tokens.jsonl", frames, HARMONY_HEADER)
@@ -168,7 +169,7 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
     ):
         bad = msgspec.structs.replace(good, token_ids=tuple(tokens))
         with pytest.raises(error):
-            await anext(Generate(engine)(replay([bad])))
+            await anext(Generate(engine)(source_of([bad])))
     assert token_ids(await generate(engine, good))
 
 

@@ -10,9 +10,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.api.cli.recorded_model import model_of
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import Event
-from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, replay, write_frames
+from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, write_frames
 from penstock.pipeline.trace import traced
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.fixture_cases import flow_at, run_in_thread
@@ -59,7 +60,9 @@ def test_page_shows_every_token(case: str, show: ShowPage) -> None:
 async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
     """The events that each chunk caused, found by running the stages."""
     recording = read_recording(folder / "tokens.jsonl", TokenFrame)
-    trace = await traced(model_of(recording.header).pipeline.since("parse"), replay(recording.frames), "generate")
+    trace = await traced(
+        model_of(recording.header).pipeline.from_stage("parse"), source_of(recording.frames), "generate"
+    )
     _, parsed, emitted, events = (junction.caused for junction in trace.junctions)
     caused: list[tuple[int, set[int]]] = [(at, set()) for at in range(len(recording.frames))]
     for event in events:

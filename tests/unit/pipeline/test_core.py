@@ -111,7 +111,12 @@ async def test_frames_flow_in_order() -> None:
 async def test_edits_return_new_pipelines() -> None:
     """An edit never changes the pipeline that it starts from."""
     original = numbers()
-    edited = original.before("add", "keep", keep).after("add", "more", Add(5)).replace("add", Add(2)).without("keep")
+    edited = (
+        original.insert_before("add", "keep", keep)
+        .insert_after("add", "more", Add(5))
+        .replace("add", Add(2))
+        .remove("keep")
+    )
     assert names(edited) == ["count", "add", "more"]
     assert await run(edited) == [Number(7), Number(8), Number(9)]
     assert names(original) == ["count", "add"]
@@ -119,31 +124,39 @@ async def test_edits_return_new_pipelines() -> None:
 
 async def test_since_and_upto_cut_at_a_name() -> None:
     """A tail takes the frames of its first junction, a head gives those of its last."""
-    assert names(numbers().since("add")) == ["add"]
-    assert names(numbers().upto("count")) == ["count"]
-    async with numbers().since("add").open(one(Number(41))) as frames:
+    assert names(numbers().from_stage("add")) == ["add"]
+    assert names(numbers().through("count")) == ["count"]
+    async with numbers().from_stage("add").open(one(Number(41))) as frames:
         assert [frame async for frame in frames] == [Number(42)]
 
 
 async def test_inner_stages_are_reached_by_name() -> None:
     """Every edit finds its anchor inside a composite stage, and leaves the rest of it alone."""
     assert await run(nested()) == [Number(v) for v in (111, 111, 112, 112, 113, 113)]
-    edited = nested().replace("shift", Add(0)).after("double", "more", Add(1000)).before("double", "keep", keep)
-    assert await run(edited.without("keep")) == [Number(v) for v in (1011, 1011, 1012, 1012, 1013, 1013)]
+    edited = (
+        nested()
+        .replace("shift", Add(0))
+        .insert_after("double", "more", Add(1000))
+        .insert_before("double", "keep", keep)
+    )
+    assert await run(edited.remove("keep")) == [Number(v) for v in (1011, 1011, 1012, 1012, 1013, 1013)]
     assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
 
 
 def test_cut_inside_a_composite_leaves_the_composite_out() -> None:
     """A head or a tail that is cut inside a composite stage has the inner stages as its own."""
-    assert names(nested().since("shift")) == ["shift", "add"]
-    assert names(nested().upto("double")) == ["count", "double"]
-    assert names(nested().behind("twice")) == names(nested().behind("shift")) == ["add"]
+    assert names(nested().from_stage("shift")) == ["shift", "add"]
+    assert names(nested().through("double")) == ["count", "double"]
+    assert names(nested().following("twice")) == names(nested().following("shift")) == ["add"]
 
 
-@pytest.mark.parametrize("edit", ["before", "after", "replace", "without", "since", "upto", "inner"])
+@pytest.mark.parametrize(
+    "edit", ["insert_before", "insert_after", "replace", "remove", "from_stage", "through", "stage", "inner"]
+)
 def test_unknown_name_lists_the_known_ones(edit: str) -> None:
     """A misspelt anchor is answered with all names, inner ones included."""
-    arguments: dict[str, tuple[Any, ...]] = {"before": ("x", keep), "after": ("x", keep), "replace": (keep,)}
+    inserted = ("x", keep)
+    arguments: dict[str, Any] = {"insert_before": inserted, "insert_after": inserted, "replace": (keep,)}
     with pytest.raises(LookupError, match="count, twice, double, shift, add"):
         getattr(nested(), edit)("cuont", *arguments.get(edit, ()))
 
@@ -169,9 +182,9 @@ def test_edits_are_checked_again() -> None:
     """No edit may leave neighbours that disagree."""
     pipeline = Pipeline.start("count", count).then("annotate", annotate).then("spell", spell)
     with pytest.raises(JunctionError, match="gives Letter, and annotate takes Number"):
-        pipeline.without("count").before("annotate", "letters", keep_letters)
+        pipeline.remove("count").insert_before("annotate", "letters", keep_letters)
     with pytest.raises(JunctionError, match="spell gives str, and add takes Number"):
-        pipeline.after("spell", "add", Add(1))
+        pipeline.insert_after("spell", "add", Add(1))
 
 
 async def keep_letters(source: AsyncIterator[Letter]) -> AsyncGenerator[Letter, None]:
@@ -181,7 +194,12 @@ async def keep_letters(source: AsyncIterator[Letter]) -> AsyncGenerator[Letter, 
 
 def test_pass_through_stage_fits_any_junction() -> None:
     """A stage over a bare type variable gives the type that arrives, and the next junction is checked with it."""
-    pipeline = numbers().before("count", "first", keep).after("count", "middle", keep).after("add", "last", keep)
+    pipeline = (
+        numbers()
+        .insert_before("count", "first", keep)
+        .insert_after("count", "middle", keep)
+        .insert_after("add", "last", keep)
+    )
     assert names(pipeline) == ["first", "count", "middle", "add", "last"]
     with pytest.raises(JunctionError):
         Pipeline.start("annotate", annotate).then("keep", keep).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
@@ -219,7 +237,7 @@ async def look(source: AsyncIterator[object]) -> AsyncGenerator[Any, None]:
 def test_stage_that_takes_anything_may_give_another_type() -> None:
     """The next junction is checked with the type that the stage gives."""
     assert names(Pipeline.start("spell", spell).then("measure", measure).then("add", Add(1)))[-1] == "add"
-    assert str(Pipeline.start("count", count).then("measure", measure)).splitlines()[-1] == "Number"
+    assert str(Pipeline.start("count", count).then("measure", measure)).splitlines()[-1] == "measure : Number -> Number"
     with pytest.raises(JunctionError, match="measure gives Number, and count takes Letter"):
         Pipeline.start("measure", measure).then("count", count)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
@@ -257,7 +275,7 @@ async def test_methods_and_partials_are_stages() -> None:
     assert await run(pipeline) == [Number(7), Number(13), Number(19)]
     for stage in (Scale().method, *partials):
         with pytest.raises(JunctionError, match="gives Letter, and wrong takes Number"):
-            Pipeline.start("letters", keep_letters).after("letters", "wrong", stage)
+            Pipeline.start("letters", keep_letters).insert_after("letters", "wrong", stage)
 
 
 def test_names_are_unique_inside_and_outside() -> None:
@@ -271,7 +289,7 @@ def test_names_are_unique_inside_and_outside() -> None:
 def test_empty_pipeline_is_refused() -> None:
     """Without a stage there is no flow."""
     with pytest.raises(ValueError, match="at least one stage"):
-        Pipeline.start("count", count).without("count")
+        Pipeline.start("count", count).remove("count")
 
 
 def test_stage_without_annotations_is_refused() -> None:
@@ -292,21 +310,13 @@ def test_stage_without_annotations_is_refused() -> None:
 
 def test_drawing_shows_names_and_junctions() -> None:
     """A pipeline draws itself, inner pipelines indented, with the names of its annotations."""
-    assert str(nested().after("count", "note", keep)).splitlines() == [
-        "Letter",
-        "  -> count",
-        "Number",
-        "  -> note",
-        "Number",
-        "  -> twice",
-        "       Number",
-        "         -> double",
-        "       Number",
-        "         -> shift",
-        "       Number",
-        "Number",
-        "  -> add",
-        "Number",
+    assert str(nested().insert_after("count", "note", keep)).splitlines() == [
+        "count    : Letter -> Number",
+        "note     : Number -> Number",
+        "twice    : Number -> Number",
+        "  double : Number -> Number",
+        "  shift  : Number -> Number",
+        "add      : Number -> Number",
     ]
 
 

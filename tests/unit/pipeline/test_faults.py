@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.faults import first, name_stage, running
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.recordings.format import replay
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Once:
     inner: Pipeline[int, int]
 
     async def __call__(self, source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
-        async with self.inner.open(replay([number async for number in source])) as numbers:
+        async with self.inner.open(source_of([number async for number in source])) as numbers:
             async for number in numbers:
                 yield number
 
@@ -50,7 +49,7 @@ def three(broken: str, at: int = 1) -> Pipeline[int, int]:
 async def test_error_names_the_stage_that_raised_it(broken: str, at: int) -> None:
     """This holds inside a composite stage, and if several stages run the same code."""
     with pytest.raises(ZeroDivisionError) as caught:
-        async with three(broken, at).open(replay([0, 1])) as numbers:
+        async with three(broken, at).open(source_of([0, 1])) as numbers:
             [number async for number in numbers]
     assert caught.value.__notes__ == [f"in stage {broken}"]
     assert name_stage(caught.value) == broken
@@ -68,7 +67,7 @@ async def test_stage_of_a_caught_error_can_be_named(broken: str) -> None:
         except ZeroDivisionError as error:
             named.append(name_stage(error))
 
-    async with three(broken).then("catch", catch).open(replay([0, 1])) as numbers:
+    async with three(broken).then("catch", catch).open(source_of([0, 1])) as numbers:
         assert 1 not in [number async for number in numbers]
     assert named == [broken]
 
@@ -76,7 +75,7 @@ async def test_stage_of_a_caught_error_can_be_named(broken: str) -> None:
 async def test_error_of_the_reader_names_no_stage() -> None:
     """An error that is raised in the block comes from no stage."""
     with pytest.raises(ZeroDivisionError) as caught:
-        async with three("").open(replay([0])) as numbers:
+        async with three("").open(source_of([0])) as numbers:
             await anext(numbers)
             raise ZeroDivisionError
     assert not hasattr(caught.value, "__notes__")
@@ -97,7 +96,7 @@ async def test_run_is_released_after_its_end() -> None:
         async for number in source:
             yield number
 
-    async with Pipeline.start("hold", hold).open(replay([0, 1])) as numbers:
+    async with Pipeline.start("hold", hold).open(source_of([0, 1])) as numbers:
         within = running.get()
         await anext(numbers)
     assert running.get() == ()
@@ -108,6 +107,6 @@ async def test_run_is_released_after_its_end() -> None:
 
 async def test_stream_without_a_frame_breaks_a_rule() -> None:
     """The error names the rule."""
-    assert await first(replay([1])) == 1
+    assert await first(source_of([1])) == 1
     with pytest.raises(InvariantBroken, match="a stream has a first frame"):
-        await first(replay([]))
+        await first(source_of([]))

@@ -54,53 +54,53 @@ async def no_generator(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[Par
 
 
 def install(pipeline):
-    return pipeline.after("parse", "shout", shout)
+    return pipeline.insert_after("parse", "shout", shout)
 
 
 def again(pipeline):
-    return pipeline.after("shout", "again", shout)
+    return pipeline.insert_after("shout", "again", shout)
 
 
 class Place:
     @staticmethod
     def install(pipeline):
-        return pipeline.before("parse", "first", passed).after("parse", "shout", shout)
+        return pipeline.insert_before("parse", "first", passed).insert_after("parse", "shout", shout)
 
 
 def too_late(pipeline):
-    return pipeline.after("emit", "shout", shout)
+    return pipeline.insert_after("emit", "shout", shout)
 
 
 def too_early(pipeline):
-    return pipeline.before("render", "shout", shout)
+    return pipeline.insert_before("render", "shout", shout)
 
 
 def nowhere(pipeline):
-    return pipeline.after("prase", "shout", shout)
+    return pipeline.insert_after("prase", "shout", shout)
 
 
 def bare(pipeline):
-    return pipeline.after("parse", "bare", unannotated)
+    return pipeline.insert_after("parse", "bare", unannotated)
 
 
 def unready(pipeline):
-    return pipeline.after("parse", "unready", no_generator)
+    return pipeline.insert_after("parse", "unready", no_generator)
 
 
 def nothing(pipeline):
-    pipeline.after("parse", "shout", shout)
+    pipeline.insert_after("parse", "shout", shout)
 
 
 def torn(pipeline):
-    return pipeline.without("persist")
+    return pipeline.remove("persist")
 
 
 def beheaded(pipeline):
-    return pipeline.behind("normalize")
+    return pipeline.following("normalize")
 
 
 def curtailed(pipeline):
-    return pipeline.upto("emit")
+    return pipeline.through("emit")
 
 
 async def from_numbers(source: AsyncIterator[int]) -> AsyncGenerator[CreateResponse, None]:
@@ -114,11 +114,11 @@ async def lengths(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[int, N
 
 
 def unasked(pipeline):
-    return pipeline.before("normalize", "from numbers", from_numbers)
+    return pipeline.insert_before("normalize", "from numbers", from_numbers)
 
 
 def untold(pipeline):
-    return pipeline.after("persist", "lengths", lengths)
+    return pipeline.insert_after("persist", "lengths", lengths)
 
 
 def failing(pipeline):
@@ -278,9 +278,9 @@ async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, Non
 def test_ends_of_a_composite_are_checked() -> None:
     """Both ends of a composite stage are junctions as well."""
     with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
-        recorded_responses().after("parse", "count", count_words)
+        recorded_responses().insert_after("parse", "count", count_words)
     with pytest.raises(JunctionError, match="converse -> listen: converse gives Conversation, and listen takes int"):
-        recorded_responses().before("render", "listen", listen)
+        recorded_responses().insert_before("render", "listen", listen)
 
 
 async def unfit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame | int, None]:
@@ -291,7 +291,7 @@ async def unfit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
 def test_only_misfit_frames_are_reported() -> None:
     """Frames that fit are not listed."""
     with pytest.raises(JunctionError, match=r"unfit gives ParsedFrame \| int, .*: it does not accept int$"):
-        recorded_responses().after("parse", "unfit", unfit)
+        recorded_responses().insert_after("parse", "unfit", unfit)
 
 
 # In a server
@@ -320,8 +320,10 @@ async def look(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
 def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     [render] = [step.stage for step in pipeline.inner("converse").steps if step.name == "render"]
     assert isinstance(render, RenderHarmony)
-    pipeline = pipeline.before("normalize", "trim", trim).after("normalize", "date", date)
-    return pipeline.replace("render", Render(render.encoding, render.context_length)).after("render", "look", look)
+    pipeline = pipeline.insert_before("normalize", "trim", trim).insert_after("normalize", "date", date)
+    return pipeline.replace("render", Render(render.encoding, render.context_length)).insert_after(
+        "render", "look", look
+    )
 
 
 @pytest.mark.io

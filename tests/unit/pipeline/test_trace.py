@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.recordings.format import replay
 from penstock.pipeline.trace import Trace, traced
 
 Numbers = AsyncIterator[int]
@@ -57,26 +56,26 @@ def check_causes(trace: Trace) -> None:
 async def test_frame_is_caused_by_last_frame_its_stage_took(numbers: list[int]) -> None:
     """A frame's effects are the frames that the stage gave before it took the next one."""
     pipeline = Pipeline.start("repeat", repeat).then("pair", pair)
-    trace = await traced(pipeline, replay(numbers), "numbers")
+    trace = await traced(pipeline, source_of(numbers), "numbers")
     check_causes(trace)
-    assert trace.behind("numbers").frames == numbers
-    repeated = trace.behind("repeat")
+    assert trace.after("numbers").frames == numbers
+    repeated = trace.after("repeat")
     assert [numbers[caused.cause] for caused in repeated.caused if caused.cause is not None] == repeated.frames
-    for caused in trace.behind("pair").caused:
+    for caused in trace.after("pair").caused:
         first, second = caused.frame
         assert repeated.frames[caused.cause or 0] == (second or first)
 
 
 async def test_error_ends_the_trace() -> None:
     """The trace has the frames until then, and the error."""
-    trace = await traced(Pipeline.start("fail", fail_at_three).then("repeat", repeat), replay([1, 2, 3, 4]))
+    trace = await traced(Pipeline.start("fail", fail_at_three).then("repeat", repeat), source_of([1, 2, 3, 4]))
     assert isinstance(trace.error, EngineFailed)
-    assert trace.behind("source").frames == [1, 2, 3]
-    assert trace.behind("repeat").frames == [1, 2, 2]
+    assert trace.after("source").frames == [1, 2, 3]
+    assert trace.after("repeat").frames == [1, 2, 2]
 
 
 async def test_junction_is_found_by_its_stage() -> None:
     """A missing one is named in the error."""
-    trace = await traced(Pipeline.start("repeat", repeat), replay([1]))
+    trace = await traced(Pipeline.start("repeat", repeat), source_of([1]))
     with pytest.raises(LookupError, match="'pair'"):
-        trace.behind("pair")
+        trace.after("pair")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, ServerStopping, StageError
 from penstock.pipeline.frames import (
     GenerationFinished,
@@ -18,7 +19,7 @@ from penstock.pipeline.frames import (
     TokenLogprob,
 )
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
-from penstock.pipeline.recordings.format import replay, write_frames
+from penstock.pipeline.recordings.format import write_frames
 from penstock.stages.generate import Generate
 from penstock.stages.services.engines.replay import ReplayEngine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -34,7 +35,7 @@ def prompt(**fields: Any) -> Prompt:
 
 
 async def generated(engine: ScriptedEngine, asked: Prompt) -> list[TokenFrame]:
-    return [frame async for frame in Generate(engine)(replay([asked]))]
+    return [frame async for frame in Generate(engine)(source_of([asked]))]
 
 
 async def test_first_frame_describes_the_request() -> None:
@@ -102,7 +103,7 @@ async def test_engine_may_fail_at_any_token(before: int, dies: bool) -> None:
     engine = ScriptedEngine(Script(TOKENS[:before], error=error, dies=dies))
     seen: list[TokenFrame] = []
     with pytest.raises(type(error)):
-        async for frame in Generate(engine)(replay([prompt()])):
+        async for frame in Generate(engine)(source_of([prompt()])):
             seen.append(frame)  # noqa: PERF401 - the loop ends by its error
     assert len(seen) == 1 + before
     assert (engine.running, engine.is_alive) == (0, not dies)
@@ -112,7 +113,7 @@ async def test_engine_may_fail_at_any_token(before: int, dies: bool) -> None:
 async def test_leaving_at_any_frame_aborts(taken: int) -> None:
     """A consumer that leaves ends the generation."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
-    stage = Generate(engine)(replay([prompt()]))
+    stage = Generate(engine)(source_of([prompt()]))
     for _ in range(1 + taken):
         await anext(stage)
     await stage.aclose()
@@ -122,7 +123,7 @@ async def test_leaving_at_any_frame_aborts(taken: int) -> None:
 async def test_stopped_engine_fails_running_streams() -> None:
     """It takes no prompt any more."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
-    stage = Generate(engine)(replay([prompt()]))
+    stage = Generate(engine)(source_of([prompt()]))
     await anext(stage)
     await engine.stop()
     with pytest.raises(EngineFailed):
@@ -136,7 +137,7 @@ async def test_stopped_engine_fails_running_streams() -> None:
 async def test_cancelling_at_any_frame_ends_the_generation(taken: int) -> None:
     """It leaves the engine before the next read, and its last frame has the reason."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
-    stage = Generate(engine)(replay([prompt()]))
+    stage = Generate(engine)(source_of([prompt()]))
     for _ in range(1 + taken):
         await anext(stage)
     assert await engine.cancel("resp_1")
@@ -159,7 +160,7 @@ async def test_cancelling_wakes_a_slow_engine() -> None:
 async def test_only_a_running_response_can_be_cancelled() -> None:
     """Another or a finished response is not cancelled."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
-    stage = Generate(engine)(replay([prompt(sampling=Sampling(0.0, 1.0, 2))]))
+    stage = Generate(engine)(source_of([prompt(sampling=Sampling(0.0, 1.0, 2))]))
     await anext(stage)
     assert not await engine.cancel("resp_2")
     frames = [frame async for frame in stage]
@@ -184,7 +185,7 @@ async def test_refusal_comes_before_any_frame() -> None:
     """It can still become a status."""
     refusing = ScriptedEngine(Script(refusal=InvalidPrompt("no")))
     with pytest.raises(InvalidPrompt):
-        await anext(Generate(refusing)(replay([prompt()])))
+        await anext(Generate(refusing)(source_of([prompt()])))
 
 
 async def test_engine_gets_the_whole_prompt() -> None:

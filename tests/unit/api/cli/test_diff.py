@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from penstock.api.cli.diff import recorded, replayed
 from penstock.api.cli.recorded_model import model_of
 from penstock.api.cli.rerun import rerun
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.difference import Line, is_chunked_alike, parting
-from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, read_frames, replay, write_frames
+from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, read_frames, write_frames
 from penstock.pipeline.trace import traced
 from tests.support.paths import CHAT, HARMONY
 from tests.support.processes import RunCommand
@@ -96,8 +97,8 @@ async def through(frames: list[TokenFrame]) -> list[list[Line]]:
     """Recorded frames after each stage: tokens, parsed frames, and events if there is only one turn."""
     model = model_of(Header(FORMAT))
     is_one_turn = sum(isinstance(frame, GenerationStarted) for frame in frames) == 1
-    pipeline = model.pipeline.since("parse").upto("emit" if is_one_turn else "parse")
-    trace = await traced(pipeline, replay(frames))
+    pipeline = model.pipeline.from_stage("parse").through("emit" if is_one_turn else "parse")
+    trace = await traced(pipeline, source_of(frames))
     return [
         [Line(frame, number) for number, frame in enumerate([*crossed.frames, End(len(crossed.frames))], start=2)]
         for crossed in trace.junctions

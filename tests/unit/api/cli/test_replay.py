@@ -122,7 +122,7 @@ def install(tmp_path: Path) -> Callable[[str], str]:
             "from collections.abc import AsyncGenerator, AsyncIterator\n"
             "from penstock.pipeline.frames import ParsedFrame\n"
             + PLUGINS.replace("(source):", signature)
-            + f"\ndef install(pipeline):\n    return pipeline.after('parse', '{name}', {name})\n"
+            + f"\ndef install(pipeline):\n    return pipeline.insert_after('parse', '{name}', {name})\n"
         )
         return f"{path}:install"
 
@@ -166,7 +166,7 @@ async def fail(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, 
         yield frame
 
 def install(pipeline):
-    return pipeline.after("generate", "fail", fail)
+    return pipeline.insert_after("generate", "fail", fail)
 """
 
 

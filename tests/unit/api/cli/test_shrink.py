@@ -38,7 +38,7 @@ async def parse_strictly(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[To
         yield frame
 
 def install(pipeline):
-    return pipeline.after("generate", "parse strictly", parse_strictly)
+    return pipeline.insert_after("generate", "parse strictly", parse_strictly)
 """
 """A stage with a bug: it raises if ``<|call|>`` follows ``<|constrain|>``."""
 

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.lifecycle import call_checker as call_invariants
 from penstock.pipeline.lifecycle import checker as invariants
 from penstock.pipeline.lifecycle import item_checker as item_invariants
@@ -22,7 +23,6 @@ from penstock.pipeline.protocol.events import (
     ResponseFailed,
     ResponseIncomplete,
 )
-from penstock.pipeline.recordings.format import replay
 from tests.support.broken_streams import ASKED, BROKEN, BROKEN_CALLS, CUT_TURN, ERROR, RARE, SERVED, SUMMARY, TWO_CALLS
 from tests.support.frames import (
     Frames,
@@ -150,7 +150,7 @@ def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None
 async def test_check_passes_events_on() -> None:
     """The stage yields every event unchanged."""
     events = written_events(whole_turn())
-    async with aclosing(check(replay(events))) as passed:
+    async with aclosing(check(source_of(events))) as passed:
         assert all(event is given for event, given in zip([event async for event in passed], events, strict=True))
 
 
@@ -159,6 +159,6 @@ async def test_check_stops_at_the_broken_rule(change: Change, good: int) -> None
     """Events pass up to the first that breaks a rule, or up to an early end."""
     passed = []
     with pytest.raises(InvariantBroken):
-        async for event in check(replay(change(written_events(whole_turn())))):
+        async for event in check(source_of(change(written_events(whole_turn())))):
             passed.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
     assert len(passed) == good

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
 from penstock.pipeline.frames import Conversation, EngineFrame, GenerationStarted, Prompt, TokenChunk
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings import recorder as module
 from penstock.pipeline.recordings import take as take_module
-from penstock.pipeline.recordings.format import End, Failure, replay
+from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.converse.exchange import Limits
@@ -63,7 +63,7 @@ def flow(taps: Recorder, engine: ScriptedEngine, encoding: HarmonyEncoding) -> P
 
 async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
     """All frames that the pipeline makes of one frame."""
-    async with pipeline.open(replay([first])) as frames:
+    async with pipeline.open(source_of([first])) as frames:
         return [frame async for frame in frames]
 
 
@@ -121,10 +121,10 @@ async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyE
     engine = ScriptedEngine(script(encoding))
     async with recorder(tmp_path / "r") as taps:
         pipeline = flow(taps, engine, encoding)
-        [waiting] = await asked(pipeline.upto("normalize"))
+        [waiting] = await asked(pipeline.through("normalize"))
         assert isinstance(waiting, Conversation)
         await asked(pipeline, "Another one.")
-        await passed(pipeline.since("record normalize"), waiting)
+        await passed(pipeline.from_stage("record normalize"), waiting)
     assert "request.json" not in recorded_files(tmp_path / "r" / waiting.response.id)
     assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
@@ -195,7 +195,7 @@ async def test_recording_ends_at_its_first_gap(
     """After a frame for which there was no room, no frame is recorded, even if there is room again."""
     engine = ScriptedEngine(script(encoding, COUNT))
     async with recorder(tmp_path / "r", most_waiting=40, after=("generate",)) as taps:
-        async with flow(taps, engine, encoding).open(replay([await request_of()])) as events:
+        async with flow(taps, engine, encoding).open(source_of([await request_of()])) as events:
             written = [await anext(events) for _ in range(80)]
             assert len(taps.waiting) == 40
             noted = [taps.waiting.popleft() for _ in range(20)]
@@ -268,7 +268,7 @@ async def test_disk_that_was_full_leaves_no_gap(
     engine = ScriptedEngine(script(encoding, COUNT))
     async with (
         recorder(tmp_path / "r", pause=0.005, after=("generate",)) as taps,
-        flow(taps, engine, encoding).open(replay([await request_of()])) as events,
+        flow(taps, engine, encoding).open(source_of([await request_of()])) as events,
     ):
         await anext(events)
         await until(lambda: list(tmp_path.glob("r/*/tokens.jsonl")))
@@ -292,10 +292,10 @@ async def test_recording_renamed_stages_is_refused(
 ) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
     pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(Store(Nowhere())))
-    renamed = pipeline.edited(stage, lambda step: (Step(name, step.stage),))
+    steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
-            taps.tapped(renamed)
+            taps.tapped(Pipeline(steps))
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -318,7 +318,7 @@ async def test_written_frames_are_released(
     try:
         async with recorder(tmp_path / "r") as taps:
             pipeline = flow(taps, ScriptedEngine(script(encoding, COUNT)), encoding)
-            async with pipeline.open(replay([await request_of()])) as events:
+            async with pipeline.open(source_of([await request_of()])) as events:
                 await anext(events)
                 [take] = map(weakref.ref, taps.takes.values())
                 assert [event async for event in events]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
@@ -35,7 +36,6 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.services.tools import Outcome, Source
 from tests.support.scripted_tools import (
     DOCS,
@@ -86,7 +86,7 @@ async def test_call_runs_between_two_turns() -> None:
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
     """The start frame comes before the run, the end frame after it."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=50))
-    async with aclosing(table.converse(replay([conversation()]))) as frames:
+    async with aclosing(table.converse(source_of([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CodeCallOpened | CallStarted):
                 assert not table.tool.calls  # it begins with the next step of the loop

@@ -9,11 +9,11 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
 from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
 from penstock.pipeline.protocol.tools import Toolset
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.scripted_tools import (
@@ -56,7 +56,7 @@ async def test_missing_tool_fails_as_an_item() -> None:
     """Another server, which has the tool, may have accepted the response."""
     table = ScriptedConverse([turn(code()), turn(answer())])
     converse = dataclasses.replace(table.converse, toolbox=Toolbox())
-    told = [frame async for frame in converse(replay([conversation()]))]
+    told = [frame async for frame in converse(source_of([conversation()]))]
     assert [frame.error for frame in told if isinstance(frame, CallFinished)] == [
         "There is no tool python.python here."
     ]
@@ -90,7 +90,7 @@ async def test_error_of_a_later_turn_is_raised() -> None:
     table = ScriptedConverse([turn(code())], error=ContextTooLong(9, 8))
     told = []
     with pytest.raises(ContextTooLong):
-        async with aclosing(table.converse(replay([conversation()]))) as frames:
+        async with aclosing(table.converse(source_of([conversation()]))) as frames:
             told = [frame async for frame in frames]
     assert not told
     assert table.tool.closed == 1
@@ -120,7 +120,7 @@ async def test_started_response_waits_for_a_full_engine() -> None:
 async def test_leaving_ends_a_running_call() -> None:
     """The call is cancelled, and the session is closed."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
-    frames = table.converse(replay([conversation()]))
+    frames = table.converse(source_of([conversation()]))
     async for frame in frames:
         if isinstance(frame, CallStarted):
             break
@@ -149,7 +149,7 @@ class Lingering(ScriptedTool):
 async def test_session_is_closed_after_its_calls() -> None:
     """Calls that still use it are waited for."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(turns=None))
-    async with aclosing(table.converse(replay([conversation()]))) as frames:
+    async with aclosing(table.converse(source_of([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CallStarted):
                 break

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import Conversation
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
@@ -49,7 +49,7 @@ async def understood(body: Json) -> Conversation | InvalidRequest:
     try:
         request = await read_request(json.dumps(body).encode())
         normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
-        async with aclosing(normalize(replay([request]))) as conversations:
+        async with aclosing(normalize(source_of([request]))) as conversations:
             return await anext(conversations)
     except InvalidRequest as error:
         return error

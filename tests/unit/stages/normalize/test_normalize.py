@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.pipeline.frames import Sampling, Scheduling
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
@@ -25,7 +25,7 @@ async def test_id_and_time_are_drawn_once(store: Store) -> None:
     """All new ids and times of a response come from one draw and one look at the clock."""
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
-    async with aclosing(stage(replay([await read_request(b'{"input": "Hi"}')]))) as conversations:
+    async with aclosing(stage(source_of([await read_request(b'{"input": "Hi"}')]))) as conversations:
         conversation = await anext(conversations)
     assert (conversation.response.id, conversation.response.created_at) == ("resp_ab", 86_399)
     assert conversation.date == "1970-01-01"
@@ -37,7 +37,7 @@ async def test_refused_request_draws_nothing(store: Store) -> None:
     empty: Iterator[Any] = iter(())
     stage = Normalize(store, (MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
-        await anext(stage(replay([await read_request(b'{"input": "Hi", "prompt": {}}')])))
+        await anext(stage(source_of([await read_request(b'{"input": "Hi", "prompt": {}}')])))
 
 
 def test_ids_are_hard_to_guess() -> None:
@@ -167,7 +167,7 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
     """The response shows the values that were used."""
     stage = Normalize(store, (MODEL,), advised={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
-    async with aclosing(stage(replay([request]))) as conversations:
+    async with aclosing(stage(source_of([request]))) as conversations:
         conversation = await anext(conversations)
     assert conversation.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
     assert (conversation.response.temperature, conversation.response.top_p) == (0.6, 1.0)
@@ -189,14 +189,14 @@ async def test_cache_salt_is_set(store: Store, salted: bool, said: dict[str, Any
     """A given salt is used; otherwise the server may derive one from the prompt cache key."""
     stage = Normalize(store, (MODEL,), salt_caches=salted)
     request = await read_request(json.dumps({"input": "Hi", **said}).encode())
-    async with aclosing(stage(replay([request]))) as conversations:
+    async with aclosing(stage(source_of([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(salt)
 
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
     """A request has its own priority, and the trace of its headers."""
     request = (await read_request(b'{"input": "Hi", "priority": -3}')).traced({"traceparent": "00-1"})
-    async with aclosing(Normalize(store, (MODEL,))(replay([request]))) as conversations:
+    async with aclosing(Normalize(store, (MODEL,))(source_of([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
@@ -267,7 +267,7 @@ async def test_error_names_a_few_of_many_models(store: Store, count: int, told: 
     """Recordings may be thousands of models: five are named, the others counted."""
     normalize = Normalize(store, tuple(f"m{number}" for number in range(count)))
     with pytest.raises(ModelNotFound, match=f"^This server serves {told} 'gpt-5'"):
-        await anext(normalize(replay([await read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
+        await anext(normalize(source_of([await read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.logs import FORMAT, current_response, name_response
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import (
@@ -26,7 +26,6 @@ from penstock.pipeline.protocol.items import (
     SummaryText,
     WebSearchCall,
 )
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.optional.log import in_words, log_outputs
 from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_events
 
@@ -36,7 +35,7 @@ async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixt
     events = written_events(whole_turn())
     with caplog.at_level(logging.INFO):
         logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
-        async with logged.open(replay(events)) as stream:
+        async with logged.open(source_of(events)) as stream:
             assert [event async for event in stream] == events
     said = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]
     assert [record.getMessage() for record in caplog.records] == said

@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 from hypothesis import given
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import AnnotationAdded
 from penstock.pipeline.protocol.events import ResponseEvent, to_sse
-from penstock.pipeline.recordings.format import replay
 from penstock.stages.optional.openresponses import OpenResponsesEvent, open_responses
 from tests.support.examples import examples
 from tests.support.frames import (
@@ -31,7 +31,7 @@ RENAMED = {
 
 
 async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
-    async with aclosing(open_responses(replay(events))) as out:
+    async with aclosing(open_responses(source_of(events))) as out:
         return [event async for event in out]
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Conversation
-from penstock.pipeline.recordings.format import UnreadableRecording, read_frames, replay
+from penstock.pipeline.recordings.format import UnreadableRecording, read_frames
 from penstock.stages.recordings.converse import answered_from
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_responses
@@ -27,9 +28,9 @@ async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None
         shutil.rmtree(tmp_path / "greeting")
     else:
         tokens.write_bytes(tokens.read_bytes()[:cut])
-    asked = replay(read_frames(GREETING / "conversation.jsonl", Conversation))
+    asked = source_of(read_frames(GREETING / "conversation.jsonl", Conversation))
     with pytest.raises(EngineFailed) as failed:
-        async with pipeline.since("match").open(asked) as events:
+        async with pipeline.from_stage("match").open(asked) as events:
             await anext(events)
     assert failed.value.message == "The recording 'greeting' can no longer be read."
     assert isinstance(failed.value.__cause__, UnreadableRecording)
