@@ -23,10 +23,9 @@ from pydantic_settings import CliApp, SettingsError
 from penstock.api.app import Api
 from penstock.api.http.auth import UnusableKeys, load_keys
 from penstock.api.peers import Membership
-from penstock.api.runs.gc_tuning import settle
+from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.recording import recorder
-from penstock.api.runs.retention import keep_sweeping
-from penstock.api.runs.runs import Runs
+from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import DEFAULT_MODEL, Settings, mistakes
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, StageError
@@ -61,7 +60,7 @@ from penstock.stages.services.engines.vllm import ANYTHING, NoVllm, UnknownModel
 from penstock.stages.services.mcp.config import WrongServers, read_servers
 from penstock.stages.services.mcp.host import McpHost
 from penstock.stages.services.mcp.servers import McpServers
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.probe import Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
@@ -188,23 +187,23 @@ async def serve(
         await store.open()
         running = await closing.enter_async_context(started(settings))
         engine = running.engine
-        live = LiveResponses(store)
+        runs = RunRegistry(store)
         tools = await toolbox(settings)
         closing.push_async_callback(tools.close)
-        pipeline = recorded(settings, running, install(assembled(settings, running, live, tools)), closing)
-        runs = Runs(
+        pipeline = recorded(settings, running, install(assembled(settings, running, runs, tools)), closing)
+        scheduler = Scheduler(
             pipeline,
             engine,
-            live,
+            runs,
             store,
             limit=settings.max_background,
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
         )
-        api = Api(runs, engine.models, settings.keep_alive, keys, recorded_if=settings.recorded_if)
+        api = Api(scheduler, engine.models, settings.keep_alive, keys, recorded_if=settings.recorded_if)
         url = settings.reached_at(listening.getsockname()[1])
         membership = Membership(
-            store.servers, url, runs.settling.settle, runs.let_go, settings.heartbeat, settings.stale
+            store.servers, url, scheduler.recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
         )
         listening.listen()  # the address is ours alone before the membership announces it
         await closing.enter_async_context(membership)
@@ -219,11 +218,11 @@ async def serve(
         await web.SockSite(runner, listening).start()
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         closing.callback(sweeping.cancel)
-        settle()
+        tune_gc()
         print(greeting(settings, engine.models[0]), flush=True)
         await _signal_to_stop()
         logger.info("Stopping: running responses get %g s", settings.drain_timeout)
-        await runs.drain(settings.drain_timeout)
+        await scheduler.drain(settings.drain_timeout)
 
 
 def recorded(
@@ -242,7 +241,7 @@ def recorded(
 
 
 def assembled(
-    settings: Settings, running: Started, live: LiveResponses, tools: Toolbox
+    settings: Settings, running: Started, runs: RunRegistry, tools: Toolbox
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Assemble the pipeline for the running engine and the settings."""
     engine, chat = running.engine, running.chat
@@ -250,10 +249,10 @@ def assembled(
         logger.warning("The model speaks Harmony: parsers and templates are for others")
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     if chat is None:
-        pipeline = harmony_responses(engine.models, engine, load_encoding(), live, tools, limits)
+        pipeline = harmony_responses(engine.models, engine, load_encoding(), runs, tools, limits)
     else:
         images = Images(AllowedNetworks.parse(settings.allow_address))
-        pipeline = _with(chat_responses(engine.models, engine, chat, live, tools, limits), "render", images=images)
+        pipeline = _with(chat_responses(engine.models, engine, chat, runs, tools, limits), "render", images=images)
     if running.recordings:
         pipeline = answered_from(running.recordings, settings.replay_speed, pipeline)
     if settings.salt_caches:
@@ -278,7 +277,7 @@ async def drawn(settings: Settings) -> str:
 
 
 def _drawn(settings: Settings, running: Started, install: Install) -> str:
-    pipeline = install(assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox()))
+    pipeline = install(assembled(settings, running, RunRegistry(Store(Nowhere())), Toolbox()))
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     if running.recordings:
         return f"{model} is answered from {len(running.recordings.all)} recordings.\n\n{pipeline}"

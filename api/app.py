@@ -18,7 +18,7 @@ from penstock.api.http.openapi import describe
 from penstock.api.http.operation import Operation, operation
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
-from penstock.api.runs.runs import Runs
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ModelNotFound
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -37,7 +37,7 @@ DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
 class Api:
     """The routes over the runs of one pipeline; ``models`` are the names under which its model is served."""
 
-    runs: Runs
+    scheduler: Scheduler
     models: tuple[str, ...]
     keep_alive: float = 15.0
     """Seconds of silence on a stream before a keep-alive comment is sent."""
@@ -58,8 +58,8 @@ class Api:
         """All routes, those of the two APIs once under each base URL."""
         routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
         for base, outgoing in DIALECTS.items():
-            routes += Responses(self.runs, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
-            routes += Conversations(self.runs.store).routes(base)
+            routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
+            routes += Conversations(self.scheduler.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
         return routes
@@ -80,9 +80,9 @@ class Api:
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:
         """Report whether the engine is alive, and whether the store can write to its database."""
-        if not self.runs.engine.is_alive:
+        if not self.scheduler.engine.is_alive:
             return as_json(Health("engine dead"), status=503)
-        return as_json(Health("degraded" if self.runs.store.is_degraded else "ok"))
+        return as_json(Health("degraded" if self.scheduler.store.is_degraded else "ok"))
 
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:

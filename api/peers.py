@@ -49,7 +49,7 @@ class PeerLost(Exception):
     """The other server cannot be reached, cannot answer, or broke off its answer."""
 
 
-class Relayed:
+class SseRelay:
     """A state machine that cuts the bytes of a relayed stream into whole frames, and keeps track of the last event."""
 
     def __init__(self, after: int = -1) -> None:
@@ -78,12 +78,12 @@ class Relayed:
         return whole
 
 
-class _Told(msgspec.Struct):
+class _EventHead(msgspec.Struct):
     type: str
     sequence_number: int
 
 
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(_EventHead).decode
 
 
 class Peers:
@@ -110,13 +110,13 @@ class Peers:
         """
         timeout = ClientTimeout(ANSWER, sock_connect=CONNECT)
         with _losses():
-            async with self._asked(request, server, request.rel_url, timeout) as answer:
+            async with self._request(request, server, request.rel_url, timeout) as answer:
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                     raise PeerLost(f"{server.url} answers {answer.status}")
                 headers = {name: answer.headers[name] for name in KEPT if name in answer.headers}
                 return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
-    async def frames(self, request: web.Request, server: Server, relayed: Relayed) -> AsyncGenerator[bytes, None]:
+    async def frames(self, request: web.Request, server: Server, relayed: SseRelay) -> AsyncGenerator[bytes, None]:
         """Forward a request for a stream, and yield the frames that follow what was ``relayed`` before.
 
         Raises `PeerLost` if the stream breaks off before its terminal event.
@@ -127,7 +127,7 @@ class Peers:
             url = url.update_query(starting_after=relayed.last)
         timeout = ClientTimeout(sock_connect=CONNECT, sock_read=self.silence)
         with _losses():
-            async with self._asked(request, server, url, timeout) as answer:
+            async with self._request(request, server, url, timeout) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise PeerLost(f"{server.url} answers {answer.status}")
                 async for data in answer.content.iter_any():
@@ -136,7 +136,7 @@ class Peers:
         if not relayed.ended:
             raise PeerLost(f"{server.url} has broken off")
 
-    def _asked(
+    def _request(
         self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout
     ) -> AbstractAsyncContextManager[ClientResponse]:
         """Send the client's request on to ``server``, with its ``Authorization`` header but no other."""
@@ -166,21 +166,21 @@ def _losses() -> Iterator[None]:
 class Membership:
     """The membership of this server among the servers of a store, for the length of a block.
 
-    Every ``heartbeat`` seconds the server records in the store that it is alive at ``url``.  Then ``settle`` takes care
-    of the responses of servers that were silent for ``stale`` seconds, or ``let_go`` gives up the responses that other
-    servers have taken over from this one.
+    Every ``heartbeat`` seconds the server records in the store that it is alive at ``url``.  Then ``recover`` takes
+    care of the responses of servers that were silent for ``stale`` seconds, or ``release_lost`` gives up the responses
+    that other servers have taken over from this one.
     """
 
     servers: Servers
     url: str
-    settle: Callable[[], Awaitable[None]]
-    let_go: Callable[[], Awaitable[None]]
+    recover: Callable[[], Awaitable[None]]
+    release_lost: Callable[[], Awaitable[None]]
     heartbeat: float = 2.0
     stale: float = STALE
 
     async def __aenter__(self) -> Self:
         await self.servers.join(self.url)
-        self._looking = asyncio.create_task(self._done(self.settle))
+        self._looking = asyncio.create_task(self._done(self.recover))
         self._beating = asyncio.create_task(self._keep_beating())
         await self._looking
         return self
@@ -209,13 +209,13 @@ class Membership:
         the server lets go of what they took over in the meantime.
         """
         if self._looking.done():
-            duty = self.settle if steady > self.stale / 2 else self.let_go
+            duty = self.recover if steady > self.stale / 2 else self.release_lost
             self._looking = asyncio.create_task(self._done(duty))
 
     async def _done(self, duty: Callable[[], Awaitable[None]]) -> None:
         try:
             await duty()
         except StoreFailed as error:
-            logger.warning("What the servers have left to each other is looked for later: %s", error)
+            logger.warning("The store failed, so the responses of dead servers are looked for later: %s", error)
         except Exception:
-            logger.exception("A duty towards the other servers met a bug")
+            logger.exception("A bug in the recovery of other servers' responses")

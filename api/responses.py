@@ -25,8 +25,8 @@ from penstock.api.http.operation import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
 from penstock.api.http.sse import obfuscated, send
-from penstock.api.peers import FORWARDED, PeerLost, Peers, Relayed
-from penstock.api.runs.runs import Runs
+from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import (
     BodyTooLarge,
@@ -51,7 +51,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.services.runs.live import LiveResponse, replayed
+from penstock.stages.services.runs.run import Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -84,19 +84,19 @@ class _PreparedRequest:
 class Responses:
     """The Responses API under one base URL; ``outgoing``, if given, rewrites events into the dialect of that URL."""
 
-    runs: Runs
+    scheduler: Scheduler
     peers: Peers
     outgoing: Pipeline[ResponseEvent, Any] | None
     keep_alive: float
     recorded_if: Condition = ALWAYS
 
     def __post_init__(self) -> None:
-        self._rendering: Pipeline[CreateResponse, Prompt] = self.runs.pipeline.through("render")
+        self._rendering: Pipeline[CreateResponse, Prompt] = self.scheduler.pipeline.through("render")
 
     @property
     def store(self) -> Store:
         """The store of the responses."""
-        return self.runs.store
+        return self.scheduler.store
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
@@ -114,12 +114,12 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         body = await request.read()
-        with self.runs.admission:
+        with self.scheduler.in_flight:
             prepared = await self._prepare(request, body)
             if prepared.conversation.response.background and not prepared.streams:
-                request[RESPONSE] = queued = (await self.runs.queue(prepared.conversation)).response
+                request[RESPONSE] = queued = (await self.scheduler.queue(prepared.conversation)).response
                 return as_json(queued)
-            async with self._translated(self.runs.events(prepared.conversation)) as events:
+            async with self._translated(self.scheduler.run(prepared.conversation)) as events:
                 first = await anext(events)
                 if not prepared.streams:
                     request[RESPONSE] = response = await _last_response(events)
@@ -130,7 +130,7 @@ class Responses:
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
         body = await request.read()
-        with self.runs.admission:
+        with self.scheduler.in_flight:
             create_request = (await read_request(body)).owned_by(request[OWNER])
             async with self._rendering.open(source_of([create_request])) as prompts:
                 prompt = await anext(prompts)
@@ -163,8 +163,8 @@ class Responses:
         found = await self._here(request)
         if isinstance(found, web.Response):
             return found
-        if isinstance(found, LiveResponse):
-            await self.runs.cancel(found)
+        if isinstance(found, Run):
+            await self.scheduler.cancel(found)
         response_id = found.response.id
         if not await self.store.delete(response_id, request[OWNER]) and found.response.store:
             raise ResponseNotFound(shortened(response_id))
@@ -180,8 +180,8 @@ class Responses:
         found = await self._here(request)
         if isinstance(found, web.Response):
             return found
-        if isinstance(found, LiveResponse) and not found.ended:
-            return as_json(await self.runs.cancel(found))
+        if isinstance(found, Run) and not found.ended:
+            return as_json(await self.scheduler.cancel(found))
         response = found.response
         if not response.background and response.status != "cancelled":
             raise InvalidRequest(
@@ -206,27 +206,27 @@ class Responses:
         create_request = create_request.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
         options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
-        return _PreparedRequest(await self.runs.prepare(create_request), bool(create_request.stream), hides)
+        return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)
 
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""
         response_id, owner = request.match_info["response_id"], request[OWNER]
-        known = self.runs.live.get(response_id, owner) or await self.store.get(response_id, owner)
+        known = self.scheduler.runs.get(response_id, owner) or await self.store.get(response_id, owner)
         if known is None:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
         return known.response
 
-    async def _find(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
+    async def _find(self, request: web.Request) -> Run | StoredResponse | Server:
         """Find the response named in the path: live here, stored, or on another server."""
         response_id = request.match_info["response_id"]
-        found = await self.runs.find(response_id, request[OWNER])
+        found = await self.scheduler.find(response_id, request[OWNER])
         if isinstance(found, Server) and FORWARDED in request.headers:
             raise ServerUnreachable  # it has moved on; the forwarding server looks it up again
         current_response.set(response_id)
         return found
 
-    async def _here(self, request: web.Request) -> LiveResponse | StoredResponse | web.Response:
+    async def _here(self, request: web.Request) -> Run | StoredResponse | web.Response:
         """Return the response if this server has it, or else the answer of the server that runs it.
 
         Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.
@@ -241,22 +241,20 @@ class Responses:
             await asyncio.sleep(RETRY)
         return found
 
-    async def _events_after(
-        self, found: LiveResponse | StoredResponse, after: int
-    ) -> AsyncGenerator[ResponseEvent, None]:
+    async def _events_after(self, found: Run | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
         """Return the events after the sequence number ``after``; raise `StreamExpired` if they are no longer kept."""
-        if isinstance(found, LiveResponse):
+        if isinstance(found, Run):
             return found.follow(after)
-        return replayed(found.response, await self.store.blocks(found.response.id), after)
+        return read_stored_log(found.response, await self.store.blocks(found.response.id), after)
 
     async def _relayed(
-        self, request: web.Request, found: LiveResponse | StoredResponse | Server, after: int, *, hides: bool
+        self, request: web.Request, found: Run | StoredResponse | Server, after: int, *, hides: bool
     ) -> AsyncGenerator[bytes, None]:
         """Relay the frames of a response that another server runs.
 
         If that server is lost, the stream continues from the server that takes over, or from the store.
         """
-        relayed, missed = Relayed(after), ""
+        relayed, missed = SseRelay(after), ""
         while isinstance(found, Server):
             try:
                 async with aclosing(self.peers.frames(request, found, relayed)) as frames:

@@ -21,21 +21,21 @@ from penstock.pipeline.protocol.events import (
     ResponseFailed,
     ResponseIncomplete,
 )
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Log each response in ``live``, which also stores it if the request wants that."""
+    """Log each response in ``runs``, which also stores it if the request wants that."""
 
-    live: LiveResponses
+    runs: RunRegistry
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
         """Pass the events on; keep the frames about the request, tokens and call results for the store.
 
         Raises `InvariantBroken` if the stream ends without a terminal event.
         """
-        run = self.live.begin(await _first(source))
+        run = self.runs.begin(await _first(source))
         try:
             async for frame in source:
                 delta: Any = frame
@@ -56,14 +56,14 @@ class Persist:
                         run.append(frame)
                         yield frame
         except Exception as error:
-            run.break_off(error)
+            run.fail(error)
             raise
         except BaseException:  # cancelled, or closed by its reader
-            run.break_off(None)
+            run.cancel()
             raise
         if not run.ended:
             violation = InvariantBroken("a stream ends with a terminal event: a stage has lost it")
-            run.break_off(violation)
+            run.fail(violation)
             raise violation
 
 

@@ -20,7 +20,7 @@ from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
@@ -33,30 +33,30 @@ def harmony_responses(
     models: tuple[str, ...],
     engine: Engine,
     encoding: HarmonyEncoding,
-    live: LiveResponses,
+    runs: RunRegistry,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline for a model that speaks Harmony.
 
-    ``models`` are the names that clients may use for it, and ``live`` holds the responses in progress.
+    ``models`` are the names that clients may use for it, and ``runs`` holds the responses in progress.
     """
-    normalize = Normalize(live.store, models, toolbox.kinds, toolbox.mcp.labels)
+    normalize = Normalize(runs.store, models, toolbox.kinds, toolbox.mcp.labels)
     turn = _turn(RenderHarmony(encoding, engine.context_length), engine, ParseHarmony(encoding))
-    return _responses(normalize, Converse(turn, toolbox, limits), live)
+    return _responses(normalize, Converse(turn, toolbox, limits), runs)
 
 
 def chat_responses(
     models: tuple[str, ...],
     engine: Engine,
     chat: ChatModel,
-    live: LiveResponses,
+    runs: RunRegistry,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline for a model with a chat template; the arguments are as in `harmony_responses`."""
     normalize = Normalize(
-        live.store,
+        runs.store,
         models,
         toolbox.kinds,
         toolbox.mcp.labels,
@@ -65,7 +65,7 @@ def chat_responses(
         advised=chat.sampling,
     )
     turn = _turn(RenderChat(chat, engine.context_length), engine, ParseChat(chat))
-    return _responses(normalize, Converse(turn, toolbox, limits), live)
+    return _responses(normalize, Converse(turn, toolbox, limits), runs)
 
 
 def _turn(
@@ -74,17 +74,15 @@ def _turn(
     return Pipeline.start("render", render).then("generate", Generate(engine)).then("parse", parse)
 
 
-def _responses(
-    normalize: Normalize, converse: Converse, live: LiveResponses
-) -> Pipeline[CreateResponse, ResponseEvent]:
+def _responses(normalize: Normalize, converse: Converse, runs: RunRegistry) -> Pipeline[CreateResponse, ResponseEvent]:
     return (
         Pipeline.start("normalize", normalize)
         .then("converse", converse)
         .then("emit", emit)
-        .then("persist", Persist(live))
+        .then("persist", Persist(runs))
     )
 
 
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the same pipeline without a model or a store, to draw it and to replay recordings through it."""
-    return harmony_responses(("recorded",), ScriptedEngine(), encoding_on_demand(), LiveResponses(Store(Nowhere())))
+    return harmony_responses(("recorded",), ScriptedEngine(), encoding_on_demand(), RunRegistry(Store(Nowhere())))

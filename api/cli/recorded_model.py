@@ -12,7 +12,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
 from penstock.stages.responses import chat_responses, harmony_responses
 from penstock.stages.services.engines.replay import ReplayEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 
@@ -22,9 +22,9 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
 
     A model with a chat template needs vLLM and the files of the model.  Without them, the result has no ``spelling``.
     """
-    live = LiveResponses(Store(Nowhere()))
+    runs = RunRegistry(Store(Nowhere()))
     engine = ReplayEngine(tokens or Path())
-    harmony = harmony_responses((header.model,), engine, encoding_on_demand(), live)
+    harmony = harmony_responses((header.model,), engine, encoding_on_demand(), runs)
     if header.encoding == "harmony":
         return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
     if header.source is None:
@@ -36,7 +36,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     except (ChatModelsNeedVllm, OSError, ValueError) as error:
         return RecordedModel(harmony, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())
-    return RecordedModel(chat_responses((header.model,), engine, chat, live), _chat_spelling(chat), marks.__contains__)
+    return RecordedModel(chat_responses((header.model,), engine, chat, runs), _chat_spelling(chat), marks.__contains__)
 
 
 def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:

@@ -15,7 +15,7 @@ from aiohttp import HttpVersion11, web
 from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.errors import STREAMING
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
-from penstock.stages.services.runs.live import RunMoved
+from penstock.stages.services.runs.run import RunReleased
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ async def send(
         try:
             async for event in rest:
                 await stream.write(encode(event))
-        except RunMoved:
+        except RunReleased:
             if request.transport is not None:
                 request.transport.close()
             return answer

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,42 +20,63 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from penstock.api.http.access_log import outcome_of
-from penstock.api.runs.admission import Admission
-from penstock.pipeline.errors import EngineOverloaded, StageError, StoreFailed
+from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
 from penstock.pipeline.frames import Conversation
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
-from penstock.stages.services.runs.live import LiveResponse, LiveResponses
+from penstock.stages.services.runs.run import Run, RunRegistry
 from penstock.stages.services.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 1.0
+RETRY_PAUSE = 1.0
 """Seconds before a response that could not begin is tried again."""
 
 Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
 """A function that runs a response to its end, and raises only errors that keep it from beginning."""
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A response in the queue, and the MCP servers of its request with their secrets."""
+@dataclass
+class InFlight:
+    """The requests and background runs in flight; each enters this context manager while it lasts.
 
-    run: LiveResponse
-    servers: tuple[McpServer, ...]
+    A stopping server refuses new ones, and waits for these.
+    """
+
+    stopping: bool = False
+    """True if new requests are refused."""
+    count: int = 0
+
+    def __enter__(self) -> None:
+        """Count a request in; raise `ServerStopping` if the server is stopping."""
+        if self.stopping:
+            raise ServerStopping
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Count a request out."""
+        self.count -= 1
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and wait up to ``seconds`` for those in flight to end."""
+        self.stopping = True
+        deadline = time.monotonic() + seconds
+        while self.count and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
 
 
 @dataclass
-class Background:
+class BackgroundQueue:
     """The background responses of this server: at most ``limit`` run at once, and at most ``longest`` wait."""
 
     make: Make
-    live: LiveResponses
+    runs: RunRegistry
     store: Store
-    admission: Admission
+    in_flight: InFlight
     limit: int
     longest: int = 10_000
-    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    _waiting: dict[str, tuple[Run, tuple[McpServer, ...]]] = field(default_factory=dict)
+    """The queued runs by response id, each with the MCP servers of its request."""
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -62,14 +84,14 @@ class Background:
         if len(self._waiting) >= self.longest:
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
-    def add(self, run: LiveResponse, servers: tuple[McpServer, ...] = ()) -> None:
+    def add(self, run: Run, servers: tuple[McpServer, ...] = ()) -> None:
         """Queue a response, which is already queued in the store, to run when its turn comes.
 
         ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
-        self._waiting[run.response.id] = _Waiting(run, servers)
-        if self.admission.stopping:
-            self.release()
+        self._waiting[run.response.id] = run, servers
+        if self.in_flight.stopping:
+            self.release_queued()
         else:
             self._begin_next()
 
@@ -79,24 +101,24 @@ class Background:
         if task := self._tasks.get(response_id):
             task.cancel()
 
-    def release(self) -> None:
-        """Leave the responses that have not begun to the next server."""
-        for run in self.live.queued:
+    def release_queued(self) -> None:
+        """Leave the queued responses to the next server."""
+        for run in self.runs.queued:
             self.store.release(run.response.id)
-            run.hand_over()
+            run.release()
             self.interrupt(run.response.id)
 
-    def put_back(self) -> None:
-        """Leave the responses that have begun to the next server as well, which starts them over."""
-        for run in self.live.running:
+    def release_running(self) -> None:
+        """Leave the running responses to the next server as well, which starts them over."""
+        for run in self.runs.running:
             if run.response.id in self._tasks:
-                run.hand_over()
+                run.release()
                 self.interrupt(run.response.id)
 
     def _begin_next(self) -> None:
         while self._waiting and len(self._tasks) < self.limit:
             response_id = next(iter(self._waiting))
-            task = asyncio.create_task(self._run(self._waiting.pop(response_id)))
+            task = asyncio.create_task(self._run(*self._waiting.pop(response_id)))
             self._tasks[response_id] = task
             task.add_done_callback(partial(self._end, response_id))
 
@@ -104,33 +126,31 @@ class Background:
         del self._tasks[response_id]
         self._begin_next()
 
-    async def _run(self, waiting: _Waiting) -> None:
-        run = waiting.run
+    async def _run(self, run: Run, servers: tuple[McpServer, ...]) -> None:
         current_response.set(run.response.id)
-        with self.admission:
-            while not await self._made(waiting):
-                await asyncio.sleep(PATIENCE)
+        with self.in_flight:
+            while not await self._has_run(run, servers):
+                await asyncio.sleep(RETRY_PAUSE)
         logger.info("In the background: %s", outcome_of(run.response))
 
-    async def _made(self, waiting: _Waiting) -> bool:
+    async def _has_run(self, run: Run, servers: tuple[McpServer, ...]) -> bool:
         """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""
-        run = waiting.run
         try:
             conversation = await self.store.queued(run.response.id)
             if conversation is None:
-                run.hand_over()  # it was deleted, or taken over by a server that considered this one dead
+                run.release()  # it was deleted, or taken over by a server that considered this one dead
             else:
-                await self.make(_told_secrets(conversation, waiting.servers))
+                await self.make(_with_secrets(conversation, servers))
         except (EngineOverloaded, StoreFailed) as error:
             logger.info("Response %s has to wait: %s", run.response.id, error)
             return False
         except Exception as error:
             cause = error.__cause__ if isinstance(error, StageError) else error
             logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=cause)
-            run.break_off(error)
+            run.fail(error)
         return True
 
 
-def _told_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
+def _with_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
     """Put the MCP servers of the request, secrets included, into its stored conversation, if they are known."""
     return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation

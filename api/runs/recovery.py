@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.api.runs.background import Background
+from penstock.api.runs.background import BackgroundQueue
 from penstock.pipeline.errors import RunInterrupted, StoreFailed
 from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.runs.live import LiveResponse, LiveResponses
+from penstock.stages.services.runs.run import Run, RunRegistry
 from penstock.stages.services.store.store import Orphan, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Settling:
+class OrphanRecovery:
     """Recovers orphans: the responses that have not ended and have no living server.
 
     Queued ones are queued here.  Running ones end as ``failed`` after the events that they had; with ``restarts``,
@@ -26,33 +26,33 @@ class Settling:
     """
 
     store: Store
-    live: LiveResponses
-    background: Background
+    runs: RunRegistry
+    background: BackgroundQueue
     restarts: bool
     _found: deque[Orphan] = field(default_factory=deque)
     _claimed: deque[Orphan] = field(default_factory=deque)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def settle(self) -> None:
+    async def recover(self) -> None:
         """Recover all orphans; if the store fails, leave the rest to the next call.
 
-        A server that is stopping recovers nothing, least of all the responses that it has just left to the others.
+        A stopping server recovers nothing, because it has just released its own responses to the others.
         """
-        if self.background.admission.stopping:
+        if self.background.in_flight.stopping:
             return
         async with self._lock:
             try:
                 await self._claim()
                 while self._claimed:
-                    await self._settle(self._claimed[0])
+                    await self._recover(self._claimed[0])
                     self._claimed.popleft()
             except StoreFailed:
-                logger.exception("What dead servers left could not be settled yet")
+                logger.exception("The responses of dead servers could not be recovered yet")
 
     async def _claim(self) -> None:
         """Claim the orphans in the store for this server.
 
-        A claimed orphan is remembered until it is settled, because no server would find it in the store again.  So is
+        A claimed orphan is remembered until it is recovered, because no server would find it in the store again.  So is
         one whose claim failed: the store may have committed the claim before the connection broke.
         """
         if not self._found:
@@ -62,7 +62,7 @@ class Settling:
                 self._claimed.append(self._found[0])
             self._found.popleft()
 
-    async def _settle(self, orphan: Orphan) -> None:
+    async def _recover(self, orphan: Orphan) -> None:
         response = orphan.stored.response
         if response.status == "queued":
             self._run_again(orphan)
@@ -70,18 +70,18 @@ class Settling:
             await self.store.restart(response.id)
             self._run_again(orphan)
         else:
-            logger.warning("Response %s was being made when its server ended", response.id)
+            logger.warning("Response %s was running when its server ended", response.id)
             blocks = await self.store.blocks(response.id)
-            self._adopted(orphan.stored, blocks).break_off(RunInterrupted())
+            self._adopted(orphan.stored, blocks).fail(RunInterrupted())
 
-    def _adopted(self, stored: StoredResponse, blocks: Sequence[Block]) -> LiveResponse:
+    def _adopted(self, stored: StoredResponse, blocks: Sequence[Block]) -> Run:
         """Adopt an orphan with its events, or without them if they are unreadable: it must not block the others."""
         try:
-            return self.live.adopt(stored, blocks)
+            return self.runs.adopt(stored, blocks)
         except Exception:
             logger.exception("The events of response %s cannot be read, and it ends without them", stored.response.id)
-            return self.live.adopt(stored, ())
+            return self.runs.adopt(stored, ())
 
     def _run_again(self, orphan: Orphan) -> None:
         logger.info("Response %s is queued here, as its server ended", orphan.stored.response.id)
-        self.background.add(self.live.queue(orphan.stored))
+        self.background.add(self.runs.queue(orphan.stored))

@@ -2,7 +2,7 @@
 
 The state machine owns the counters of the wire format: sequence numbers, output indexes and item ids.  Once
 the response has begun, any error of an earlier stage ends it here, with exactly one ``response.failed``.  Errors of
-later stages are handled in ``penstock.api.runs.runs``.
+later stages are handled in ``penstock.api.runs.scheduler``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.api.runs.gc_tuning import settle
+from penstock.api.runs.housekeeping import tune_gc
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
@@ -58,7 +58,7 @@ async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], N
 async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     """Measure the parts that need no real engine."""
     load_encoding()
-    settle()  # as a server does once it is up
+    tune_gc()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
     await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=asked.quick)
     for name in [name for name in DETAILS if name in parts]:

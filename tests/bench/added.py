@@ -17,14 +17,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.api.runs.gc_tuning import settle
-from penstock.api.runs.runs import Runs
+from penstock.api.runs.housekeeping import tune_gc
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.protocol.events import ResponseCompleted, to_sse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of
@@ -114,12 +114,12 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
     engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
     with TemporaryDirectory() as folder:
         async with open_store(str(Path(folder) / "store.sqlite3")) as store:
-            live = LiveResponses(store)
-            runs = Runs(harmony_responses(engine.models, engine, load_encoding(), live), engine, live, store)
+            runs = RunRegistry(store)
+            scheduler = Scheduler(harmony_responses(engine.models, engine, load_encoding(), runs), engine, runs, store)
 
             async def events(data: bytes) -> AsyncGenerator[Any, None]:
-                conversation = await runs.prepare(await read_request(data))
-                async for event in runs.events(conversation):
+                conversation = await scheduler.prepare(await read_request(data))
+                async for event in scheduler.run(conversation):
                     yield event
 
             async def answer(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -166,7 +166,7 @@ async def added(short: int, long: int) -> list[Comparison]:
     """Every measure of every prompt, in turns; the first of each is left out."""
     found: list[Comparison] = []
     theirs = peer()
-    settle()  # as a server does once it is up
+    tune_gc()  # as a server does once it is up
     async with ours() as (mine, stored):
         for load, bodies in prompts(await stored({"input": long_text()})):
             rounds = short if load["prompt"] == SHORT else long

@@ -21,7 +21,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.bench.core import FILL, recorded_text
@@ -95,7 +95,7 @@ async def ours(outputs: Outputs) -> None:
     """Run the whole pipeline, from a parsed request to bytes."""
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
-    pipeline = harmony_responses(engine.models, engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(Store(Nowhere())))
     async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
         async for event in events:
             to_sse(event)

@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.persist import Persist
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.core import SETTLING
 from tests.support.server import Server, running_server
 
@@ -41,25 +41,25 @@ WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think a
 class Unkept:
     """A replacement of `Persist` that keeps neither an event log nor a stored response."""
 
-    live: LiveResponses
+    runs: RunRegistry
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
         """Pass the events on."""
         started = await anext(source)
         assert isinstance(started, ResponseStarted)
-        run = self.live.begin(started)
+        run = self.runs.begin(started)
         async for frame in source:
             if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult):
                 yield frame
         run.ended = True
-        self.live.discard(run)
+        self.runs.discard(run)
 
 
 def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     """Return the pipeline with `Unkept` in place of `Persist`."""
     persist = next(step.stage for step in pipeline.steps if step.name == "persist")
     assert isinstance(persist, Persist)
-    return pipeline.replace("persist", Unkept(persist.live))
+    return pipeline.replace("persist", Unkept(persist.runs))
 
 
 LEAST = "no log, no store"

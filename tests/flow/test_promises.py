@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
@@ -41,7 +41,7 @@ LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 async def ended(said: str, body: Json, size: int = 1) -> Response:
     """The response to a request for which the model writes this."""
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
-    pipeline = harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    pipeline = harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": "?", **body}))
 
 

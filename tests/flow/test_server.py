@@ -25,7 +25,7 @@ from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.host import McpHost
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -48,7 +48,7 @@ def chosen(**settings: Any) -> Settings:
 
 def stages(**settings: Any) -> dict[str, Any]:
     """The stages of the pipeline that the settings select, by name."""
-    live = LiveResponses(Store(Nowhere()))
+    live = RunRegistry(Store(Nowhere()))
     return {
         step.name: step.stage
         for step in assembled(chosen(**settings), Started(ScriptedEngine()), live, Toolbox()).steps
@@ -210,7 +210,7 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
     """Two stages differ, and images are fetched by the rules of the settings."""
-    live = LiveResponses(Store(Nowhere()))
+    live = RunRegistry(Store(Nowhere()))
     settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), load_model())
     turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
     assert isinstance(render := turn["render"], RenderChat)

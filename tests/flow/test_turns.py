@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
@@ -38,7 +38,7 @@ THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assis
 
 
 def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    return harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    return harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(Store(Nowhere())))
 
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
@@ -138,7 +138,7 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
     seen: list[ResponseEvent] = []
     reached = asyncio.Event()
 
-    async def consume(live: LiveResponses) -> None:
+    async def consume(live: RunRegistry) -> None:
         async with harmony_responses(("tiny",), engine, encoding, live).open(source_of([request])) as events:
             async for event in events:
                 seen.append(event)
@@ -146,7 +146,7 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
                     reached.set()
 
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        task = asyncio.create_task(consume(LiveResponses(store)))
+        task = asyncio.create_task(consume(RunRegistry(store)))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -170,7 +170,7 @@ async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: H
     )
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = harmony_responses(("tiny",), engine, encoding, LiveResponses(store))
+        pipeline = harmony_responses(("tiny",), engine, encoding, RunRegistry(store))
         called = final(await run_request(pipeline, BODY))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)

@@ -21,7 +21,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import chat_responses, harmony_responses
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
@@ -54,7 +54,7 @@ def adapted(asked: Prompt) -> Prompt:
 
 async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
     """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
-    pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
+    pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
@@ -134,7 +134,7 @@ class ChatEngine:
     chat: ChatModel
 
     def pipeline(self, store: Store) -> Pipeline[CreateResponse, ResponseEvent]:
-        return chat_responses(self.engine.models, self.engine, self.chat, LiveResponses(store))
+        return chat_responses(self.engine.models, self.engine, self.chat, RunRegistry(store))
 
     async def respond(self, question: str, /, *, thinking: bool | None = None, **body: Any) -> Response:
         """Ask one question and check every event of the response; greedy unless ``body`` differs."""
@@ -145,5 +145,5 @@ class ChatEngine:
 
 async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
     """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
-    pipeline = chat_responses(engine.models, engine, chat, LiveResponses(Store(Nowhere())))
+    pipeline = chat_responses(engine.models, engine, chat, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.http import HttpEngine, start_http
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.processes import free_port
@@ -333,7 +333,7 @@ async def main() -> None:
     """Send a request through the whole pipeline to a fake server."""
     encoding = load_encoding()
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
-        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
+        pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(Store(Nowhere())))
         request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
         async with pipeline.open(source_of([request])) as events:
             *_, last = [event async for event in events]

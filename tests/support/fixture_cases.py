@@ -51,7 +51,7 @@ from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.replay import ReplayEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import checked, final, run_pipeline, run_stage
 from tests.support.examples import examples
@@ -108,7 +108,7 @@ async def check_events(case: Case, store: Store, source: str) -> None:
     """Emit and persist the items in the file ``source``, and compare the events and the stored response."""
     case.expect("events.jsonl", await run_stage(emit, case.read(source, ConversedFrame)), EmittedFrame)
     emitted = case.read("events.jsonl", EmittedFrame)
-    events = await run_stage(Persist(LiveResponses(store)), emitted)
+    events = await run_stage(Persist(RunRegistry(store)), emitted)
     response = final(checked(events))
     if not case.has("response.json"):
         return

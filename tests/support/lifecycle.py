@@ -14,7 +14,7 @@ from penstock.pipeline.errors import RunInterrupted
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.services.runs.live import LiveResponse
+from penstock.stages.services.runs.run import Run
 from tests.support.api_clients import (
     PATIENCE,
     STREAM,
@@ -145,7 +145,7 @@ class World:
         for _, run, _ in running:
             if run.response.status != "queued":  # the server that runs a queued response writes its log
                 run._flush()
-        await self.served.store._writer.settled()
+        await self.served.store._writer.flushed()
         for tracked, _, said in running:
             tracked.is_kept, tracked.kept = True, said
 
@@ -153,7 +153,7 @@ class World:
         """Stop the server gracefully and start the next one."""
         for tracked, _ in self._running():
             tracked.may_be.add("failed")
-        await self.served.runs.drain(0)
+        await self.served.scheduler.drain(0)
         in_front = [tracked.tasks[0] for tracked in self.responses if tracked.in_front]
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*in_front, return_exceptions=True)
@@ -164,7 +164,7 @@ class World:
         self.database.is_down = True
         for tracked, _ in self._running():
             tracked.forget()
-        for task in self.served.runs.background._tasks.values():
+        for task in self.served.scheduler.background._tasks.values():
             task.cancel()
         await self._end()
         for tracked in self.responses:
@@ -194,8 +194,8 @@ class World:
     @property
     def _is_busy(self) -> bool:
         """True if any response still runs."""
-        runs = self.served.runs
-        return bool(len(runs.live) or runs.admission.running or self.engine.running)
+        scheduler = self.served.scheduler
+        return bool(len(scheduler.runs) or scheduler.in_flight.count or self.engine.running)
 
     async def _check(self, tracked: TrackedResponse) -> None:
         response = await wait_for_end(self.served, tracked.response_id)
@@ -226,9 +226,9 @@ class World:
         responses = [tracked for tracked in self.responses if not tracked.is_gone]
         return responses[which % len(responses) :][:1] if responses else []
 
-    def _running(self) -> Iterator[tuple[TrackedResponse, LiveResponse]]:
+    def _running(self) -> Iterator[tuple[TrackedResponse, Run]]:
         """Return each response that has not ended, or not yet in the store, with its run."""
-        runs = {run.response.id: run for run in self.served.runs.live}
+        runs = {run.response.id: run for run in self.served.scheduler.runs}
         return ((tracked, runs[tracked.response_id]) for tracked in self.responses if tracked.response_id in runs)
 
     def _prompted(self, client: Client) -> str:

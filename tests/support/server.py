@@ -17,7 +17,7 @@ from aiohttp import web
 from penstock.api.app import Api
 from penstock.api.http.auth import Keys
 from penstock.api.peers import Membership, Peers
-from penstock.api.runs.runs import Runs
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -31,7 +31,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.servers import STALE
 from penstock.stages.services.store.store import Store
@@ -97,8 +97,8 @@ class Server(ApiClient, Generic[Engine_co]):
     store: Store
 
     @property
-    def runs(self) -> Runs:
-        return self.api.runs
+    def scheduler(self) -> Scheduler:
+        return self.api.scheduler
 
 
 @asynccontextmanager
@@ -124,32 +124,34 @@ async def running_server(
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
     ``model`` is the encoding of Harmony or a chat model.  ``edit`` may change the pipeline, the caller closes
-    ``toolbox``, and ``options`` go to `Runs`.  An earlier server with the same ``url`` is declared dead.
+    ``toolbox``, and ``options`` go to `Scheduler`.  An earlier server with the same ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
     store = Store(database_at(where) if isinstance(where, str) else where, stale)
     await store.open()
-    live = LiveResponses(store)
+    runs = RunRegistry(store)
     if isinstance(model, ChatModel):
-        responses = chat_responses(models, engine, model, live, toolbox, limits)
+        responses = chat_responses(models, engine, model, runs, toolbox, limits)
     else:
-        responses = harmony_responses(models, engine, model, live, toolbox, limits)
+        responses = harmony_responses(models, engine, model, runs, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
-    runs = Runs(pipeline, engine, live, store, **options)
-    api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
+    scheduler = Scheduler(pipeline, engine, runs, store, **options)
+    api = Api(scheduler, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
     own = f"http://{host}:{port}"
-    membership = Membership(store.servers, url or own, runs.settling.settle, runs.let_go, heartbeat, stale)
+    membership = Membership(
+        store.servers, url or own, scheduler.recovery.recover, scheduler.release_lost, heartbeat, stale
+    )
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
         await closing.enter_async_context(membership)
         closing.push_async_callback(runner.cleanup)
-        closing.push_async_callback(runs.drain, 0)
+        closing.push_async_callback(scheduler.drain, 0)
         client = await closing.enter_async_context(aiohttp.ClientSession())
         yield Server(own, client, engine, api, store)
 

@@ -18,7 +18,7 @@ from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 
 Frame = TypeVar("Frame")
 
@@ -28,14 +28,14 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
         yield frame
 
 
-def in_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(live.store, ("m",)))
+def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
+    understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
     assert_type(understood, Pipeline[CreateResponse, Conversation])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])
     generated = rendered.then("generate", Generate(ScriptedEngine())).then("tap", tap)
     assert_type(generated, Pipeline[CreateResponse, TokenFrame])
-    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(live))
+    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(runs))
     assert_type(whole.then("check", check), Pipeline[CreateResponse, ResponseEvent])
 
 

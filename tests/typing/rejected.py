@@ -14,17 +14,17 @@ from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 
 
-def out_of_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(live.store, ("m",)))
+def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
+    understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
     understood.then("parse", ParseHarmony(encoding))  # error
     understood.then("emit", emit)  # error
     rendered = understood.then("render", RenderHarmony(encoding))
     rendered.then("emit", emit)  # error
     generated = rendered.then("generate", Generate(ScriptedEngine()))
-    generated.then("persist", Persist(live))  # error
+    generated.then("persist", Persist(runs))  # error
     emitted = generated.then("parse", ParseHarmony(encoding)).then("emit", emit)
     emitted.then("check", check)  # error
     unfinished: Pipeline[CreateResponse, ResponseEvent] = emitted  # error

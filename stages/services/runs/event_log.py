@@ -125,10 +125,10 @@ class EventLog:
         events, self.fresh = self.fresh, []
         return self._block(events, self._entries(events))
 
-    def break_off(self, error: Exception | None) -> Block | None:
-        """End the stream with the events from `Follower.ending`, and seal it.
+    def end_early(self, error: Exception | None) -> Block | None:
+        """Close the open item and the stream, and seal the log; without ``error``, the response is cancelled.
 
-        The response fails with ``error``, or is cancelled if that is None.  An empty log gets its first events, too.
+        An empty log gets its first events, too.
         Returns None if there were no events to seal.
         """
         if self.next_number == 0:

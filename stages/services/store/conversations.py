@@ -208,7 +208,7 @@ class Conversations:
         """Return the rows of a query about a conversation, after its queued changes are written."""
         if not rows.can_exist(conversation_id):
             return ()
-        await self._ledger.writer.settled(conversation_id)
+        await self._ledger.writer.flushed(conversation_id)
         return await self._ledger.read(sql, conversation_id, *arguments)
 
 

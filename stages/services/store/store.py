@@ -252,7 +252,7 @@ class Store:
 
         Of several items with one id, the item stored last is returned.
         """
-        await self._writer.settled()
+        await self._writer.flushed()
         return await find_items(self._ledger, rows.possible(ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
@@ -260,7 +260,7 @@ class Store:
 
         Results stored only with a deleted response are left out.
         """
-        await self._writer.settled()
+        await self._writer.flushed()
         return await find_results(self._ledger, rows.possible(ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
@@ -299,14 +299,14 @@ class Store:
         """Return the rows of a query about a response, after its queued changes are written."""
         if not rows.can_exist(response_id):
             return ()
-        await self._writer.settled(response_id)
+        await self._writer.flushed(response_id)
         return await self._ledger.read(sql, response_id, *arguments)
 
     # Responses of other servers, and expired ones
 
     async def runner(self, response_id: str) -> Server | None:
         """Return the server that runs a response, or will; None if the response has ended, or waits for any server."""
-        await self._writer.settled(response_id)
+        await self._writer.flushed(response_id)
         return await self.servers.runner(response_id)
 
     async def orphans(self) -> tuple[Orphan, ...]:

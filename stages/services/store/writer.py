@@ -133,7 +133,7 @@ class Writer:
             self._flushing = asyncio.create_task(self._flush())
         return change
 
-    async def settled(self, key: str | None = None) -> None:
+    async def flushed(self, key: str | None = None) -> None:
         """Wait until all lasting changes of an id, or of all ids, are written.
 
         Raises `StoreFailed` after `READ_PATIENCE` seconds.  Urgent changes are left out, because their callers wait

@@ -12,7 +12,7 @@ import pytest
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.event_log import EventLog
-from penstock.stages.services.runs.live import LiveResponse
+from penstock.stages.services.runs.run import Run
 from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
 from tests.support.api_clients import wait_until
@@ -20,7 +20,7 @@ from tests.support.server import ApiClient, running_server, script
 
 RESPONSES = 60
 """Each kind runs several times, so that a leak in any kind shows."""
-HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
+HELD = (Run, EventLog, asyncio.Task, asyncio.Future)
 
 
 def held() -> Counter[str]:
@@ -38,11 +38,11 @@ async def test_finished_responses_leave_nothing_in_memory(encoding: HarmonyEncod
         before = held()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
             await soak(ApiClient(served.url, client), RESPONSES)
-        await wait_until(lambda: not len(served.runs.live) and not served.store.backlog)
+        await wait_until(lambda: not len(served.scheduler.runs) and not served.store.backlog)
         await wait_until(lambda: not held() - before)
-        background = served.runs.background
-        assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
-        assert served.runs.admission.running == 0
+        background = served.scheduler.background
+        assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
+        assert served.scheduler.in_flight.count == 0
         assert (served.store._writer._last, engine.running) == ({}, 0)
 
 

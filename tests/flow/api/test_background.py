@@ -48,7 +48,7 @@ async def test_background_response_waits_runs_and_ends(served: PacedServer, enco
 async def test_store_has_the_status_of_a_background_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Another server, which reads only the store, sees it queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
-    served.runs.background.limit = 1
+    served.scheduler.background.limit = 1
     running, waiting = await start_background(served), await start_background(served)
     await wait_until(lambda: served.engine.running == 1)
     for response_id, status in ((running, "in_progress"), (waiting, "queued")):
@@ -128,14 +128,14 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
 async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A response beyond the limit of the queue is a 503 with a time to retry, and is not stored."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
-    served.runs.background.limit, served.runs.background.longest = 1, 2
+    served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
     for _ in range(3):
         await start_background(served)
     wanted = {"input": "Hi", "background": True}
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         assert (await answer.json())["error"]["code"] == "rate_limit_exceeded"
-    assert len(served.runs.live) == 3
+    assert len(served.scheduler.runs) == 3
 
 
 @pytest.mark.defect("31")
@@ -167,7 +167,7 @@ async def test_impossible_background_request_is_refused(served: ScriptedServer) 
     for body, param in (({"input": "long " * 9_000}, "input"), ({"input": "Hi", "tools": [grammar]}, "tools")):
         status, error = await served.post({"background": True, **body})
         assert (status, error["error"]["param"].partition("[")[0]) == (400, param)
-    assert (served.engine.prompts, len(served.runs.live)) == ([], 0)
+    assert (served.engine.prompts, len(served.scheduler.runs)) == ([], 0)
 
 
 @pytest.mark.defect("V25", "B17")
@@ -181,10 +181,10 @@ async def test_finished_run_is_released(
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
-    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.scheduler.runs) == 0)
     await wait_until_idle(served)
-    background = served.runs.background
-    assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
+    background = served.scheduler.background
+    assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
 
 async def test_background_response_locks_its_conversation(served: PacedServer, encoding: HarmonyEncoding) -> None:
@@ -251,4 +251,4 @@ async def test_detached_response_may_be_refused_by_a_status(encoding: HarmonyEnc
         for stream in (False, True):
             status, error = await served.post({"input": "Hi", "stream": stream})
             assert (status, error["error"]["code"]) == (400, "invalid_prompt")
-        assert served.runs.admission.running == 0
+        assert served.scheduler.in_flight.count == 0

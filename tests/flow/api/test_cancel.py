@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.runs import runs
+from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.events import ResponseIncomplete
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.live import RunMoved
+from penstock.stages.services.runs.run import RunReleased
 from penstock.stages.services.store.database import Row, Value
 from tests.support.api_clients import (
     cancel_response,
@@ -89,7 +89,7 @@ async def test_finished_foreground_response_is_not_cancellable(
 async def test_cancelled_queued_response_never_runs(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The response never reaches the engine; its stream has the queued event and a terminal event."""
     endless(served, encoding)
-    served.runs.background.limit = 1
+    served.scheduler.background.limit = 1
     running, waiting = await start_background(served), await start_background(served)
     status, answer = await cancel_response(served, waiting)
     assert status == 200
@@ -103,7 +103,7 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer, enco
         "response.incomplete",
     ]
     await cancel_response(served, running)
-    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.scheduler.runs) == 0)
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
 
@@ -112,7 +112,7 @@ async def test_cancelled_background_response_keeps_its_output(
     served: ScriptedServer, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response is cancelled with its output and usage so far, and its reader gets an end."""
-    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
+    monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     endless(served, encoding)
     async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -155,8 +155,8 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, enco
     """The waiting client gets the cancelled response."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
-    await wait_until(lambda: len(served.runs.live.running) == 1)
-    (run,) = served.runs.live
+    await wait_until(lambda: len(served.scheduler.runs.running) == 1)
+    (run,) = served.scheduler.runs
     _, answer = await cancel_response(served, run.response.id)
     assert await asked == (200, answer)
     assert_cancelled(answer)
@@ -237,7 +237,7 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
         assert_cancelled(response)
         assert await get_response(served, response_id) == answer
         await wait_until_idle(served)
-        await wait_until(lambda: served.runs.admission.running == 0)
+        await wait_until(lambda: served.scheduler.in_flight.count == 0)
 
 
 async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
@@ -255,7 +255,7 @@ async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, 
     ) as served:
         async with open_stream(served) as stream:
             response_id = await stream.response_id()
-            (run,) = served.runs.live
+            (run,) = served.scheduler.runs
             written = -1
             while written < (written := run._log.last_number):  # until the stream takes no more
                 await asyncio.sleep(0.2)
@@ -289,13 +289,13 @@ async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str)
 @pytest.mark.defect("13")
 async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
     """A cancel that meets a response on its way to another server answers that it must be retried."""
-    served.runs.background.limit = 0
+    served.scheduler.background.limit = 0
     response_id = await start_background(served)
-    run = served.runs.live.get(response_id, "")
+    run = served.scheduler.runs.get(response_id, "")
     assert run
-    served.runs.background.release()
-    with pytest.raises(RunMoved):
-        await served.runs.cancel(run)
+    served.scheduler.background.release_queued()
+    with pytest.raises(RunReleased):
+        await served.scheduler.cancel(run)
 
 
 # Effects on conversations, streams and stored responses
@@ -319,7 +319,7 @@ async def test_cancelled_response_unlocks_its_conversation(
 ) -> None:
     """A cancelled response, queued or running, adds nothing to its conversation, which is free again."""
     endless(served, encoding)
-    served.runs.background.limit = limit
+    served.scheduler.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
     response_id = await start_background(served, body)

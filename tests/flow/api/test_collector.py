@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.runs.gc_tuning import settle
+from penstock.api.runs.housekeeping import tune_gc
 
 ALL = 2
 
@@ -31,7 +31,7 @@ def looks() -> Iterator[list[int]]:
             seen.append(info["generation"])
 
     before = gc.get_threshold()
-    settle()
+    tune_gc()
     gc.callbacks.append(see)
     yield seen
     gc.callbacks.remove(see)

@@ -112,7 +112,7 @@ async def test_broken_stage_ends_only_its_response(
             async with asyncio.timeout(PATIENCE):
                 outcome = await ask(served)
                 await wait_until_idle(served)
-                await wait_until(lambda: served.runs.admission.running == 0)
+                await wait_until(lambda: served.scheduler.in_flight.count == 0)
             if is_harmless(place, fault):
                 assert outcome in ("completed", "server_error"), ask
             else:

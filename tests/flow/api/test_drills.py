@@ -98,7 +98,7 @@ async def test_stopped_engine_refuses_admitted_requests(
         async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert (await answer.json())["error"]["type"] == "server_error"
-        assert (engine.prompts, served.runs.admission.running) == ([], 0)
+        assert (engine.prompts, served.scheduler.in_flight.count) == ([], 0)
 
 
 JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [201_087], [185], [CHANNEL, 185, MESSAGE]]

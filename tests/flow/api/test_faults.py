@@ -119,9 +119,9 @@ async def test_stopping_ends_every_stream(served: ScriptedServer, encoding: Harm
     reading = asyncio.create_task(served.stream({"input": "Hi"}))
     while not served.engine.running:
         await asyncio.sleep(0.01)
-    await served.runs.drain(0.1)
+    await served.scheduler.drain(0.1)
     assert (await served.post({"input": "Hi"}))[0] == 503
-    assert served.runs.admission.running == 0
+    assert served.scheduler.in_flight.count == 0
     response = final(read_sse(await reading))
     assert response.status == "failed"
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"

@@ -96,14 +96,14 @@ async def test_cancel_logs_no_warning(
 ) -> None:
     """A cancelled response, queued or running, logs nothing above the level info."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
-    served.runs.background.limit = 1
+    served.scheduler.background.limit = 1
     async with open_stream(served, {"background": background}) as stream:
         running, waiting = await stream.response_id(), await start_background(served)
         await stream.upto(b"output_text.delta")
         for response_id in (waiting, running):
             assert (await cancel_response(served, response_id))[0] == 200
         await stream.rest()
-    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.scheduler.runs) == 0)
     assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
 
 

@@ -203,7 +203,7 @@ async def test_silent_server_cannot_overwrite_settled_responses(encoding: Harmon
         stream = await other.again(stream_of(response_id))
         assert final(read_sse(stream)).status == "failed"
         one.engine.say_all()
-        await wait_until(lambda: len(one.runs.live) == 0)
+        await wait_until(lambda: len(one.scheduler.runs) == 0)
         for served in (one, other):
             assert await get_response(served, response_id) == answer
             assert await served.again(stream_of(response_id)) == stream

@@ -189,7 +189,7 @@ async def streamed_through(served: ScriptedServer, outage: Outage) -> bytes:
 async def is_stored(served: ScriptedServer, stream: bytes) -> None:
     """Check that the store has a response, as the client of its first stream saw it."""
     await health(served, "ok")
-    await wait_until(lambda: not len(served.runs.live) and not served.store.backlog)
+    await wait_until(lambda: not len(served.scheduler.runs) and not served.store.backlog)
     response = final(read_sse(stream))
     assert await served.again(f"/v1/responses/{response.id}?stream=true") == stream
     stored = await served.store.get(response.id, "")

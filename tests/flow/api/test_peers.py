@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.api.app import DIALECTS
-from penstock.api.peers import FORWARDED, Relayed
+from penstock.api.peers import FORWARDED, SseRelay
 from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -53,7 +53,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
     """The bytes of a stream pass in whole frames for any packets, and each event is counted."""
     events = written_events(frames)
-    data, relayed, passed = body(events, silences=silences), Relayed(), bytearray()
+    data, relayed, passed = body(events, silences=silences), SseRelay(), bytearray()
     for piece in pieces(data, cuts):
         whole = relayed.feed(piece)
         assert not whole or whole.endswith(b"\n\n")

@@ -29,7 +29,7 @@ from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
@@ -58,7 +58,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 
 async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncoding) -> bytes:
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
-        pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(store))
+        pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, RunRegistry(store))
         async with pipeline.from_stage(stage).open(replay_recording(read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 
@@ -146,8 +146,8 @@ async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_pat
     async with recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         await wait_until(lambda: engine.running)
-        (run,) = served.runs.live
-        await served.runs.cancel(run)
+        (run,) = served.scheduler.runs
+        await served.scheduler.cancel(run)
         await streaming
     folder = only_recording(tmp_path)
     assert read_stage(folder, "generate").frames[-1] == GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
@@ -160,7 +160,7 @@ async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, t
     async with recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         await wait_until(lambda: engine.running)
-        await served.runs.drain(0)
+        await served.scheduler.drain(0)
         await streaming
     folder = only_recording(tmp_path)
     assert read_stage(folder, "generate").end.failure or read_stage(folder, "generate").end.abandoned

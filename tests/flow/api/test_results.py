@@ -78,7 +78,7 @@ async def test_stored_result_is_read_again(
     async with calculating.client.post(f"{calculating.url}/v1/responses", json=body) as answer:
         told = await answer.text()
     assert (answer.status, RESULT in told) == (200, False)
-    await wait_until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.runs.live) == 0)
+    await wait_until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.scheduler.runs) == 0)
     response_id = calculating.engine.prompts[0].response.id
     past = {"conversation": body["conversation"]} if "conversation" in body else {"previous_response_id": response_id}
     (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))

@@ -69,7 +69,7 @@ async def test_stored_response_is_streamed_again(
     assert response.status == status
     path = f"/v1/responses/{response.id}?stream=true"
     assert await served.again(path) == first
-    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.scheduler.runs) == 0)
     assert await served.again(path) == first
     assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
 
@@ -165,7 +165,7 @@ async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: s
 async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
     """After ``--stream-ttl`` streaming a response is a 400, and the response stays."""
     _, answer = await served.post({"input": "Hi"})
-    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.store.sweep(3600, 0)
     for after in ("", "&starting_after=3"):
         status, error = await served.get(f"/v1/responses/{answer['id']}?stream=true{after}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.runs.retention import keep_sweeping
+from penstock.api.runs.housekeeping import keep_sweeping
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
@@ -25,7 +25,7 @@ async def test_expired_responses_are_swept(
     kept = FaultyDatabase(database_at(str(tmp_path / "store.sqlite3")))
     async with running_server(ScriptedEngine(script(encoding)), encoding, kept) as served:
         _, answer = await served.post({"input": "Hi"})
-        await wait_until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.scheduler.runs) == 0)
         kept.is_down = True
         with caplog.at_level(logging.INFO):
             sweeping = asyncio.create_task(keep_sweeping(served.store, 0, 0))

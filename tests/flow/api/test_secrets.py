@@ -23,7 +23,7 @@ from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.pipeline.secret import Secret
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponse
+from penstock.stages.services.runs.run import Run
 from tests.support.api_clients import wait_for_end, wait_until
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stored_responses import queued_response, request_of
@@ -68,10 +68,10 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def waiting(served: ScriptedServer) -> LiveResponse:
+async def waiting(served: ScriptedServer) -> Run:
     """A queued response with a secret."""
-    read = await served.runs.prepare(CreateResponse(input="Hi", background=True))
-    return await served.runs.queue(secretive(read))
+    read = await served.scheduler.prepare(CreateResponse(input="Hi", background=True))
+    return await served.scheduler.queue(secretive(read))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ async def test_background_response_has_its_secrets(
             run = await waiting(served)
             assert CANARY not in await stored_text(where)
             assert "maps.example" in await stored_text(where)
-            served.runs.background.limit = 1
+            served.scheduler.background.limit = 1
             await waiting(served)
             assert (await wait_for_end(served, run.response.id))["status"] == "completed"
-            await wait_until(lambda: len(served.runs.live) == 0)
+            await wait_until(lambda: len(served.scheduler.runs) == 0)
             assert CANARY not in await stored_text(where)
     assert watched.headers == [{"maps": {"Authorization": f"Bearer {CANARY}"}}] * 2
     assert CANARY not in caplog.text
@@ -128,27 +128,27 @@ async def test_other_server_runs_without_secrets(encoding: HarmonyEncoding, wher
     assert watched.headers == [{"maps": {}}]
 
 
-async def _runs(served: ScriptedServer, run: LiveResponse) -> None:
-    served.runs.background.limit = 1
-    served.runs.background._begin_next()
+async def _runs(served: ScriptedServer, run: Run) -> None:
+    served.scheduler.background.limit = 1
+    served.scheduler.background._begin_next()
     await run.wait()
 
 
-async def _is_cancelled(served: ScriptedServer, run: LiveResponse) -> None:
-    await served.runs.cancel(run)
+async def _is_cancelled(served: ScriptedServer, run: Run) -> None:
+    await served.scheduler.cancel(run)
 
 
-async def _is_deleted(served: ScriptedServer, run: LiveResponse) -> None:
+async def _is_deleted(served: ScriptedServer, run: Run) -> None:
     assert (await served.delete(f"/v1/responses/{run.response.id}"))[0] == 200
 
 
-async def _is_handed_over(served: ScriptedServer, run: LiveResponse) -> None:
-    served.runs.background.release()
+async def _is_handed_over(served: ScriptedServer, run: Run) -> None:
+    served.scheduler.background.release_queued()
 
 
-async def _is_taken_away(served: ScriptedServer, run: LiveResponse) -> None:
+async def _is_taken_away(served: ScriptedServer, run: Run) -> None:
     served.store.release(run.response.id)
-    await served.runs.let_go()
+    await served.scheduler.release_lost()
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def looked_at() -> Iterator[None]:
 @pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("happens", [_runs, _is_cancelled, _is_deleted, _is_handed_over, _is_taken_away])
 async def test_secrets_are_forgotten_with_the_run(
-    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[ScriptedServer, LiveResponse], Awaitable[None]]
+    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[ScriptedServer, Run], Awaitable[None]]
 ) -> None:
     """After any end of a run the process no longer has them."""
     engine, before = ScriptedEngine(script(encoding)), known_secrets()

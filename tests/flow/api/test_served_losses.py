@@ -56,7 +56,7 @@ async def delete(served: ScriptedServer, stream: StreamReader, response_id: str)
 async def drain(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
     """Stop the server as SIGTERM does, until the drain time is over."""
     reader = asyncio.create_task(stream.rest())
-    await served.runs.drain(0.05)
+    await served.scheduler.drain(0.05)
     assert final(read_sse(await reader)).status == "failed"
     assert (await get_response(served, response_id))["status"] == "failed"
 
@@ -119,7 +119,7 @@ async def test_calls_end_with_their_response(
             await end(served, stream, response_id)
         await reaches(http, begun + 2, over + 2)
         await settled(before)
-        await wait_until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.scheduler.runs) == 0)
         if end is not drain:
             play_turns(served.engine, encoding, STATE, answer_markup())
             again = await respond(served, "whole", {"tools": [tool]})
@@ -157,7 +157,7 @@ async def test_call_ends_with_its_unstreamed_client(
         asked.cancel()
         await reaches(http, begun + 1, over + 1)
         await settled(before)
-        await wait_until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.scheduler.runs) == 0)
 
 
 @pytest.mark.defect("30")

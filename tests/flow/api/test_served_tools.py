@@ -214,7 +214,7 @@ async def test_stream_with_tools_can_be_resumed_anywhere(
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         heard = await respond(served, "stream", body)
         frames = heard.raw.split(b"\n\n")
-        await wait_until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.scheduler.runs) == 0)
         for number in range(len(heard.bodies) - 1):
             path = f"/v1/responses/{heard.response['id']}?stream=true&starting_after={number}"
             assert await served.again(path) == b"\n\n".join(frames[number + 1 :])

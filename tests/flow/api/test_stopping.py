@@ -56,8 +56,8 @@ async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at:
         async with open_stream(served) as stream:
             await stream.response_id()
             await wait_until(lambda: engine.running == 2)
-            draining = asyncio.create_task(served.runs.drain(60))
-            await wait_until(lambda: served.runs.admission.stopping)
+            draining = asyncio.create_task(served.scheduler.drain(60))
+            await wait_until(lambda: served.scheduler.in_flight.stopping)
             engine.say_all()
             await draining
             assert final(read_sse(await stream.rest())).status == "completed"
@@ -67,20 +67,20 @@ async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at:
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
 async def test_stopping_server_refuses_new_responses(served: ScriptedServer, body: dict[str, Any]) -> None:
     """From the first moment on each is a 503 with a time to retry."""
-    await served.runs.drain(0)
+    await served.scheduler.drain(0)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-    assert len(served.runs.live) == 0
+    assert len(served.scheduler.runs) == 0
 
 
 async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
     """If the server stops between reading a request and its start, the conversation is free."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
         _, conversation = await served.post({}, "/v1/conversations")
-        read = await served.runs.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
-        served.runs.admission.stopping = True
+        read = await served.scheduler.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
+        served.scheduler.in_flight.stopping = True
         with pytest.raises(ServerStopping):
-            await anext(served.runs.events(read))
+            await anext(served.scheduler.run(read))
         await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
 
 
@@ -95,12 +95,12 @@ async def test_slow_response_fails_at_the_stop(
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        await served.runs.drain(0.1)
+        await served.scheduler.drain(0.1)
         response = final(read_sse(await stream.rest()))
         assert (response.status, response.error and response.error.code) == ("failed", "server_error")
         assert getattr(response.output[-1], "text", "").startswith("la")
         answer = await get_response(served, response_id)
-        assert (answer["status"], endless.running, served.runs.admission.running) == ("failed", 0, 0)
+        assert (answer["status"], endless.running, served.scheduler.in_flight.count) == ("failed", 0, 0)
 
 
 async def test_queued_responses_are_left_to_the_next_server(
@@ -114,7 +114,7 @@ async def test_queued_responses_are_left_to_the_next_server(
         async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
             stream = StreamReader(answer)
             await stream.upto(b"response.queued")
-            await served.runs.drain(0.05)
+            await served.scheduler.drain(0.05)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.rest()
         assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
@@ -135,7 +135,7 @@ async def test_interrupted_responses_may_be_restarted(
             in_front = await stream.response_id()
             response_id = await start_background(served)
             await wait_until(lambda: endless.running == 2)
-            await served.runs.drain(0.1)
+            await served.scheduler.drain(0.1)
             assert final(read_sse(await stream.rest())).status == "failed"
         assert endless.running == 0
     async with next_server(encoding, store_at, restarts=restarts) as served:
@@ -161,7 +161,7 @@ async def dead_server(
 
 async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
     """Take the database down, after all pending writes."""
-    await served.store._writer.settled()
+    await served.store._writer.flushed()
     kept.is_down = True
 
 

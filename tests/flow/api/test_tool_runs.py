@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.api.runs import runs
+from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import Conversation
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
@@ -80,8 +80,8 @@ async def busy(
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the time limits on waiting for a cancelled tool."""
-    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
-    monkeypatch.setattr(runs, "LAST_WORDS", 3600)
+    monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
+    monkeypatch.setattr(scheduler, "LAST_WORDS", 3600)
 
 
 @pytest.mark.defect("V17", "B22")
@@ -97,7 +97,7 @@ async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> Non
     assert answer["output"][-1]["status"] == "incomplete"
     if response.store:
         assert await get_response(served, response_id) == answer
-    await wait_until(lambda: (len(served.runs.live), served.runs.admission.running) == (0, 0))
+    await wait_until(lambda: (len(served.scheduler.runs), served.scheduler.in_flight.count) == (0, 0))
 
 
 async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None:
@@ -105,11 +105,11 @@ async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
         reader = asyncio.create_task(stream.rest())
-        await served.runs.drain(0.05)
+        await served.scheduler.drain(0.05)
     response = final(read_sse(await reader))
     assert (response.status, response.error and response.error.code) == ("failed", "server_error")
     assert (tool.running, tool.cancelled, tool.closed) == (0, 1, 1)
-    assert served.runs.admission.running == 0
+    assert served.scheduler.in_flight.count == 0
     if response.store:
         assert (await get_response(served, response_id))["status"] == "failed"
 
@@ -119,7 +119,7 @@ async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTo
     busy.stream.answer.close()
     if busy.needs_client:
         await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
-        await wait_until(lambda: len(busy.served.runs.live) == 0)
+        await wait_until(lambda: len(busy.served.scheduler.runs) == 0)
     else:
         await asyncio.sleep(0.1)
         assert (tool.running, (await get_response(busy.served, busy.response_id))["status"]) == (1, "in_progress")

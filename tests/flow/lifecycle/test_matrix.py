@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.runs import runs
+from penstock.api.runs import scheduler
 from penstock.pipeline.errors import EngineDead, EngineFailed
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -46,15 +46,15 @@ class Cell:
         asking = asyncio.create_task(self.client.ask())
         await wait_until(lambda: len(self.served.engine.prompts) == 1)
         prompt = self.served.engine.prompts[0]
-        run = self.served.runs.live.get(prompt.response.id, prompt.origin.owner)
+        run = self.served.scheduler.runs.get(prompt.response.id, prompt.origin.owner)
         assert run
         await wait_until(lambda: run._log.last_number > 30)
         return asking
 
     async def check(self, status: str) -> FinishedResponse:
         """Check that the response has ended, left nothing in this process, and that the server still works."""
-        await wait_until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
-        assert self.served.runs.admission.running == 0
+        await wait_until(lambda: not (self.served.engine.running or len(self.served.scheduler.runs) or at_work()))
+        assert self.served.scheduler.in_flight.count == 0
         self.served.engine.script = script(self.encoding, HELLO)
         aftermath = await FinishedResponse.of(self.served, self.response_id)
         await aftermath.check(status, self.client)
@@ -126,7 +126,7 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
 @pytest.mark.defect("42", "B22", "V17", "B23")
 async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response has a terminal event, for its client as well."""
-    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
+    monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
     status, answer = await cancel_response(cell.served, cell.response_id)

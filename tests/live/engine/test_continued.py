@@ -12,7 +12,7 @@ from penstock.pipeline.tap import Tap
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from tests.support.event_streams import final, run_request, token_ids
 from tests.support.stores import open_store
 
@@ -32,7 +32,7 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: Harmo
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store))
+        pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(store))
         pipeline = pipeline.insert_after("render", "prompts", prompts).insert_after("generate", "generated", generated)
         called = final(await run_request(pipeline, body))
         seen = (*prompts.frames[0].token_ids, *token_ids(generated.frames))

@@ -25,7 +25,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.responses import chat_responses
 from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.images import Images
@@ -69,7 +69,7 @@ class Seeing:
     generated: Tap = field(default_factory=Tap)
 
     def pipeline(self, allowed: AllowedNetworks) -> Pipeline[CreateResponse, ResponseEvent]:
-        live = LiveResponses(self.store)
+        live = RunRegistry(self.store)
         whole = chat_responses(self.engine.models, self.engine, self.chat, live)
         whole = whole.replace("render", RenderChat(self.chat, self.engine.context_length, Images(allowed)))
         return whole.insert_after("render", "prompts", self.prompts).insert_after(

@@ -24,7 +24,7 @@ from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from tests.support.engine_requests import answer
@@ -93,7 +93,7 @@ class Turns:
 
     async def events(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> list[Any]:
         """The events of one response, checked."""
-        live = LiveResponses(self.store)
+        live = RunRegistry(self.store)
         whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
         whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEven
 from penstock.stages.emit.emit import emit
 from penstock.stages.persist import Persist
 from penstock.stages.services.runs.event_log import read_blocks
-from penstock.stages.services.runs.live import PATIENCE, LiveResponses
+from penstock.stages.services.runs.run import COMMIT_WAIT, RunRegistry
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.store.writer import PAUSES
@@ -49,13 +49,13 @@ CUT: Frames = (started(), *message("Hel", complete=False))
 
 
 @pytest.fixture
-def live(store: Store) -> LiveResponses:
+def live(store: Store) -> RunRegistry:
     """A registry without running responses."""
-    return LiveResponses(store)
+    return RunRegistry(store)
 
 
 def stream(
-    live: LiveResponses, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
+    live: RunRegistry, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
 ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
     """The output of the stage; the stages ``between`` run before it and after ``emit``."""
     pipeline = Pipeline.start("emit", emit)
@@ -65,7 +65,7 @@ def stream(
 
 
 async def persisted(
-    live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
+    live: RunRegistry, frames: Iterable[ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
     """All checked events of a turn."""
     async with stream(live, frame_source(frames, error)) as events:
@@ -91,7 +91,7 @@ async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedF
 
 @pytest.mark.defect("B21", "B22")
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
-async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: FinishReason) -> None:
+async def test_response_is_stored_as_it_ended(live: RunRegistry, reason: FinishReason) -> None:
     """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
     frames = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, frames)
@@ -101,7 +101,7 @@ async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: Finis
 
 
 @pytest.mark.defect("V1", "B21")
-async def test_failed_background_response_is_stored(live: LiveResponses) -> None:
+async def test_failed_background_response_is_stored(live: RunRegistry) -> None:
     """The failure is an event first, then stored as the end."""
     events = await persisted(live, background_turn(CUT), EngineFailed("It died."))
     stored, log = await kept(live.store)
@@ -110,14 +110,14 @@ async def test_failed_background_response_is_stored(live: LiveResponses) -> None
     assert log == events
 
 
-async def test_end_is_sent_after_it_is_stored(live: LiveResponses) -> None:
+async def test_end_is_sent_after_it_is_stored(live: RunRegistry) -> None:
     """At the terminal event the stored response has ended, and not before."""
     async with stream(live, frame_source(TURN)) as events:
         statuses = [(await kept(live.store))[0].response.status async for _ in events]
     assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
 
 
-async def test_tokens_are_stored_and_not_sent(live: LiveResponses) -> None:
+async def test_tokens_are_stored_and_not_sent(live: RunRegistry) -> None:
     """They are in the store under the item's id, and not among the events."""
     thought = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
     events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
@@ -125,7 +125,7 @@ async def test_tokens_are_stored_and_not_sent(live: LiveResponses) -> None:
     assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
 
 
-async def test_results_are_stored_and_not_sent(live: LiveResponses) -> None:
+async def test_results_are_stored_and_not_sent(live: RunRegistry) -> None:
     """They are in the store under the item's id, and not among the events."""
 
     async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
@@ -139,7 +139,7 @@ async def test_results_are_stored_and_not_sent(live: LiveResponses) -> None:
     assert (await kept(live.store))[0].results == {"ci_10001": "half a pair \ud800, NUL \0"}
 
 
-async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
+async def test_store_false_keeps_nothing(live: RunRegistry) -> None:
     """The response never reaches the store."""
     events = await persisted(live, (started(store=False), *TURN[1:]))
     assert final(events).status == "completed"
@@ -151,7 +151,7 @@ async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
 
 
 @pytest.mark.defect("B23")
-async def test_cancelled_task_leaves_a_cancelled_response(live: LiveResponses) -> None:
+async def test_cancelled_task_leaves_a_cancelled_response(live: RunRegistry) -> None:
     """The cancellation goes on, and the output so far is stored with an end."""
     seen = asyncio.Event()
 
@@ -168,7 +168,7 @@ async def test_cancelled_task_leaves_a_cancelled_response(live: LiveResponses) -
     await settled(live, "cancelled")
 
 
-async def test_closed_stream_leaves_a_cancelled_response(live: LiveResponses) -> None:
+async def test_closed_stream_leaves_a_cancelled_response(live: RunRegistry) -> None:
     """A stage that is closed in mid-stream stores an end as well."""
     async with stream(live, endless(CUT[:3])) as events:
         for _ in range(5):
@@ -177,7 +177,7 @@ async def test_closed_stream_leaves_a_cancelled_response(live: LiveResponses) ->
 
 
 @pytest.mark.defect("V1")
-async def test_bug_after_emit_leaves_a_failed_response(live: LiveResponses) -> None:
+async def test_bug_after_emit_leaves_a_failed_response(live: RunRegistry) -> None:
     """An error of a plug-in stage reaches the caller of the pipeline."""
 
     async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
@@ -194,7 +194,7 @@ async def test_bug_after_emit_leaves_a_failed_response(live: LiveResponses) -> N
     assert "Internal error" in response.error.message
 
 
-async def test_lost_end_leaves_a_failed_response(live: LiveResponses) -> None:
+async def test_lost_end_leaves_a_failed_response(live: RunRegistry) -> None:
     """A stream without a terminal event is a bug, and no reader waits for more."""
 
     async def losing(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
@@ -208,7 +208,7 @@ async def test_lost_end_leaves_a_failed_response(live: LiveResponses) -> None:
     await settled(live, "failed")
 
 
-async def test_lost_beginning_is_a_bug(live: LiveResponses) -> None:
+async def test_lost_beginning_is_a_bug(live: RunRegistry) -> None:
     """A response without a request is not begun."""
 
     async def late() -> AsyncGenerator[EmittedFrame, None]:
@@ -221,18 +221,18 @@ async def test_lost_beginning_is_a_bug(live: LiveResponses) -> None:
 
 
 @pytest.mark.defect("B22")
-async def test_broken_off_run_stops_the_stage(live: LiveResponses) -> None:
+async def test_broken_off_run_stops_the_stage(live: RunRegistry) -> None:
     """It stops at the next frame, and the log has the end."""
     async with stream(live, frame_source(TURN)) as events:
         seen = [await anext(events) for _ in range(5)]
         (run,) = live
-        run.break_off(None)
+        run.cancel()
         assert [event async for event in events] == []
     assert seen == EVENTS[:5]
     await settled(live, "cancelled")
 
 
-async def settled(live: LiveResponses, status: str) -> Any:
+async def settled(live: RunRegistry, status: str) -> Any:
     """Assert that log and store have the same end with this status, and that no run is live; return the response."""
     stored, log = await kept(live.store)
     assert stored.response.status == status
@@ -258,7 +258,7 @@ async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, cloc
     passed, expected = list[ResponseEvent](), written_events(frames)
 
     async def consume() -> None:
-        async with stream(LiveResponses(store), frame_source(frames)) as events:
+        async with stream(RunRegistry(store), frame_source(frames)) as events:
             async for event in events:
                 passed.append(event)
                 await asyncio.sleep(0)  # for the store to try
@@ -266,9 +266,9 @@ async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, cloc
     consuming = asyncio.create_task(consume())
     while len(passed) < len(expected) - 1:
         await asyncio.sleep(0)
-    await clock.move(PATIENCE * 0.9)
+    await clock.move(COMMIT_WAIT * 0.9)
     assert passed == expected[:-1]
-    await clock.move(PATIENCE * 0.1)
+    await clock.move(COMMIT_WAIT * 0.1)
     await consuming
     assert passed == expected
     database.is_down = False

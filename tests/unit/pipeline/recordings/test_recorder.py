@@ -35,7 +35,7 @@ from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
@@ -57,7 +57,7 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
 
 def flow(taps: Recorder, engine: ScriptedEngine, encoding: HarmonyEncoding) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
-    live = LiveResponses(Store(Nowhere()))
+    live = RunRegistry(Store(Nowhere()))
     return taps.tapped(harmony_responses(("tiny",), engine, encoding, live, limits=Limits(retry_seconds=0.0)))
 
 
@@ -291,7 +291,7 @@ async def test_recording_renamed_stages_is_refused(
     encoding: HarmonyEncoding, tmp_path: Path, stage: str, name: str, told: str
 ) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
-    pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(Store(Nowhere())))
+    pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, RunRegistry(Store(Nowhere())))
     steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{told}"):

@@ -58,8 +58,8 @@ class Logged(EventLog):
     def seal(self) -> Block | None:
         return self._remembered(super().seal())
 
-    def break_off(self, error: Exception | None) -> Block | None:
-        return self._remembered(super().break_off(error))
+    def end_early(self, error: Exception | None) -> Block | None:
+        return self._remembered(super().end_early(error))
 
     def _remembered(self, block: Block | None) -> Block | None:
         self.blocks += [block] if block else []
@@ -229,7 +229,7 @@ def test_log_can_be_ended_after_any_event(
     """The events so far stand, then one terminal event follows."""
     head = events[: at % (len(events) - 1) + 1]
     log = logged(head, sealed_at)
-    log.break_off(error)
+    log.end_early(error)
     ended = checked(log.read())
     assert ended[: len(head)] == head
     assert log.response == final(ended)
@@ -249,7 +249,7 @@ def test_log_can_be_ended_after_any_event(
 def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
     """If a server died before storing an event, the certain first events are added."""
     log = EventLog(started(**fields).response)
-    log.break_off(RunInterrupted())
+    log.end_early(RunInterrupted())
     assert event_types(checked(log.read())) == said
 
 
@@ -290,7 +290,7 @@ def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
     """If a server died between the two last events of a call, the item is incomplete."""
     events = written_events((started(), *call, finished()))
     log = logged(events[: event_types(events).index(done) + 1])
-    log.break_off(RunInterrupted())
+    log.end_early(RunInterrupted())
     ended = checked(log.read())
     assert event_types(ended)[-3:] == [done, "output_item.done", "failed"]
 

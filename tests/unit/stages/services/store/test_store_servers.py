@@ -189,7 +189,7 @@ async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, oth
     """The runs of its predecessor are orphans at once."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.settled()
+    await store._writer.flushed()
     await other.servers.join("http://two")
     assert await other.orphans() == ()
     await other.servers.join("http://one")
@@ -201,7 +201,7 @@ async def test_equal_address_on_another_machine_is_another_server(store: Store, 
     """Each machine has its own 127.0.0.1."""
     await store.servers.join("http://127.0.0.1:8000")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.settled()
+    await store._writer.flushed()
     other.servers.machine = "another"
     await other.servers.join("http://127.0.0.1:8000")
     assert await other.orphans() == ()
@@ -211,7 +211,7 @@ async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
     """If many servers settle at once, each orphan goes to exactly one."""
     for number in range(4):
         store.begin(begun_response(stored_response(f"resp_{number}")))
-    await store._writer.settled()
+    await store._writer.flushed()
     async with open_store(store_at) as one, open_store(store_at) as two, open_store(store_at) as three:
         others = (one, two, three)
         found = await asyncio.gather(*(each.orphans() for each in others))
@@ -227,7 +227,7 @@ async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store
     """Its orphans cannot be claimed any more."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.settled()
+    await store._writer.flushed()
     await expire_heartbeats(store)
     (orphan,) = await other.orphans()
     await store.servers.beat()
@@ -238,7 +238,7 @@ async def test_server_taken_for_dead_overwrites_nothing(store: Store, other: Sto
     """After a claim, further writes of the first server are dropped."""
     store.begin(begun_response(stored_response("resp_1")))
     store.append("resp_1", Block(0, 1, b"a"))
-    await store._writer.settled()
+    await store._writer.flushed()
     (orphan,) = await other.orphans()
     assert await other.claim(orphan)
     store.start(stored_response("resp_1").response)
@@ -259,7 +259,7 @@ async def test_restarted_response_is_queued_without_events(store: Store, other: 
     await accept(store)
     store.start(begun_response(stored_response("resp_1", ITEMS[0], background=True)).response)
     store.append("resp_1", Block(0, 3, b"abc"))
-    await store._writer.settled()
+    await store._writer.flushed()
     await other.restart("resp_1")
     assert await other.blocks("resp_1") == (Block(0, 3, b"abc"),)
     (orphan,) = await other.orphans()
@@ -277,7 +277,7 @@ async def test_released_response_is_an_orphan(store: Store, other: Store) -> Non
     await store.servers.join("http://one")
     await accept(store)
     store.release("resp_1")
-    await store._writer.settled()
+    await store._writer.flushed()
     assert await other.orphans() == (Orphan(queued_response("resp_1", ITEMS[0]), None, is_background=True),)
     (orphan,) = await store.orphans()
     assert await store.claim(orphan)

@@ -110,7 +110,7 @@ async def test_urgent_change_survives_its_caller(writer: Writer, notebook: Noteb
         wait.cancel()
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     assert [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes] == [True, False] * 2
-    await writer.settled("a")
+    await writer.flushed("a")
     assert notebook.said == ["0", "1", "2", "3"]
 
 
@@ -193,7 +193,7 @@ async def test_heartbeat_precedes_waiting_changes(writer: Writer, notebook: Note
     await asyncio.sleep(0)
     notebook.is_open.set()
     await beat
-    await writer.settled()
+    await writer.flushed()
     assert notebook.groups[1:] == [["beat", f"{GROUP}"]]
 
 
@@ -201,15 +201,15 @@ async def test_read_waits_for_changes_of_its_id(writer: Writer, notebook: Notebo
     """It waits for no other ids; a read without an id waits for all."""
     notebook.is_open.clear()
     writer.queue(say("1"), "a", "b")
-    await writer.settled("c")
-    waits = [asyncio.ensure_future(writer.settled(key)) for key in ("a", "b", None)]
+    await writer.flushed("c")
+    waits = [asyncio.ensure_future(writer.flushed(key)) for key in ("a", "b", None)]
     await until(lambda: notebook.tries == 1)
     assert not any(wait.done() for wait in waits)
     notebook.is_open.set()
     await asyncio.gather(*waits)
     assert notebook.said == ["1"]
-    await writer.settled("a")
-    await writer.settled()
+    await writer.flushed("a")
+    await writer.flushed()
 
 
 async def test_read_waits_for_changes_before_a_withdrawn_one(
@@ -223,10 +223,10 @@ async def test_read_waits_for_changes_before_a_withdrawn_one(
         await writer.carry_out(say("urgent"), "a")
     for key in ("a", None):
         with pytest.raises(StoreFailed, match="not yet"):
-            await writer.settled(key)
+            await writer.flushed(key)
     notebook.fault = None
     await until(lambda: notebook.said == ["1"])
-    await writer.settled("a")
+    await writer.flushed("a")
 
 
 async def test_read_has_a_timeout(writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ async def test_read_has_a_timeout(writer: Writer, notebook: Notebook, monkeypatc
     notebook.is_open.clear()
     writer.queue(say("1"), "a")
     with pytest.raises(StoreFailed, match="not yet"):
-        await writer.settled("a")
+        await writer.flushed("a")
 
 
 async def test_close_writes_waiting_changes(notebook: Notebook) -> None:

@@ -1,8 +1,11 @@
-"""Live responses: the runs of this process, each with an event log that any number of readers can follow.
+"""The runs of this process: one per response, each with an event log that any number of readers can follow.
 
 The writer never waits: it appends events, and about four times a second the new ones go to the store as one block.
-Only the end of a run waits for its commit, for at most `PATIENCE` seconds.  A run that is broken off gets its last
-events from its own log.
+Only the end of a run waits for its commit, for at most `COMMIT_WAIT` seconds.
+
+A run ends in one of three ways.  Its pipeline ends it with a terminal event (`Run.end`).  It is cancelled or fails from
+outside of the pipeline (`Run.cancel`, `Run.fail`), and its log derives the missing events.  Or it is released to
+another server (`Run.release`), and goes on there.
 """
 
 from __future__ import annotations
@@ -32,36 +35,36 @@ FLUSH_EVENTS = 1024
 EVENTS_AT_ONCE = 256
 """Events of a stored log to decode before other tasks may run."""
 
-PATIENCE = 1.0
+COMMIT_WAIT = 1.0
 """Maximum seconds that the end of a run waits for its commit."""
 
 
-class RunMoved(ServerStopping):
-    """The response was queued here, and is left to another server to run."""
+class RunReleased(ServerStopping):
+    """The response was queued or running here, and is left to another server."""
 
 
-class LiveResponse:
-    """One run.
+class Run:
+    """The run of one response.
 
     ``response`` is the response as it began, then the final one.  ``tokens`` and ``results`` belong to its output items
     so far, by item id.  Once the run has ``ended``, it ignores further events.
     """
 
-    def __init__(self, stored: StoredResponse, live: LiveResponses, log: EventLog) -> None:
+    def __init__(self, stored: StoredResponse, registry: RunRegistry, log: EventLog) -> None:
         self.response = stored.response
         self.input = stored.input
         self.origin = stored.origin
         self.tokens: dict[str, TokenIds] = {}
         self.results: dict[str, str] = {}
         self.ended = False
-        self._live = live
+        self._registry = registry
         self._log = log
         self._next = log.next_number
-        self._moved = False
-        self._news: asyncio.Event | None = None  # made by the first waiting reader: most runs have none
+        self._released = False
+        self._news: asyncio.Event | None = None  # created by the first waiting reader, as most runs have none
         self._closed = False  # ended, and no longer waiting for the commit
         self._timer: asyncio.TimerHandle | None = None
-        self._saved: asyncio.Future[None] | None = None
+        self._commit: asyncio.Future[None] | None = None  # of the end
 
     # Writing
 
@@ -82,7 +85,7 @@ class LiveResponse:
         elif len(fresh) == FLUSH_EVENTS:
             self._flush()
         if self._news is not None:
-            self._tell()
+            self._wake()
         return True
 
     def _skip(self, event: ResponseEvent) -> bool:
@@ -100,7 +103,7 @@ class LiveResponse:
             self.results[frame.item_id] = frame.result
 
     async def end(self, event: TerminalEvent) -> None:
-        """Append the last event, and wait up to `PATIENCE` seconds for its commit.
+        """Append the last event, and wait up to `COMMIT_WAIT` seconds for its commit.
 
         A client that has received the end may retrieve the response at once, so it should be stored by then.
         """
@@ -110,50 +113,57 @@ class LiveResponse:
         self._log.append(event)
         try:
             self._end(self._log.seal())
-            await self.saved()
+            await self.committed()
         finally:
             self._close()
 
-    def break_off(self, error: Exception | None) -> None:
-        """End the run unless it has ended: it fails with ``error``, or is cancelled if that is None.
+    def cancel(self) -> None:
+        """End the run as cancelled, unless it has ended.
 
         Later events of its pipeline are ignored.  The end is stored without waiting for the commit.
         """
+        self._end_early(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the run as failed with ``error``, unless it has ended; otherwise like `cancel`."""
+        self._end_early(error)
+
+    def _end_early(self, error: Exception | None) -> None:
         if self.ended:
             return
         try:
-            self._end(self._log.break_off(error))
+            self._end(self._log.end_early(error))
         finally:
             self._close()
 
-    async def saved(self) -> None:
-        """Wait up to `PATIENCE` seconds for the commit of the end, if one is under way."""
-        if self._saved is not None:
-            await asyncio.wait([self._saved], timeout=PATIENCE)
+    async def committed(self) -> None:
+        """Wait up to `COMMIT_WAIT` seconds for the commit of the end, if one is under way."""
+        if self._commit is not None:
+            await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
 
     def start(self) -> None:
         """Mark a queued response as in progress, unless it has ended in the queue."""
         if self.ended:
             return
         self.response = replace(self.response, status="in_progress")
-        self._live.store.start(self.response)
+        self._registry.store.start(self.response)
 
-    def hand_over(self) -> None:
-        """Leave the response to another server unless it has ended.  Its readers here get `RunMoved`."""
+    def release(self) -> None:
+        """Leave the response to another server unless it has ended.  Its readers here get `RunReleased`."""
         if self.ended:
             return
-        self._moved = True
+        self._released = True
         self._stop()
         self._close()
-        self._live.discard(self)
+        self._registry.discard(self)
 
     # Reading
 
     async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
         """Yield the events after sequence number ``after``, including future ones.
 
-        Raises `RunMoved` if the response is left to another server.  A reader may be past the end of the log, because a
-        crashed server had sent events that it had not stored.  It gets the terminal event, numbered ``after + 1``.
+        Raises `RunReleased` if the response is left to another server.  A reader may be past the end of the log,
+        because a crashed server had sent events that it had not stored.  It gets the terminal event, as ``after + 1``.
         """
         reader = LogReader(self._log, after)
         while True:
@@ -163,21 +173,21 @@ class LiveResponse:
                 yield event
             if reader.is_behind:
                 await asyncio.sleep(0)
-            elif self._moved:
-                raise RunMoved
+            elif self._released:
+                raise RunReleased
             elif self.ended:
                 break
             else:
-                await self._anything_new()
+                await self._wait_for_news()
         if _is_ahead(after, self._log.last_number, self.response):
             yield last_event(after + 1, self.response)
 
     async def wait(self) -> None:
         """Wait until the run has ended and no longer waits for its commit."""
         while not self._closed:
-            await self._anything_new()
+            await self._wait_for_news()
 
-    async def _anything_new(self) -> None:
+    async def _wait_for_news(self) -> None:
         self._news = self._news or asyncio.Event()
         await self._news.wait()
 
@@ -188,25 +198,25 @@ class LiveResponse:
         self._stop_timer()
         block = self._log.seal()
         if block is not None and self.response.store:
-            self._live.store.append(self.response.id, block)
+            self._registry.store.append(self.response.id, block)
 
     def _end(self, block: Block | None) -> None:
         """Store the end of the run, already in the log."""
         self.response = self._log.response
         self._stop()
-        self._saved = self._live.end(self, block)
+        self._commit = self._registry.end(self, block)
 
     def _stop(self) -> None:
         """Accept no more events, and wake the waiting readers."""
         self.ended, self._next = True, sys.maxsize
         self._stop_timer()
-        self._tell()
+        self._wake()
 
     def _close(self) -> None:
         self._closed = True
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake the waiting readers."""
         news, self._news = self._news, None
         if news is not None:
@@ -218,35 +228,35 @@ class LiveResponse:
             self._timer = None
 
 
-class LiveResponses:
+class RunRegistry:
     """The runs of this process by response id, until they have ended and their end is saved in ``store``."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._runs: dict[str, LiveResponse] = {}
+        self._runs: dict[str, Run] = {}
 
-    def __iter__(self) -> Iterator[LiveResponse]:
+    def __iter__(self) -> Iterator[Run]:
         return iter(tuple(self._runs.values()))
 
     def __len__(self) -> int:
         return len(self._runs)
 
     @property
-    def queued(self) -> tuple[LiveResponse, ...]:
+    def queued(self) -> tuple[Run, ...]:
         """The runs waiting in the queue."""
         return tuple(run for run in self if run.response.status == "queued")
 
     @property
-    def running(self) -> tuple[LiveResponse, ...]:
+    def running(self) -> tuple[Run, ...]:
         """The runs in progress."""
         return tuple(run for run in self if run.response.status == "in_progress")
 
-    def get(self, response_id: str, owner: str) -> LiveResponse | None:
+    def get(self, response_id: str, owner: str) -> Run | None:
         """Return the run of a response, or None if it is not here or belongs to another owner."""
         run = self._runs.get(response_id)
         return run if run is not None and run.origin.owner == owner else None
 
-    def queue(self, stored: StoredResponse) -> LiveResponse:
+    def queue(self, stored: StoredResponse) -> Run:
         """Add a response from the store's queue, with the first events of its log up to ``response.queued``.
 
         Its input stays in the store until the run begins, because many responses may be queued.
@@ -255,7 +265,7 @@ class LiveResponses:
         log.begin()
         return self._add(replace(stored, input=()), log)
 
-    def begin(self, started: ResponseStarted) -> LiveResponse:
+    def begin(self, started: ResponseStarted) -> Run:
         """Return the run of a response that begins, new or from the queue.  The store is updated without waiting."""
         run = self._runs.get(started.response.id)
         if run is not None:
@@ -267,11 +277,11 @@ class LiveResponses:
             self.store.begin(stored)
         return self._add(stored, EventLog(stored.response))
 
-    def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> LiveResponse:
+    def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> Run:
         """Add the stored part of a run whose server died, to end it here."""
         return self._add(stored, EventLog(stored.response, blocks))
 
-    def end(self, run: LiveResponse, block: Block | None) -> asyncio.Future[None] | None:
+    def end(self, run: Run, block: Block | None) -> asyncio.Future[None] | None:
         """Store the end of a run, which stays here until that is saved.
 
         Returns None if there is nothing to save: the response is not stored and belongs to no conversation.
@@ -284,17 +294,19 @@ class LiveResponses:
         saved.add_done_callback(lambda _: self.discard(run))
         return saved
 
-    def discard(self, run: LiveResponse) -> None:
+    def discard(self, run: Run) -> None:
         """Forget a run.  Its current readers can still read it to the end."""
         self._runs.pop(run.response.id, None)
 
-    def _add(self, stored: StoredResponse, log: EventLog) -> LiveResponse:
-        run = self._runs[stored.response.id] = LiveResponse(stored, self, log)
+    def _add(self, stored: StoredResponse, log: EventLog) -> Run:
+        run = self._runs[stored.response.id] = Run(stored, self, log)
         return run
 
 
-async def replayed(response: Response, blocks: Iterable[Block], after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
-    """Yield the events of a stored log after sequence number ``after``, as `LiveResponse.follow` does."""
+async def read_stored_log(
+    response: Response, blocks: Iterable[Block], after: int = -1
+) -> AsyncGenerator[ResponseEvent, None]:
+    """Yield the events of a stored log after sequence number ``after``, as `Run.follow` does."""
     number = -1
     for count, event in enumerate(read_blocks(response, blocks)):
         if count % EVENTS_AT_ONCE == 0:

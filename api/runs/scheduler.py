@@ -18,9 +18,8 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.api.runs.admission import Admission
-from penstock.api.runs.background import Background
-from penstock.api.runs.recovery import Settling
+from penstock.api.runs.background import BackgroundQueue, InFlight
+from penstock.api.runs.recovery import OrphanRecovery
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import (
     ContextTooLong,
@@ -38,7 +37,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.runs.live import LiveResponse, LiveResponses, RunMoved
+from penstock.stages.services.runs.run import Run, RunRegistry, RunReleased
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class _Reader:
 
 
 @dataclass
-class Runs:
+class Scheduler:
     """The runs of one pipeline.
 
     At most ``limit`` run in the background at once.  With ``detaches``, stored responses survive their clients.  With
@@ -88,12 +87,12 @@ class Runs:
 
     pipeline: Pipeline[CreateResponse, ResponseEvent]
     engine: Engine
-    live: LiveResponses
+    runs: RunRegistry
     store: Store
     limit: int = 64
     detaches: bool = False
     restarts: bool = False
-    admission: Admission = field(default_factory=Admission)
+    in_flight: InFlight = field(default_factory=InFlight)
 
     def __post_init__(self) -> None:
         self._reading: Pipeline[CreateResponse, Conversation] = self.pipeline.through("normalize")
@@ -101,8 +100,8 @@ class Runs:
         self._rendering: Pipeline[Conversation, Prompt] = self._making.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
-        self.background = Background(self._make, self.live, self.store, self.admission, self.limit)
-        self.settling = Settling(self.store, self.live, self.background, self.restarts)
+        self.background = BackgroundQueue(self._make, self.runs, self.store, self.in_flight, self.limit)
+        self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
 
     # Beginning
 
@@ -123,7 +122,7 @@ class Runs:
                 )
         return conversation
 
-    def events(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
+    def run(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response, and return its events; an error before the first event keeps it from beginning."""
         response = conversation.response
         if response.background:
@@ -132,7 +131,7 @@ class Runs:
             return self._detached(conversation)
         return self._in_front(conversation)
 
-    async def queue(self, conversation: Conversation) -> LiveResponse:
+    async def queue(self, conversation: Conversation) -> Run:
         """Queue a response for the background; it is stored before this returns.
 
         Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
@@ -145,10 +144,10 @@ class Runs:
         stored = StoredResponse(queued, conversation.input, conversation.origin)
         return await asyncio.shield(self._accept(stored, conversation))  # completes even if the client disconnects
 
-    async def _accept(self, stored: StoredResponse, conversation: Conversation) -> LiveResponse:
+    async def _accept(self, stored: StoredResponse, conversation: Conversation) -> Run:
         with self._unlocking(stored.response):
             await self.store.accept(stored, conversation)
-        run = self.live.queue(stored)
+        run = self.runs.queue(stored)
         self.background.add(run, conversation.tools.servers)
         return run
 
@@ -220,7 +219,7 @@ class Runs:
 
     async def _make_detached(self, conversation: Conversation, begun: asyncio.Future[None]) -> None:
         try:
-            with self._unlocking(conversation.response), self.admission:
+            with self._unlocking(conversation.response), self.in_flight:
                 await self._make(conversation, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
@@ -231,7 +230,7 @@ class Runs:
             try:
                 await first(events)
             except Exception as error:
-                run = self.live.get(conversation.response.id, conversation.origin.owner)
+                run = self.runs.get(conversation.response.id, conversation.origin.owner)
                 if run and run.response.status == "in_progress":
                     _fail(run, error)
                 raise
@@ -244,22 +243,22 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
 
-    def _run_of(self, conversation: Conversation) -> LiveResponse:
-        run = self.live.get(conversation.response.id, conversation.origin.owner)
+    def _run_of(self, conversation: Conversation) -> Run:
+        run = self.runs.get(conversation.response.id, conversation.origin.owner)
         if run is None:
             raise RuntimeError("a response that has begun is among the live ones")
         return run
 
     # Finding and ending
 
-    async def find(self, response_id: str, owner: str) -> LiveResponse | StoredResponse | Server:
+    async def find(self, response_id: str, owner: str) -> Run | StoredResponse | Server:
         """Find a response: the live run, its stored copy once it has ended, or the peer that is running it.
 
         If the server that ran it is dead, wait until a server has settled it.  Raises `ResponseNotFound`, and
         `ServerUnreachable` if that takes too long.
         """
         for _ in range(LOOKS):
-            if run := self.live.get(response_id, owner):
+            if run := self.runs.get(response_id, owner):
                 return run
             stored = await self.store.get(response_id, owner)
             if stored is None:
@@ -272,10 +271,10 @@ class Runs:
             await asyncio.sleep(LOOK_AGAIN)
         raise ServerUnreachable
 
-    async def cancel(self, run: LiveResponse) -> Response:
+    async def cancel(self, run: Run) -> Response:
         """Cancel a response, unless it ends by itself first; return it as it ended, usually once that is stored.
 
-        Raises `RunMoved` if another server has taken it over by then.
+        Raises `RunReleased` if another server has taken it over by then.
         """
         try:
             with suppress(TimeoutError):
@@ -283,10 +282,10 @@ class Runs:
                     if await self.engine.cancel(run.response.id):
                         await run.wait()
         finally:
-            self._break_off(run, None)
+            self._end_early(run, None)
         if run.response.status in UNENDED:
-            raise RunMoved
-        await run.saved()
+            raise RunReleased
+        await run.committed()
         return run.response
 
     async def drain(self, seconds: float) -> None:
@@ -294,47 +293,50 @@ class Runs:
 
         Queued responses, and with ``restarts`` also running background ones, are left to the next server instead.
         """
-        self.admission.stopping = True
-        self.background.release()
-        await self.admission.finish(seconds)
+        self.in_flight.stopping = True
+        self.background.release_queued()
+        await self.in_flight.drain(seconds)
         if self.restarts:
-            self.background.put_back()
+            self.background.release_running()
         await self.engine.stop()
         for wait in (STOP_WAIT, LAST_WORDS):  # twice, as a request may still begin during the first
-            await self.admission.finish(wait)
-            for run in self.live:
-                self._break_off(run, RunInterrupted())
+            await self.in_flight.drain(wait)
+            for run in self.runs:
+                self._end_early(run, RunInterrupted())
 
-    async def let_go(self) -> None:
+    async def release_lost(self) -> None:
         """Hand over the responses that other servers took over, considering this one dead; clients can resume there."""
-        for run in self.live:
+        for run in self.runs:
             if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
                 logger.warning("Response %s is another server's now: this one was silent", run.response.id)
-                run.hand_over()
-                self._call_off(run)
+                run.release()
+                self._interrupt(run)
 
     async def _is_still_here(self, response_id: str) -> bool:
         server = await self.store.runner(response_id)
         return server is not None and server.id == self.store.server_id
 
-    def _break_off(self, run: LiveResponse, error: StageError | None) -> None:
-        """End a response that has not ended, and stop its pipeline."""
+    def _end_early(self, run: Run, error: StageError | None) -> None:
+        """Cancel a response that has not ended, or fail it with ``error``; then stop its pipeline."""
         if run.ended:
             return
-        run.break_off(error)
-        self._call_off(run)
+        if error is None:
+            run.cancel()
+        else:
+            run.fail(error)
+        self._interrupt(run)
 
-    def _call_off(self, run: LiveResponse) -> None:
+    def _interrupt(self, run: Run) -> None:
         self.background.interrupt(run.response.id)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
 
 
-def _check_ended(run: LiveResponse) -> None:
+def _check_ended(run: Run) -> None:
     rule(run.ended, "a stream ends with a terminal event: a stage behind persist has lost it")
 
 
-def _fail(run: LiveResponse, error: Exception) -> None:
+def _fail(run: Run, error: Exception) -> None:
     """End a response after a bug in a stage after `emit`, which itself handles the bugs of the stages before it."""
     logger.error("Response %s met a bug behind emit, in %s", run.response.id, name_stage(error), exc_info=error)
-    run.break_off(error)
+    run.fail(error)

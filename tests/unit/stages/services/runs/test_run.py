@@ -14,14 +14,14 @@ from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, 
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.response import ConversationReference
 from penstock.stages.services.runs.event_log import read_blocks
-from penstock.stages.services.runs.live import (
+from penstock.stages.services.runs.run import (
+    COMMIT_WAIT,
     FLUSH_EVENTS,
     FLUSH_SECONDS,
-    PATIENCE,
-    LiveResponse,
-    LiveResponses,
-    RunMoved,
-    replayed,
+    Run,
+    RunRegistry,
+    RunReleased,
+    read_stored_log,
 )
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
@@ -51,9 +51,9 @@ LAST = len(EVENTS) - 1
 
 
 @pytest.fixture
-def live(store: Store) -> LiveResponses:
+def runs(store: Store) -> RunRegistry:
     """A registry without running responses."""
-    return LiveResponses(store)
+    return RunRegistry(store)
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ async def faulty(tmp_path: Path) -> AsyncIterator[FaultyDatabase]:
 
 
 @pytest.fixture
-async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[LiveResponses]:
+async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[RunRegistry]:
     """A registry without running responses, over a store that may stall."""
     store = Store(faulty)
-    yield LiveResponses(store)
+    yield RunRegistry(store)
     faulty.is_down = False
     faulty.stalls.set()
     await store.close()
@@ -83,15 +83,15 @@ def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
     return ResponseStarted(replace(first.response, **fields), first.input, first.origin)
 
 
-def begun(live: LiveResponses, events: Iterable[ResponseEvent] = (), **fields: Any) -> LiveResponse:
+def begun(runs: RunRegistry, events: Iterable[ResponseEvent] = (), **fields: Any) -> Run:
     """A run that has these events so far."""
-    run = live.begin(beginning(**fields))
+    run = runs.begin(beginning(**fields))
     for event in events:
         run.append(event)
     return run
 
 
-async def ended(run: LiveResponse, events: Events) -> None:
+async def ended(run: Run, events: Events) -> None:
     """Feed a run the rest of its events, and end it."""
     *rest, last = events
     assert isinstance(last, TerminalEvent)
@@ -100,7 +100,7 @@ async def ended(run: LiveResponse, events: Events) -> None:
     await run.end(last)
 
 
-async def read(run: LiveResponse, after: int = -1) -> Events:
+async def read(run: Run, after: int = -1) -> Events:
     """All events that a reader gets."""
     async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
         return [event async for event in events]
@@ -117,9 +117,9 @@ async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
 
 
 @pytest.mark.defect("B15")
-async def test_any_number_of_readers_follow_a_run(live: LiveResponses, clock: Clock) -> None:
+async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Clock) -> None:
     """From any moment and any number on, all readers get every later event, and the end."""
-    run = begun(live)
+    run = begun(runs)
     readers = []
     for at, event in enumerate(EVENTS[:-1]):
         readers += [asyncio.create_task(read(run, after)) for after in (-1, at, LAST - 1)]
@@ -134,34 +134,34 @@ async def test_any_number_of_readers_follow_a_run(live: LiveResponses, clock: Cl
 
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
-async def test_finished_run_is_read_to_its_end(live: LiveResponses, after: int) -> None:
+async def test_finished_run_is_read_to_its_end(runs: RunRegistry, after: int) -> None:
     """After every number the rest comes at once, byte for byte; after the last there is nothing."""
-    run = begun(live)
+    run = begun(runs)
     await ended(run, EVENTS)
     assert [to_sse(event) for event in await read(run, after)] == [to_sse(event) for event in EVENTS[after + 1 :]]
 
 
-async def test_reader_beyond_the_end_gets_the_last_event(live: LiveResponses) -> None:
+async def test_reader_beyond_the_end_gets_the_last_event(runs: RunRegistry) -> None:
     """A dead server may have sent more than it stored: the last event comes with the next number."""
-    run = begun(live, EVENTS[:9])
-    run.break_off(RunInterrupted())
+    run = begun(runs, EVENTS[:9])
+    run.fail(RunInterrupted())
     (last,) = await read(run, 50)
     assert last == replace((await read(run))[-1], sequence_number=51)
-    assert [event async for event in replayed(run.response, await live.store.blocks("resp_1"), 50)] == [last]
+    assert [event async for event in read_stored_log(run.response, await runs.store.blocks("resp_1"), 50)] == [last]
 
 
-async def test_slow_reader_delays_no_run(live: LiveResponses) -> None:
+async def test_slow_reader_delays_no_run(runs: RunRegistry) -> None:
     """A run ends while a reader is at its first event, and the reader gets the rest."""
-    run = begun(live, EVENTS[:1])
+    run = begun(runs, EVENTS[:1])
     async with aclosing(run.follow()) as events:
         seen = [await anext(events)]
         await ended(run, EVENTS[1:])
         assert seen + [event async for event in events] == EVENTS
 
 
-async def test_reader_may_leave(live: LiveResponses) -> None:
+async def test_reader_may_leave(runs: RunRegistry) -> None:
     """The run and other readers go on."""
-    run = begun(live, EVENTS[:3])
+    run = begun(runs, EVENTS[:3])
     leaving, staying = asyncio.create_task(read(run)), asyncio.create_task(read(run))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -170,13 +170,13 @@ async def test_reader_may_leave(live: LiveResponses) -> None:
     assert await staying == EVENTS
 
 
-async def test_reading_a_long_log_yields_to_other_tasks(live: LiveResponses) -> None:
+async def test_reading_a_long_log_yields_to_other_tasks(runs: RunRegistry) -> None:
     """Other tasks run between any two blocks, live or stored."""
     events = written_events((started(), *message(*"word " * 1000), finished()))
-    run = begun(live)
+    run = begun(runs)
     await ended(run, events)
-    blocks = await live.store.blocks("resp_1")
-    for reading in (run.follow(), replayed(run.response, blocks)):
+    blocks = await runs.store.blocks("resp_1")
+    for reading in (run.follow(), read_stored_log(run.response, blocks)):
         turns = 0
 
         async def count() -> None:
@@ -194,87 +194,87 @@ async def test_reading_a_long_log_yields_to_other_tasks(live: LiveResponses) -> 
 # What the store gets
 
 
-async def test_events_are_stored_after_a_moment(live: LiveResponses, clock: Clock) -> None:
+async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock) -> None:
     """Events are in the store soon after they came, while the response is in progress."""
-    run = begun(live, EVENTS[:7])
-    assert await live.store.blocks("resp_1") == ()
+    run = begun(runs, EVENTS[:7])
+    assert await runs.store.blocks("resp_1") == ()
     await clock.move(FLUSH_SECONDS)
-    assert await stored_events(live.store) == EVENTS[:7]
+    assert await stored_events(runs.store) == EVENTS[:7]
     run.append(EVENTS[7])
-    assert await stored_events(live.store) == EVENTS[:7]
+    assert await stored_events(runs.store) == EVENTS[:7]
     await clock.move(FLUSH_SECONDS)
-    assert await stored_events(live.store) == EVENTS[:8]
+    assert await stored_events(runs.store) == EVENTS[:8]
     await ended(run, EVENTS[8:])
 
 
-async def test_many_events_are_stored_at_once(live: LiveResponses) -> None:
+async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
     """A run that is too fast for the usual moment is stored after ``FLUSH_EVENTS`` events."""
     events = written_events((started(), *message(*"word " * 500), finished()))
-    run = begun(live, events[:FLUSH_EVENTS])
-    assert await stored_events(live.store) == events[:FLUSH_EVENTS]
+    run = begun(runs, events[:FLUSH_EVENTS])
+    assert await stored_events(runs.store) == events[:FLUSH_EVENTS]
     await ended(run, events[FLUSH_EVENTS:])
-    assert await stored_events(live.store) == events
+    assert await stored_events(runs.store) == events
 
 
 @pytest.mark.defect("B16")
-async def test_finished_response_is_stored_whole(live: LiveResponses) -> None:
+async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     """After its end a response is in the store with tokens, results and log, and no longer live."""
-    run = begun(live)
+    run = begun(runs)
     run.keep(ItemTokens("rs_10000", (1, 2)))
     run.keep(ItemResult("ci_10001", "7\n"))
-    assert live.get("resp_1", "") is run
+    assert runs.get("resp_1", "") is run
     await ended(run, EVENTS)
-    kept = await live.store.get("resp_1", "")
+    kept = await runs.store.get("resp_1", "")
     assert kept is not None
     assert kept == StoredResponse(final(EVENTS), INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
-    assert await stored_events(live.store) == EVENTS
-    assert len(live) == 0
+    assert await stored_events(runs.store) == EVENTS
+    assert len(runs) == 0
 
 
 @pytest.mark.defect("B17")
-async def test_unstored_run_is_released_at_its_end(live: LiveResponses) -> None:
+async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     """With ``store: false``, events live as long as the run, and the store has none."""
     events = written_events((started(store=False), *TURN[1:]))
-    run = begun(live, store=False)
+    run = begun(runs, store=False)
     reading = asyncio.create_task(read(run))
     await ended(run, events)
     assert await reading == events
-    assert len(live) == 0
-    assert await live.store.get("resp_1", "") is None
+    assert len(runs) == 0
+    assert await runs.store.get("resp_1", "") is None
 
 
-async def test_unstored_response_extends_its_conversation(live: LiveResponses) -> None:
+async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> None:
     """The conversation has the items of a response that is not stored itself."""
-    await live.store.conversations.create(stored_conversation("conv_1"), "", ())
-    await live.store.conversations.lock("conv_1", "", "resp_1", 0)
+    await runs.store.conversations.create(stored_conversation("conv_1"), "", ())
+    await runs.store.conversations.lock("conv_1", "", "resp_1", 0)
     fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
     events = written_events((started(**fields), *TURN[1:]))
-    await ended(begun(live, **fields), events)
-    history = await live.store.conversations.items("conv_1", "")
+    await ended(begun(runs, **fields), events)
+    history = await runs.store.conversations.items("conv_1", "")
     assert history is not None
     assert history.items == (*INPUT, *final(events).output)
-    assert await live.store.get("resp_1", "") is None
+    assert await runs.store.get("resp_1", "") is None
 
 
-async def test_run_belongs_to_its_owner(live: LiveResponses) -> None:
+async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
     """Others find it neither live nor in the store."""
-    run = live.begin(replace(beginning(), origin=Origin("ann")))
-    assert live.get("resp_1", "ann") is run
-    assert live.get("resp_1", "") is None
+    run = runs.begin(replace(beginning(), origin=Origin("ann")))
+    assert runs.get("resp_1", "ann") is run
+    assert runs.get("resp_1", "") is None
     await ended(run, EVENTS)
-    assert await live.store.get("resp_1", "") is None
-    assert await live.store.get("resp_1", "ann") is not None
+    assert await runs.store.get("resp_1", "") is None
+    assert await runs.store.get("resp_1", "ann") is not None
 
 
 # A store that stalls
 
 
-async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: FaultyDatabase, clock: Clock) -> None:
+async def test_end_waits_for_its_commit(uneasy: RunRegistry, faulty: FaultyDatabase, clock: Clock) -> None:
     """Neither the run nor a reader sees the end before it is durable."""
     faulty.stalls.clear()
     run = begun(uneasy)
     reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
-    await clock.move(PATIENCE * 0.9)
+    await clock.move(COMMIT_WAIT * 0.9)
     assert not reading.done()
     assert not ending.done()
     faulty.stalls.set()
@@ -285,7 +285,7 @@ async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: FaultyDat
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
 async def test_end_waits_for_the_store_for_a_bounded_time(
-    uneasy: LiveResponses, faulty: FaultyDatabase, fault: str, clock: Clock
+    uneasy: RunRegistry, faulty: FaultyDatabase, fault: str, clock: Clock
 ) -> None:
     """If the store is out of reach, the end comes after a second, and the run stays until it is stored."""
     faulty.is_down = fault == "is down"
@@ -293,9 +293,9 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
         faulty.stalls.clear()
     run = begun(uneasy)
     reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
-    await clock.move(PATIENCE * 0.9)
+    await clock.move(COMMIT_WAIT * 0.9)
     assert not ending.done()
-    await clock.move(PATIENCE * 0.1)
+    await clock.move(COMMIT_WAIT * 0.1)
     await ending
     assert await reading == EVENTS
     assert uneasy.get("resp_1", "") is run
@@ -310,141 +310,149 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
 # Interrupted runs
 
 
+def end_early(run: Run, error: StageError | None) -> None:
+    """Fail the run, or cancel it if there is no error."""
+    if error is None:
+        run.cancel()
+    else:
+        run.fail(error)
+
+
 @pytest.mark.defect("V1", "V2")
 @pytest.mark.parametrize("upto", [0, 1, 2, 5, 8, 12, LAST])
 @pytest.mark.parametrize(("error", "status"), [(EngineFailed("It died."), "failed"), (None, "cancelled")])
 async def test_broken_off_run_ends_with_a_terminal_event(
-    live: LiveResponses, upto: int, error: StageError | None, status: str
+    runs: RunRegistry, upto: int, error: StageError | None, status: str
 ) -> None:
     """Readers get an end and the store gets the log, at any point of the run."""
-    run = begun(live, EVENTS[:upto])
+    run = begun(runs, EVENTS[:upto])
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
-    run.break_off(error)
+    end_early(run, error)
     assert run.ended
     told = checked(await reading)
     assert told[:upto] == EVENTS[:upto]
     assert final(told) == run.response
     assert (run.response.status, run.response.usage) == (status, None)
-    assert await stored_events(live.store) == told
-    assert len(live) == 0
+    assert await stored_events(runs.store) == told
+    assert len(runs) == 0
 
 
 @pytest.mark.defect("B22")
-async def test_events_after_the_end_are_ignored(live: LiveResponses) -> None:
+async def test_events_after_the_end_are_ignored(runs: RunRegistry) -> None:
     """The first end counts."""
-    run = begun(live, EVENTS[:9])
-    run.break_off(None)
+    run = begun(runs, EVENTS[:9])
+    run.cancel()
     told = await read(run)
-    run.break_off(EngineFailed("too late"))
+    run.fail(EngineFailed("too late"))
     await ended(run, EVENTS[9:])
     assert await read(run) == told
-    assert await stored_events(live.store) == told
+    assert await stored_events(runs.store) == told
     assert run.response.status == "cancelled"
 
 
-async def test_end_of_a_run_can_be_awaited(live: LiveResponses) -> None:
+async def test_end_of_a_run_can_be_awaited(runs: RunRegistry) -> None:
     """This holds for any kind of end."""
-    run = begun(live)
+    run = begun(runs)
     waiting = asyncio.create_task(run.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
-    run.break_off(None)
+    run.cancel()
     await asyncio.wait_for(waiting, 120)
 
 
 # In the background
 
 
-async def accepted(live: LiveResponses) -> LiveResponse:
+async def accepted(runs: RunRegistry) -> Run:
     """A stored and queued background response."""
     waiting = queued_response(created_at=1_800_000_000)
-    await live.store.accept(waiting, request_of(waiting))
-    return live.queue(waiting)
+    await runs.store.accept(waiting, request_of(waiting))
+    return runs.queue(waiting)
 
 
 @pytest.mark.defect("B21")
-async def test_queued_response_begins_later(live: LiveResponses) -> None:
+async def test_queued_response_begins_later(runs: RunRegistry) -> None:
     """Early readers see that it is queued, then the rest once, though the pipeline repeats its first events."""
-    run = await accepted(live)
+    run = await accepted(runs)
     events = written_events(WAITED)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
-    assert (live.queued, live.running) == ((run,), ())
-    assert live.begin(beginning(WAITED)) is run
-    assert (live.queued, live.running) == ((), (run,))
+    assert (runs.queued, runs.running) == ((run,), ())
+    assert runs.begin(beginning(WAITED)) is run
+    assert (runs.queued, runs.running) == ((), (run,))
     assert run.response.status == "in_progress"
     await ended(run, events)
     assert event_types(events)[:3] == ["created", "queued", "in_progress"]
     assert await reading == events
-    assert await stored_events(live.store) == events
+    assert await stored_events(runs.store) == events
 
 
-async def test_waiting_response_has_no_log(live: LiveResponses, clock: Clock) -> None:
+async def test_waiting_response_has_no_log(runs: RunRegistry, clock: Clock) -> None:
     """The server that runs it writes all of its events."""
-    await accepted(live)
+    await accepted(runs)
     await clock.move(2 * FLUSH_SECONDS)
-    assert await live.store.blocks("resp_1") == ()
+    assert await runs.store.blocks("resp_1") == ()
 
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize(("error", "status"), [(RunInterrupted(), "failed"), (None, "cancelled")])
-async def test_waiting_response_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
+async def test_waiting_response_can_be_broken_off(runs: RunRegistry, error: StageError | None, status: str) -> None:
     """A response that never began has its certain first events, and an end."""
-    run = await accepted(live)
-    run.break_off(error)
+    run = await accepted(runs)
+    end_early(run, error)
     told = checked(await read(run))
     assert event_types(told) == ["created", "queued", "failed" if error else "incomplete"]
     assert final(told).status == status
-    assert await stored_events(live.store) == told
+    assert await stored_events(runs.store) == told
 
 
-async def test_response_cancelled_in_the_queue_does_not_begin(live: LiveResponses) -> None:
+async def test_response_cancelled_in_the_queue_does_not_begin(runs: RunRegistry) -> None:
     """Its end stands, even if its turn comes at the same moment."""
-    run = await accepted(live)
-    run.break_off(None)
-    assert live.begin(beginning(WAITED)) is run
-    kept = await live.store.get("resp_1", "")
+    run = await accepted(runs)
+    run.cancel()
+    assert runs.begin(beginning(WAITED)) is run
+    kept = await runs.store.get("resp_1", "")
     assert kept is not None
     assert kept.response.status == run.response.status == "cancelled"
 
 
 @pytest.mark.defect("V2")
-async def test_readers_of_a_handed_over_run_are_redirected(live: LiveResponses) -> None:
+async def test_readers_of_a_handed_over_run_are_redirected(runs: RunRegistry) -> None:
     """A server that stops leaves a response to another one, where its readers continue."""
-    run = await accepted(live)
+    run = await accepted(runs)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
-    run.hand_over()
-    with pytest.raises(RunMoved):
+    run.release()
+    with pytest.raises(RunReleased):
         await reading
     await asyncio.wait_for(run.wait(), 120)
-    assert len(live) == 0
+    assert len(runs) == 0
     await ended(run, EVENTS)
-    run.break_off(None)
-    kept = await live.store.get("resp_1", "")
+    run.cancel()
+    kept = await runs.store.get("resp_1", "")
     assert kept is not None
     assert kept.response.status == "queued"
 
 
-async def test_finished_run_is_not_handed_over(live: LiveResponses) -> None:
+async def test_finished_run_is_not_handed_over(runs: RunRegistry) -> None:
     """If the server stops at the moment of a cancel, readers get the end."""
-    run = await accepted(live)
-    run.break_off(None)
-    run.hand_over()
+    run = await accepted(runs)
+    run.cancel()
+    run.release()
     assert event_types(await read(run)) == ["created", "queued", "incomplete"]
 
 
 @pytest.mark.defect("V1")
-async def test_run_of_a_dead_server_is_ended(live: LiveResponses, clock: Clock) -> None:
+async def test_run_of_a_dead_server_is_ended(runs: RunRegistry, clock: Clock) -> None:
     """Its stored log is continued as if it had been written here."""
-    head = begun(live, EVENTS[:9])
+    head = begun(runs, EVENTS[:9])
     await clock.move(FLUSH_SECONDS)
-    live.discard(head)
-    kept, blocks = await live.store.get("resp_1", ""), await live.store.blocks("resp_1")
+    runs.discard(head)
+    kept, blocks = await runs.store.get("resp_1", ""), await runs.store.blocks("resp_1")
     assert kept is not None
-    live.adopt(kept, blocks).break_off(RunInterrupted())
-    told = checked(await stored_events(live.store))
+    runs.adopt(kept, blocks).fail(RunInterrupted())
+    told = checked(await stored_events(runs.store))
     assert told[:9] == EVENTS[:9]
     assert final(told).status == "failed"
-    assert len(live) == 0
+    assert len(runs) == 0

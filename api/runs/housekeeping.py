@@ -1,0 +1,52 @@
+"""Housekeeping of a server: expired responses are deleted, and the garbage collector is tuned."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+from penstock.pipeline.errors import StoreFailed
+from penstock.stages.services.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 3600.0
+"""The most seconds between two sweeps; if responses or events are kept for less, sweeps are more frequent."""
+
+YOUNG, SOME, ALL = 5_000, 3, 250
+"""The thresholds of `gc.set_threshold`.
+
+They are new objects before a collection of the youngest generation, such collections before one of the middle
+generation, and collections of the middle generation before one of all objects.  The first two kinds of collections
+take milliseconds at most.  The last kind is only for garbage of plug-ins and libraries.
+"""
+
+
+async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float) -> None:
+    """Sweep the store, now and periodically, until cancelled.
+
+    Responses are kept for ``keep_responses`` seconds after their end, and their events for ``keep_streams`` seconds.
+    """
+    period = min(PERIOD, max(1.0, min(keep_responses, keep_streams)))
+    while True:
+        try:
+            stats = await store.sweep(keep_responses, keep_streams)
+        except StoreFailed:
+            logger.exception("Expired responses could not be deleted")
+        else:
+            days = stats.oldest_age / 86400
+            logger.info("Stored: %d responses, %.1f MB, %.1f days", stats.responses, stats.bytes / 1e6, days)
+        await asyncio.sleep(period)
+
+
+def tune_gc() -> None:
+    """Exclude all present objects from collection, and collect new ones rarely; to be called once the server is up.
+
+    A request leaves no garbage that only the collector could free.  But a large request has a hundred thousand values,
+    and with Python's default thresholds the collector traverses them again and again while they are created, together
+    with all other requests.  Each time, the event loop stands still for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, SOME, ALL)
