@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.items import Item, Logprob, Phase
+from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.tools import ClientForm, Toolset
 
@@ -267,7 +267,7 @@ class CustomToolCallOpened(_Frame, frozen=True):
 
 
 class McpListToolsOpened(_Frame, frozen=True):
-    """An MCP server lists its tools: `CallStarted` follows, then `CallFinished` with the tools as its ``data``."""
+    """An MCP server lists its tools: `CallStarted` follows, then `CallFinished` with `ListedTools`."""
 
     server_label: str
 
@@ -314,23 +314,56 @@ class CallStarted(_Frame, frozen=True):
     action: dict[str, Any] | None = None
 
 
+class ListedTools(_Frame, frozen=True):
+    """The tools of an MCP server."""
+
+    tools: tuple[ListedTool, ...]
+
+
+class CodeOutputs(_Frame, frozen=True):
+    """The outputs of code, in the forms of `CodeInterpreterCall`."""
+
+    outputs: tuple[dict[str, Any], ...]
+
+
+class ShellOutput(_Frame, frozen=True):
+    """The output of each command, in the form of `ShellCallOutput`."""
+
+    outputs: tuple[dict[str, Any], ...]
+
+
+class BrowserAction(_Frame, frozen=True):
+    """The completed action of a call to the browser, in a form of `WebSearchCall`."""
+
+    action: dict[str, Any]
+
+
+class McpError(_Frame, frozen=True):
+    """The error of a call to an MCP server, in one of the API's forms for it."""
+
+    error: dict[str, Any]
+
+
+CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | McpError
+"""Content of an item beside the text of its call, by the kind of the item."""
+
+
 class CallFinished(_Frame, frozen=True):
     """The call of the open item is done.
 
-    ``result`` is the text for the model, and ``error`` the reason if the call failed.  ``data`` is further content of
-    the item: the tools of a listing, the outputs of code, the output of each shell command, the completed action of
-    the browser, or the error of an MCP call.  It is empty if the item shows nothing more.
+    ``result`` is the text for the model, and ``error`` the reason if the call failed.  ``data`` is None if the item
+    shows nothing more.
     """
 
     result: str = ""
     error: str | None = None
-    data: tuple[dict[str, Any], ...] = ()
+    data: CallData | None = None
 
 
 def mcp_error(finished: CallFinished) -> dict[str, Any]:
     """Return the error of a failed MCP call, in one of the API's forms for it."""
-    if finished.data:
-        return finished.data[0]
+    if isinstance(finished.data, McpError):
+        return finished.data.error
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": finished.error or ""}]}
 
 

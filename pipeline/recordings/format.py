@@ -7,7 +7,7 @@ if times were recorded.  Secrets are not written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -16,12 +16,13 @@ import msgspec
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
 from penstock.pipeline.frames import Conversation, ConversedFrame, EmittedFrame, ParsedFrame, Prompt, TokenFrame
+from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread, unwritten
 
 Frame = TypeVar("Frame")
 
-FORMAT = 1
-"""The version of the file format; files of any other version are rejected."""
+FORMAT = 2
+"""The version of the file format.  Files of version 1 are read too (see `older`), and all others are rejected."""
 
 FILES: Mapping[str, tuple[str, Any]] = {
     "normalize": ("conversation.jsonl", Conversation),
@@ -133,6 +134,7 @@ class Recording:
 
 
 class _Stamp(msgspec.Struct):
+    type: str = ""
     at: float | None = None
 
 
@@ -173,8 +175,8 @@ def read_header(path: Path) -> Header:
         header = _decode_header(first)
     except _NO_JSON as error:
         raise UnreadableRecording(path, 1, "this is no recording: it does not begin with a header") from error
-    if header.format != FORMAT:
-        raise UnreadableRecording(path, 1, f"a recording of format {header.format}, where {FORMAT} is understood")
+    if header.format not in (1, FORMAT):
+        raise UnreadableRecording(path, 1, f"a recording of format {header.format}; only 1 to {FORMAT} can be read")
     return header
 
 
@@ -186,7 +188,8 @@ def read_recording(path: Path, junction: Any) -> Recording:
         raise UnreadableRecording(path, len(lines) + 1, "the recording was cut in the middle of this line")
     end = _read_end(path, lines)
     decode = msgspec.json.Decoder(junction, dec_hook=unread).decode
-    timed = tuple(_read_frame(path, number, data, decode) for number, data in enumerate(lines[1:-1], start=2))
+    changed = older.CHANGED if header.format < FORMAT else frozenset[str]()
+    timed = tuple(_read_frame(path, number, data, decode, changed) for number, data in enumerate(lines[1:-1], start=2))
     return Recording(header, timed, end)
 
 
@@ -200,9 +203,10 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
     return end
 
 
-def _read_frame(path: Path, number: int, data: bytes, decode: Any) -> Timed:
+def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Container[str]) -> Timed:
     try:
-        return Timed(decode(data), number, _decode_stamp(data).at)
+        stamp = _decode_stamp(data)
+        return Timed(decode(older.upgraded(data) if stamp.type in changed else data), number, stamp.at)
     except msgspec.ValidationError as error:
         raise UnreadableRecording(path, number, f"no frame of this place, or of this version: {error}") from error
     except _NO_JSON as error:

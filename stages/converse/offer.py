@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import CallFinished
+from penstock.pipeline.frames import CallFinished, ListedTools
 from penstock.pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
 from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from penstock.stages.services.tools import McpHosts, ServerUnavailable
@@ -43,7 +42,7 @@ class Listing:
         except Exception:
             logger.exception("The MCP server %s could not be asked", self.server.label)
             return CallFinished(error="Internal error.")
-        return CallFinished(data=tuple(map(msgspec.to_builtins, self.tools)))
+        return CallFinished(data=ListedTools(self.tools))
 
 
 def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from penstock.pipeline.frames import CallFinished, Conversation
+from penstock.pipeline.frames import BrowserAction, CallData, CallFinished, CodeOutputs, Conversation
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import Called
 from penstock.stages.services.tools import Citable, Outcome, Session, Source, Toolbox, bounded
@@ -55,7 +55,7 @@ class Sessions:
         is_read = not outcome.error or outcome.error == outcome.result
         failure = "" if is_read else f"Error: {outcome.error}"
         result = "\n".join(filter(None, (bounded(outcome.result, self._longest), bounded(failure, self._longest))))
-        return CallFinished(result, outcome.error, self._shown(call.namespace, outcome.data))
+        return CallFinished(result, outcome.error, self._shown(outcome.data))
 
     async def close(self) -> None:
         """Close all open sessions; log errors instead of raising them."""
@@ -85,10 +85,12 @@ class Sessions:
                 self._open[namespace] = host.session(self._conversation)
         return self._open.get(namespace)
 
-    def _shown(self, namespace: str, data: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    def _shown(self, data: CallData | None) -> CallData | None:
         """Return the data that the item shows: code outputs and web sources only if the request includes them."""
-        if namespace == "python" and OUTPUTS not in self._conversation.include:
-            return ()
-        if namespace == "browser" and SOURCES not in self._conversation.include:
-            return tuple({key: value for key, value in action.items() if key != "sources"} for action in data)
-        return data
+        match data:
+            case CodeOutputs() if OUTPUTS not in self._conversation.include:
+                return None
+            case BrowserAction(action) if SOURCES not in self._conversation.include:
+                return BrowserAction({key: value for key, value in action.items() if key != "sources"})
+            case _:
+                return data

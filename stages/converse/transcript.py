@@ -30,6 +30,7 @@ from penstock.pipeline.frames import (
     RefusalOpened,
     ResponseStarted,
     ShellCallOpened,
+    ShellOutput,
     ShellOutputOpened,
     TokenIds,
     TurnFinished,
@@ -153,7 +154,8 @@ class Transcript:
                 self._shell_call_id = f"call_{key}"
                 return ShellCall(f"sh_{key}", self._shell_call_id, shell_action(text), status, SANDBOX)
             case ShellOutputOpened():
-                return ShellCallOutput(f"sho_{key}", self._shell_call_id, finished.data, status)
+                outputs = finished.data.outputs if isinstance(finished.data, ShellOutput) else ()
+                return ShellCallOutput(f"sho_{key}", self._shell_call_id, outputs, status)
             case McpListToolsOpened() | McpApprovalOpened() | FunctionCallOpened() | CustomToolCallOpened():
                 return None
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.frames import (
+    BrowserAction,
     CallFinished,
     CallStarted,
+    CodeOutputs,
     ItemDelta,
+    ListedTools,
     McpApprovalOpened,
     McpCallOpened,
     McpListToolsOpened,
@@ -117,7 +119,7 @@ class OpenMcpListTools(OpenServed):
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
         """Take the tools, and yield the event for the server's answer or failure."""
-        self._tools = msgspec.convert(frame.data, tuple[ListedTool, ...])
+        self._tools = frame.data.tools if isinstance(frame.data, ListedTools) else ()
         yield from super().finished(frame)
         yield self._progress(McpListToolsCompleted if frame.error is None else McpListToolsFailed)
 
@@ -266,7 +268,8 @@ class OpenCodeCall(OpenServed):
 
     def item(self, status: ItemStatus) -> CodeInterpreterCall:
         """Return the code, with its outputs."""
-        outputs = self._outcome.data if self._outcome else ()
+        data = self._outcome.data if self._outcome else None
+        outputs = data.outputs if isinstance(data, CodeOutputs) else ()
         code = "".join(self._text)
         return CodeInterpreterCall(self._id, code, self._container_id, self._status(status), outputs or None)
 
@@ -312,9 +315,10 @@ class OpenWebCall(OpenServed):
 
     def item(self, status: ItemStatus) -> WebSearchCall:
         """Return the call, with its action."""
-        actions = self._outcome.data if self._outcome else ()
+        data = self._outcome.data if self._outcome else None
         running_action = self._running.action if self._running else None
-        return WebSearchCall(self._id, actions[0] if actions else running_action or NO_ACTION, self._status(status))
+        action = data.action if isinstance(data, BrowserAction) else running_action or NO_ACTION
+        return WebSearchCall(self._id, action, self._status(status))
 
     @property
     def result(self) -> str | None:

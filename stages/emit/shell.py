@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.pipeline.frames import CallFinished, ItemDelta
+from penstock.pipeline.frames import CallFinished, ItemDelta, ShellOutput
 from penstock.pipeline.protocol.events import ResponseEvent, ShellCallOutputContentDelta, ShellCallOutputContentDone
 from penstock.pipeline.protocol.items import ItemStatus, ShellCall, ShellCallOutput
 from penstock.stages.emit.calls import OpenShellCall
@@ -65,7 +65,9 @@ class OpenShellOutput(OpenServed):
 
     def _outputs(self) -> tuple[dict[str, Any], ...]:
         """Return each command's output; if no shell could run any, return the error as one command's stderr."""
-        if self._outcome is None or self._outcome.error is None or self._outcome.data:
-            return self._outcome.data if self._outcome else ()
+        outcome = self._outcome
+        outputs = outcome.data.outputs if outcome and isinstance(outcome.data, ShellOutput) else ()
+        if outputs or outcome is None or outcome.error is None:
+            return outputs
         exited = {"type": "exit", "exit_code": _NOT_EXECUTED}
-        return ({"stdout": "", "stderr": self._outcome.error, "outcome": exited},)
+        return ({"stdout": "", "stderr": outcome.error, "outcome": exited},)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import CallData, Conversation
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, McpServer
 
@@ -21,7 +21,7 @@ class Outcome:
 
     result: str = ""
     error: str | None = None
-    data: tuple[dict[str, Any], ...] = ()
+    data: CallData | None = None
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,16 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import convert
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import (
     AnnotationAdded,
+    BrowserAction,
     CallFinished,
     CallStarted,
     CodeCallOpened,
+    CodeOutputs,
     ConversedFrame,
     CustomToolCallOpened,
     EmittedFrame,
@@ -25,6 +28,7 @@ from penstock.pipeline.frames import (
     ItemOpened,
     ItemResult,
     ItemTokens,
+    ListedTools,
     McpApprovalOpened,
     McpCallOpened,
     McpListToolsOpened,
@@ -34,6 +38,7 @@ from penstock.pipeline.frames import (
     RefusalOpened,
     ResponseStarted,
     ShellCallOpened,
+    ShellOutput,
     ShellOutputOpened,
     TurnFinished,
     WebCallOpened,
@@ -48,7 +53,7 @@ from penstock.pipeline.protocol.events import (
     ShellCallOutputContentDone,
     to_sse,
 )
-from penstock.pipeline.protocol.items import InputText, Logprob, Message, Phase, TopLogprob
+from penstock.pipeline.protocol.items import InputText, ListedTool, Logprob, Message, Phase, TopLogprob
 from penstock.pipeline.protocol.response import ReasoningOptions
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.emit.emit import ResponseWriter
@@ -142,7 +147,9 @@ def server_item(
 
 def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
     """The tools that an MCP server lists."""
-    return server_item(McpListToolsOpened("wiki"), outcome=CallFinished(error=error, data=tools))
+    return server_item(
+        McpListToolsOpened("wiki"), outcome=CallFinished("", error, ListedTools(convert(tools, tuple[ListedTool, ...])))
+    )
 
 
 def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, complete: bool = True) -> Frames:
@@ -155,14 +162,15 @@ def code_call(
     *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
     """A code interpreter call."""
-    return server_item(CodeCallOpened(), *texts, outcome=CallFinished("2\n", error, outputs), complete=complete)
+    outcome = CallFinished("2\n", error, CodeOutputs(outputs) if outputs else None)
+    return server_item(CodeCallOpened(), *texts, outcome=outcome, complete=complete)
 
 
 def web_call(
     *texts: str, found: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
     """A web search call."""
-    outcome = CallFinished("Oslo is a city.", error, found)
+    outcome = CallFinished("Oslo is a city.", error, BrowserAction(found[0]) if found else None)
     return server_item(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
 
 
@@ -173,7 +181,7 @@ def shell_call(*texts: str, complete: bool = True) -> Frames:
 
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
     """The output of a shell call."""
-    return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, outputs))
+    return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, ShellOutput(outputs)))
 
 
 def spelled_delta(text: str, alternatives: int = 0) -> ItemDelta:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
+    CallData,
     CodeCallOpened,
     Conversation,
     ConversedFrame,
@@ -238,7 +239,7 @@ class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool: str
     result: str = ""
     error: str | None = None
-    data: tuple[dict[str, Any], ...] = ()
+    data: CallData | None = None
     action: dict[str, Any] | None = None
 
 

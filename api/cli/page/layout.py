@@ -122,7 +122,8 @@ def _add(item: Row, index: int, frame: Any) -> None:
         case CallStarted():
             details["started"] = index
         case CallFinished():
-            details |= {"finished": index, "result": frame.result, "error": frame.error, "data": list(frame.data)}
+            data = frame.data and msgspec.to_builtins(frame.data)
+            details |= {"finished": index, "result": frame.result, "error": frame.error, "data": data}
         case _:
             pass
 

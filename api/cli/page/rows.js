@@ -135,7 +135,7 @@ function drawTool(started, finished, result, error, data) {
   elements.frame[started] = h("p", { className: "quiet", textContent: "the server runs it" });
   box.append(elements.frame[started]);
   if (finished === undefined) return box;
-  const text = error ?? (result || (data?.length ? JSON.stringify(data, null, 2) : "(nothing)"));
+  const text = error ?? (result || (data ? JSON.stringify(data, null, 2) : "(nothing)"));
   elements.frame[finished] = h("pre", { className: error ? "failed" : "", tabIndex: 0, textContent: text });
   box.append(elements.frame[finished]);
   return box;

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
+from penstock.pipeline.frames import BrowserAction
 from penstock.stages.services.browser.arguments import Asked, Find, Open, Search, asked
 from penstock.stages.services.browser.backends import Hit, SearchBackend
 from penstock.stages.services.browser.failure import Failure
@@ -56,7 +57,7 @@ class BrowserSession:
             why = str(failure)
         except TimeoutError:
             why = "The call was broken off." if self._is_closed else f"It took longer than {seconds:g} seconds."
-        return Outcome(why, why, (_with_sources(action, ()),))
+        return Outcome(why, why, BrowserAction(_with_sources(action, ())))
 
     async def close(self) -> None:
         """Stop running calls.  Pages that the model has seen may still be cited."""
@@ -97,13 +98,14 @@ class BrowserSession:
                 page = await self._search(query)
                 return Outcome(
                     self._push(Visit(page.title, query=query, page=page), page),
-                    data=(_with_sources(action, page.links),),
+                    data=BrowserAction(_with_sources(action, page.links)),
                 )
             case Find(pattern, cursor):
                 visit = self._visits.at(cursor)
                 page = matches(await self._page(visit), pattern)
                 return Outcome(
-                    self._push(Visit(page.title, visit.url, pattern=pattern, page=page), page), data=(action,)
+                    self._push(Visit(page.title, visit.url, pattern=pattern, page=page), page),
+                    data=BrowserAction(action),
                 )
             case Open():
                 return await self._open(call, action)
@@ -114,7 +116,7 @@ class BrowserSession:
             visit = Visit(visit.title, SOURCE_PREFIX + _real(visit.url))
         page = await self._page(visit, again=isinstance(call.target, str))
         shown = self._push(replace(visit, title=page.title), page, max(0, loc), call.num_lines)
-        return Outcome(shown, data=({**action, "url": _real(visit.url) or None},))
+        return Outcome(shown, data=BrowserAction({**action, "url": _real(visit.url) or None}))
 
     async def _chosen(self, call: Open) -> tuple[Visit, int]:
         """Return the visit that a call opens, and the line to begin at."""

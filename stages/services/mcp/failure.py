@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+from penstock.pipeline.frames import McpError
 from penstock.stages.services.tools import Outcome
 
 CONNECTION_CLOSED = -32000
@@ -25,7 +26,7 @@ class Failure(Exception):
     @property
     def outcome(self) -> Outcome:
         """The outcome of a call that failed with this error."""
-        return Outcome(error=str(self), data=(self.form,))
+        return Outcome(error=str(self), data=McpError(self.form))
 
 
 def protocol_failure(code: int, message: str) -> Failure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import CallData, CodeOutputs, Conversation, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.failure import Failure
 from penstock.stages.services.mcp.servers import McpServers
@@ -63,17 +63,17 @@ class _HostedSession:
     def _arguments(self, text: str) -> dict[str, Any]:
         return arguments(text)
 
-    def _shown(self, outcome: Outcome) -> tuple[dict[str, Any], ...]:
-        return ()
+    def _shown(self, outcome: Outcome) -> CallData | None:
+        return None
 
 
 class _Python(_HostedSession):
     def _arguments(self, text: str) -> dict[str, Any]:
         return {"code": text}
 
-    def _shown(self, outcome: Outcome) -> tuple[dict[str, Any], ...]:
+    def _shown(self, outcome: Outcome) -> CallData | None:
         logs = outcome.error or outcome.result
-        return ({"type": "logs", "logs": logs},) if logs else ()
+        return CodeOutputs(({"type": "logs", "logs": logs},)) if logs else None
 
 
 class _Browser(_HostedSession):
@@ -94,10 +94,10 @@ class _Browser(_HostedSession):
 
 
 class _Container(_HostedSession):
-    def _shown(self, outcome: Outcome) -> tuple[dict[str, Any], ...]:
+    def _shown(self, outcome: Outcome) -> CallData | None:
         exit_code = 0 if outcome.error is None else 1
         ended = {"type": "exit", "exit_code": exit_code}
-        return ({"stdout": outcome.result, "stderr": outcome.error or "", "outcome": ended},)
+        return ShellOutput(({"stdout": outcome.result, "stderr": outcome.error or "", "outcome": ended},))
 
 
 _SESSIONS: dict[HostedKind, type[_HostedSession]] = {"python": _Python, "browser": _Browser, "container": _Container}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import Conversation, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.plan import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
@@ -115,7 +115,7 @@ def _output(answer: dict[str, Any]) -> Output:
 
 def _outcome(outputs: list[Output], error: str | None = None) -> Outcome:
     result = "\n".join(_read(output) for output in outputs)
-    return Outcome(result=result, error=error, data=tuple(outputs))
+    return Outcome(result=result, error=error, data=ShellOutput(tuple(outputs)) if outputs else None)
 
 
 def _read(output: Output) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import CodeOutputs, Conversation
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.sandbox.tenancy import Tenancy
@@ -87,5 +87,5 @@ class PythonSession:
 
 def _outcome(written: str, error: str | None = None) -> Outcome:
     """Return the outcome of a call, with its output for the model and for the item."""
-    logs = ({"type": "logs", "logs": written},) if written else ()
+    logs = CodeOutputs(({"type": "logs", "logs": written},)) if written else None
     return Outcome(result=written or ("" if error else _NOTHING), error=error, data=logs)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -15,7 +16,20 @@ from hypothesis import strategies as st
 
 from penstock.api.cli.__main__ import main
 from penstock.pipeline.errors import EngineFailed, ServerStopping
-from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
+from penstock.pipeline.frames import (
+    BrowserAction,
+    CallData,
+    CallFinished,
+    CodeOutputs,
+    ConversedFrame,
+    GenerationFinished,
+    ListedTools,
+    McpError,
+    ShellOutput,
+    TokenChunk,
+    TokenFrame,
+)
+from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.recordings.format import (
     FILES,
     FORMAT,
@@ -23,6 +37,7 @@ from penstock.pipeline.recordings.format import (
     End,
     Failure,
     Header,
+    Timed,
     UnreadableRecording,
     line,
     read_recording,
@@ -84,6 +99,30 @@ async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, 
         _ = [frame async for frame in replay_recording(read_recording(path, TokenFrame))]
     if end.failure:
         assert end.failure.message in str(again.value)
+
+
+# Recordings of format 1
+
+CALL_DATA: dict[str, tuple[list[dict[str, Any]], CallData | None]] = {
+    "tools": ([{"name": "ask", "input_schema": {}}], ListedTools((ListedTool("ask", {}),))),
+    "code": ([{"type": "logs", "logs": "2"}], CodeOutputs(({"type": "logs", "logs": "2"},))),
+    "shell": (
+        [{"stdout": "", "stderr": ""}, {"stdout": "a"}],
+        ShellOutput(({"stdout": "", "stderr": ""}, {"stdout": "a"})),
+    ),
+    "browser": ([{"type": "open_page", "url": None}], BrowserAction({"type": "open_page", "url": None})),
+    "error": ([{"type": "http_error", "code": 401}], McpError({"type": "http_error", "code": 401})),
+    "nothing": ([], None),
+}
+
+
+@pytest.mark.parametrize(("data", "read"), CALL_DATA.values(), ids=CALL_DATA)
+def test_call_data_of_format_1_is_read(tmp_path: Path, data: list[dict[str, Any]], read: CallData | None) -> None:
+    """It was a list whose meaning followed from the open item."""
+    path = tmp_path / "conversed.jsonl"
+    finished = {"type": "CallFinished", "result": "a", "data": data}
+    path.write_bytes(line(Header(1)) + line(finished, 0.25) + line(End(1)))
+    assert read_recording(path, ConversedFrame).timed == (Timed(CallFinished("a", data=read), 2, 0.25),)
 
 
 # Broken recordings

@@ -11,9 +11,12 @@ from msgspec.structs import replace
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import (
     AnnotationAdded,
+    BrowserAction,
+    CallData,
     CallFinished,
     CallStarted,
     CodeCallOpened,
+    CodeOutputs,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
@@ -22,6 +25,7 @@ from penstock.pipeline.frames import (
     ParsedFrame,
     RefusalOpened,
     ShellCallOpened,
+    ShellOutput,
     TurnFinished,
     WebCallOpened,
 )
@@ -36,6 +40,7 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
+from penstock.stages.converse.sessions import SOURCES
 from penstock.stages.services.tools import Outcome, Source
 from tests.support.scripted_tools import (
     DOCS,
@@ -98,7 +103,9 @@ async def test_call_frames_are_sent_as_the_call_runs() -> None:
 async def test_shell_output_has_an_item_of_its_own() -> None:
     """The call's item closes when it runs, and its output opens at the same time."""
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
-    table = ScriptedConverse([turn(shell()), turn(answer())], tool=ScriptedTool([Outcome("a", data=wrote)]))
+    table = ScriptedConverse(
+        [turn(shell()), turn(answer())], tool=ScriptedTool([Outcome("a", data=ShellOutput(wrote))])
+    )
     told = await table.talk()
     assert frame_kinds(told)[1:8] == [
         *("ShellCallOpened", "ItemClosed"),
@@ -197,18 +204,18 @@ FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://
 @pytest.mark.parametrize(
     ("call", "data", "include", "shown"),
     [
-        (code(), LOGS, (), ()),
-        (code(), LOGS, ("code_interpreter_call.outputs",), (LOGS,)),
-        (item(WebCallOpened("search")), FOUND, (), (SEARCHED,)),
-        (item(WebCallOpened("search")), FOUND, ("web_search_call.action.sources",), (FOUND,)),
-        (shell(), {"stdout": "a"}, (), ({"stdout": "a"},)),
+        (code(), CodeOutputs((LOGS,)), (), None),
+        (code(), CodeOutputs((LOGS,)), ("code_interpreter_call.outputs",), CodeOutputs((LOGS,))),
+        (item(WebCallOpened("search")), BrowserAction(FOUND), (), BrowserAction(SEARCHED)),
+        (item(WebCallOpened("search")), BrowserAction(FOUND), (SOURCES,), BrowserAction(FOUND)),
+        (shell(), ShellOutput(({"stdout": "a"},)), (), ShellOutput(({"stdout": "a"},))),
     ],
 )
 async def test_call_data_is_shown_if_included(
-    call: list[ParsedFrame], data: dict[str, Any], include: tuple[str, ...], shown: tuple[dict[str, Any], ...]
+    call: list[ParsedFrame], data: CallData, include: tuple[str, ...], shown: CallData | None
 ) -> None:
     """The model reads the result in any case."""
-    table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([Outcome("2", data=(data,))]))
+    table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([Outcome("2", data=data)]))
     told = await table.talk(conversation(include=include))
     assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
     assert list(table.model.read[1].results.values()) == ["2"]

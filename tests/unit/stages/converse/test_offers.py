@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from penstock.pipeline.frames import (
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    ListedTools,
     McpCallOpened,
     McpListToolsOpened,
     ResponseStarted,
@@ -47,7 +47,7 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
     assert told[:4] == [
         McpListToolsOpened("docs"),
         CallStarted(),
-        CallFinished(data=(msgspec.to_builtins(tool),)),
+        CallFinished(data=ListedTools((tool,))),
         ItemClosed(complete=True),
     ]
     assert table.model.read[0].tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)

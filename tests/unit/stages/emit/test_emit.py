@@ -380,7 +380,6 @@ async def test_error_after_the_last_turn_fails() -> None:
         (CodeCallOpened(), CallStarted(), CallStarted()),
         (CodeCallOpened(), CallStarted(), CallFinished(), CallFinished()),
         (McpListToolsOpened("wiki"), ItemDelta("So")),
-        (McpListToolsOpened("wiki"), CallStarted(), CallFinished(data=({"name": 1},)), ItemClosed(complete=True)),
         (ShellOutputOpened(),),
         ("So",),
         (MessageOpened("final_answer"), "So"),

@@ -15,6 +15,7 @@ from penstock.pipeline.frames import (
     ItemResult,
     ItemTokens,
     McpCallOpened,
+    McpError,
     McpListToolsOpened,
     ShellCallOpened,
     ShellOutputOpened,
@@ -242,7 +243,7 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
         (mcp_call(result=""), McpCall("mcp_10000", "wiki", "ask", "", "completed", "")),
         (mcp_call("{}", error="No."), McpCall("mcp_10000", "wiki", "ask", "{}", "failed", error=FAILED)),
         (
-            server_item(McpCallOpened("wiki", "a"), outcome=CallFinished("", "No.", (PROTOCOL_ERROR,))),
+            server_item(McpCallOpened("wiki", "a"), outcome=CallFinished("", "No.", McpError(PROTOCOL_ERROR))),
             McpCall("mcp_10000", "wiki", "a", "", "failed", error=PROTOCOL_ERROR),
         ),
         (

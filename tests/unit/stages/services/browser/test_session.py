@@ -14,6 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
 from penstock.stages.services.browser.backends import Hit, backend_of
 from penstock.stages.services.browser.failure import Failure
@@ -151,7 +152,7 @@ async def test_page_source_can_be_viewed(browse: Opening, site: Web) -> None:
     outcome = await call(session, "open", view_source=True)
     assert outcome.result.startswith(f"[1] a (view-source:{site.url}/a)")
     assert "<title>Latency study</title>" in outcome.result
-    assert outcome.data == ({"type": "open_page", "url": f"{site.url}/a"},)
+    assert outcome.data == BrowserAction({"type": "open_page", "url": f"{site.url}/a"})
     assert session.source(1) == Source("a", f"{site.url}/a")
 
 
@@ -183,17 +184,17 @@ async def test_search_action_has_its_sources(browse: Opening, site: Web) -> None
     """A failed search has an action as well."""
     session = browse()
     found = await call(session, "search", query="q")
-    assert found.data == (
+    assert found.data == BrowserAction(
         {
             "type": "search",
             "query": "q",
             "queries": ["q"],
             "sources": [{"type": "url", "url": f"{site.url}/a"}, {"type": "url", "url": f"{site.url}/b"}],
-        },
+        }
     )
     site.status = 500
     failed = await call(session, "search", query="q")
-    assert failed.data == ({"type": "search", "query": "q", "queries": ["q"], "sources": []},)
+    assert failed.data == BrowserAction({"type": "search", "query": "q", "queries": ["q"], "sources": []})
     assert failed.error == failed.result
     assert (
         failed.error == "Error during search for `q`: The search engine could not be used: it answered with status 500."
@@ -251,8 +252,8 @@ async def test_lone_surrogates_are_replaced(name: str, browse: Opening, site: We
     await call(session, "open", id=f"{site.url}/data")
     half = '"a\\ud83d"'
     outcome = await session.run(name, f'{{"query": {half}, "pattern": {half}, "id": {half}}}', 20)
-    assert outcome.data
-    json.dumps([outcome.data, outcome.result, outcome.error], ensure_ascii=False).encode()
+    assert isinstance(outcome.data, BrowserAction)
+    json.dumps([outcome.data.action, outcome.result, outcome.error], ensure_ascii=False).encode()
 
 
 @pytest.mark.defect("B12")
@@ -403,7 +404,7 @@ async def test_continued_response_keeps_its_cursors(browse: Opening, site: Web) 
         assert site.asked == []
         linked = await call(session, "open", id=0, cursor=1)
         assert linked.result.startswith(f"[4] data ({site.url}/data)")
-        assert linked.data == ({"type": "open_page", "url": f"{site.url}/data"},)
+        assert linked.data == BrowserAction({"type": "open_page", "url": f"{site.url}/data"})
         assert (await call(session, "open", cursor=2, loc=0)).result.startswith("[5] Find results for text: `/find")
         assert (await call(session, "open", cursor=0, id=1)).error is not None
         assert site.asked == ["/a", "/data", "/search?q=tail+(https://x.org)&format=json", "/b"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from penstock.pipeline.frames import McpError
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
@@ -68,7 +69,7 @@ async def test_every_transport_lists_and_calls(
     failed = "Error executing tool boom: It went boom."
     content = [{"type": "text", "text": failed}]
     assert await called(session, "boom") == Outcome(
-        error=failed, data=({"type": "mcp_tool_execution_error", "content": content},)
+        error=failed, data=McpError({"type": "mcp_tool_execution_error", "content": content})
     )
     assert (await called(session, "unheard_of")).error == "Unknown tool: unheard_of"
     assert "valid integer" in str((await called(session, "add", a="x", b=1)).error)
@@ -85,7 +86,7 @@ async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(
     before = (await state(session)).get("hang cancelled", 0)
     late = "The server did not answer within 0.1 seconds."
     form = {"type": "mcp_protocol_error", "code": -32001, "message": late}
-    assert await called(session, "hang", seconds=0.1) == Outcome(error=late, data=(form,))
+    assert await called(session, "hang", seconds=0.1) == Outcome(error=late, data=McpError(form))
     await until(session, "hang cancelled", before)
     begun = (await state(session))["hang"]
     call = asyncio.create_task(called(session, "hang"))
@@ -220,7 +221,7 @@ async def test_arguments_that_are_no_json_are_explained_to_the_model(text: str, 
     """They do not reach the server."""
     outcome = await make({"good": stdio_server()}).session(McpServer("good")).run("echo", text, PATIENT)
     assert says in str(outcome.error)
-    assert outcome.data == ({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error},)
+    assert outcome.data == McpError({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error})
 
 
 async def test_unreachable_servers_have_their_own_messages(make: MakeServers, http: HttpServers) -> None:
@@ -244,8 +245,8 @@ async def test_unreachable_servers_have_their_own_messages(make: MakeServers, ht
     assert await why(McpServer("gone")) == "The server could not be started (FileNotFoundError)."
     assert await servers.tools(McpServer("x", http.url("guarded"), Secret({"Authorization": TOKEN})), PATIENT)
     refused = await called(servers.session(McpServer("x", http.url("guarded"))), "echo", text="hi")
-    assert refused.data == (
-        {"type": "http_error", "code": 401, "message": "The server answered with HTTP 401 (Unauthorized)."},
+    assert refused.data == McpError(
+        {"type": "http_error", "code": 401, "message": "The server answered with HTTP 401 (Unauthorized)."}
     )
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.frames import CodeOutputs, Conversation, Sampling, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.mcp.host import McpHost
@@ -30,11 +30,11 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: MakeSer
     assert mine.action("python", "x = 41") is None
     assert await mine.run("python", "x = 41", PATIENT) == Outcome("")
     assert await mine.run("python", "print(x + 1)", PATIENT) == Outcome(
-        "42\n", data=({"type": "logs", "logs": "42\n"},)
+        "42\n", data=CodeOutputs(({"type": "logs", "logs": "42\n"},))
     )
     failed = await other.run("python", "print(x)", PATIENT)
     assert failed.error == "Error executing tool python"
-    assert failed.data == ({"type": "logs", "logs": failed.error},)
+    assert failed.data == CodeOutputs(({"type": "logs", "logs": failed.error},))
     await mine.close()
     await other.close()
     await host.close()
@@ -44,8 +44,7 @@ async def test_shown_output_is_bounded(make: MakeServers) -> None:
     """Item and model get both ends of a long output."""
     session = McpHost(make({"python": stdio_server("python")}), "python").session(conversation("resp_1"))
     outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
-    (shown,) = outcome.data
-    assert shown["logs"] == outcome.result
+    assert outcome.data == CodeOutputs(({"type": "logs", "logs": outcome.result},))
     assert outcome.result.startswith("ax")
     assert outcome.result.endswith("x\n")
     assert "x\n[... 36000 characters left out ...]\nx" in outcome.result
@@ -63,10 +62,10 @@ async def test_browser_and_container_take_json(make: MakeServers, http: HttpServ
     ended = {"type": "exit", "exit_code": 0}
     shown = {"stdout": "ran ls -l", "stderr": "", "outcome": ended}
     assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == Outcome(
-        "ran ls -l", data=(shown,)
+        "ran ls -l", data=ShellOutput((shown,))
     )
     failed = await container.run("exec", "{}", PATIENT)
-    assert failed.data == ({"stdout": "", "stderr": failed.error, "outcome": ended | {"exit_code": 1}},)
+    assert failed.data == ShellOutput(({"stdout": "", "stderr": failed.error, "outcome": ended | {"exit_code": 1}},))
     await browser.close()
     await container.close()
 

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from penstock.pipeline.frames import McpError
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.tools import Outcome, ServerUnavailable, Session
@@ -31,7 +32,8 @@ async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> Non
     died = await session.run("fragile_write", marker, PATIENT)
     for outcome in (died, await asyncio.wait_for(hanging, PATIENT / 2)):
         assert outcome.error == "Connection closed"
-        assert CLOSED.items() <= outcome.data[0].items()
+        assert isinstance(outcome.data, McpError)
+        assert CLOSED.items() <= outcome.data.error.items()
     assert await session.run("fragile_write", marker, PATIENT) == Outcome("alive")
     marker = json.dumps({"marker": str(tmp_path / "read")})
     assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
@@ -54,7 +56,8 @@ async def test_restarted_http_server_works_again(make: MakeServers) -> None:
         await begun(http, len(hanging))
         http.kill()
         for outcome in await asyncio.wait_for(asyncio.gather(*hanging), PATIENT / 2):
-            assert CLOSED.items() <= outcome.data[0].items()
+            assert isinstance(outcome.data, McpError)
+            assert CLOSED.items() <= outcome.data.error.items()
         for session in sessions:
             assert (await session.run("add", '{"a": 1, "b": 2}', PATIENT)).error is not None
         http.start()
@@ -155,7 +158,8 @@ async def test_closing_during_a_call_leaves_nothing_open(over: str, make: MakeSe
     await begun(http, before + 2)
     await asyncio.create_task(servers.close())
     for outcome in await asyncio.wait_for(asyncio.gather(*calls), PATIENT / 2):
-        assert CLOSED.items() <= outcome.data[0].items()
+        assert isinstance(outcome.data, McpError)
+        assert CLOSED.items() <= outcome.data.error.items()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

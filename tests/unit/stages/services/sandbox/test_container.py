@@ -5,9 +5,11 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.pipeline.frames import ShellOutput
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
 from penstock.stages.services.sandbox.probe import Sandbox
@@ -22,6 +24,11 @@ SLEEP = f"470.{os.getpid()}"
 """Seconds to sleep; the number identifies the sleeping processes of this test run."""
 
 
+def outputs_of(outcome: Outcome) -> tuple[dict[str, Any], ...]:
+    assert isinstance(outcome.data, ShellOutput)
+    return outcome.data.outputs
+
+
 async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> Outcome:
     arguments = {"cmd": ["bash", "-lc", script], **more}
     return await container.run(EXEC, json.dumps(arguments), seconds)
@@ -31,7 +38,7 @@ async def code(container: ContainerSession, script: str) -> int:
     """The exit code of a command that ends by itself."""
     outcome = await shell(container, script)
     assert outcome.error is None, outcome
-    ended = outcome.data[0]["outcome"]
+    ended = outputs_of(outcome)[0]["outcome"]
     assert ended["type"] == "exit"
     return int(ended["exit_code"])
 
@@ -41,7 +48,7 @@ async def test_command_returns_output_and_exit_code(container: ContainerSession)
     outcome = await shell(container, "echo out; echo err >&2; exit 3")
     assert outcome == Outcome(
         result="out\nerr\n(exit code 3)",
-        data=({"stdout": "out\n", "stderr": "err\n", "outcome": {"type": "exit", "exit_code": 3}},),
+        data=ShellOutput(({"stdout": "out\n", "stderr": "err\n", "outcome": {"type": "exit", "exit_code": 3}},)),
     )
     assert (await shell(container, "true")).result == "(The command wrote nothing.)"
 
@@ -55,8 +62,8 @@ async def test_files_stay_between_calls(container: ContainerSession) -> None:
 async def test_commands_run_in_sequence(container: ContainerSession) -> None:
     """Each has its own output, even if the previous one failed."""
     outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
-    assert [output["outcome"]["exit_code"] for output in outcome.data] == [1, 0, 0]
-    assert outcome.data[1]["stdout"] == "3\n"
+    assert [output["outcome"]["exit_code"] for output in outputs_of(outcome)] == [1, 0, 0]
+    assert outputs_of(outcome)[1]["stdout"] == "3\n"
 
 
 async def test_variables_and_words_are_passed_unchanged(container: ContainerSession) -> None:
@@ -82,7 +89,7 @@ async def test_slow_command_is_killed(container: ContainerSession, more: dict[st
     arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
     outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 1)
     assert outcome.error is None
-    assert [output["outcome"] for output in outcome.data] == [{"type": "timeout"}]
+    assert [output["outcome"] for output in outputs_of(outcome)] == [{"type": "timeout"}]
     assert "took too long" in outcome.result
     assert (await shell(container, "cat f")).result == "a"
 
@@ -169,7 +176,7 @@ async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> No
 async def test_model_can_lower_the_output_limit(container: ContainerSession) -> None:
     """The lower limit holds."""
     outcome = await shell(container, "seq 1000", max_output_length=20)
-    assert outcome.data[0]["stdout"].startswith("1\n2\n3\n4\n5\n\n[... 3873 bytes are left out here ...]\n")
+    assert outputs_of(outcome)[0]["stdout"].startswith("1\n2\n3\n4\n5\n\n[... 3873 bytes are left out here ...]\n")
 
 
 async def test_cancelling_and_closing_end_all_processes(container: ContainerSession) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.pipeline.frames import CodeOutputs
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost, PythonSession
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
@@ -51,10 +52,10 @@ async def test_input_is_empty(run: RunCell) -> None:
 async def test_outcome_has_the_logs(python: PythonSession) -> None:
     """The item shows the output that the model reads."""
     outcome = await python.run("python", "print('é')", 20)
-    assert outcome.data == ({"type": "logs", "logs": "é\n"},)
+    assert outcome.data == CodeOutputs(({"type": "logs", "logs": "é\n"},))
     assert outcome.result == "é\n"
     assert python.action("python", "1") is None
-    assert (await python.run("python", "x = 1", 20)).data == ()
+    assert (await python.run("python", "x = 1", 20)).data is None
 
 
 async def test_closed_standard_output_is_reopened(run: RunCell) -> None:
