@@ -21,22 +21,7 @@ from penstock.pipeline.protocol.events import (
 )
 from penstock.pipeline.protocol.items import FunctionCall, ListedTool, OutputText, ReasoningText, Refusal, SummaryText
 from penstock.pipeline.protocol.response import ErrorDetails, IncompleteDetails
-from tests.support.frames import (
-    CITATION,
-    SHELL_OUTPUT,
-    Frames,
-    client_turn,
-    custom_tool_call,
-    finished,
-    function_call,
-    message,
-    rare_turn,
-    reasoning,
-    server_turns,
-    spelled_delta,
-    started,
-    summary_turn,
-)
+from tests.support import frames
 from tests.support.stream_changes import (
     Change,
     begin,
@@ -57,10 +42,20 @@ from tests.support.stream_changes import (
     usage,
 )
 
-CUT_TURN: Frames = (started(), *reasoning("So."), *message("Hel", complete=False), finished("length"))
-TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), finished())
-RARE, SUMMARY = rare_turn(), summary_turn()
-SERVED, ASKED = server_turns(), client_turn()
+CUT_TURN: frames.Frames = (
+    frames.started(),
+    *frames.reasoning("So."),
+    *frames.message("Hel", complete=False),
+    frames.finished("length"),
+)
+TWO_CALLS: frames.Frames = (
+    frames.started(),
+    *frames.function_call("{}"),
+    *frames.custom_tool_call("{}"),
+    frames.finished(),
+)
+RARE, SUMMARY = frames.rare_turn(), frames.summary_turn()
+SERVED, ASKED = frames.server_turns(), frames.client_turn()
 
 # Positions of events in the streams below.
 # In `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
@@ -75,7 +70,7 @@ IN_A_CALL: Any = {"sequence_number": 17, "item_id": "fc_10002", "output_index": 
 IN_A_MESSAGE: Any = {"sequence_number": 11, "item_id": "msg_10001", "output_index": 1}
 A_CALL = FunctionCall("msg_10001", "call_1", "clock", "", "completed")
 
-(Y,) = spelled_delta("y", 2).logprobs
+(Y,) = frames.spelled_delta("y", 2).logprobs
 ERROR = ErrorDetails("server_error", "It died.")
 DETAILS = IncompleteDetails("content_filter")
 
@@ -184,7 +179,7 @@ BROKEN: dict[str, list[Change]] = {
         put_item(15, content=()),
         put_item(8, content=(ReasoningText("So."),)),
         put_item(8, summary=(SummaryText("So."),)),
-        of(RARE, put_item(9, content=(OutputText("Héy", (CITATION,)),))),
+        of(RARE, put_item(9, content=(OutputText("Héy", (frames.CITATION,)),))),
         of(RARE, put_item(15, content=(OutputText("No."),))),
         of(SUMMARY, put_item(7, summary=(), content=(ReasoningText("So."),))),
     ],
@@ -209,8 +204,8 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "a part is added empty": [
         put(10, part=OutputText("Hel")),
-        of(RARE, put_part(3, annotations=(CITATION,))),
-        of(RARE, put_part(3, logprobs=spelled_delta("H").logprobs)),
+        of(RARE, put_part(3, annotations=(frames.CITATION,))),
+        of(RARE, put_part(3, logprobs=frames.spelled_delta("H").logprobs)),
         of(RARE, put(11, part=Refusal("No."))),
         of(SUMMARY, put(3, part=SummaryText("So."))),
     ],
@@ -226,11 +221,11 @@ BROKEN: dict[str, list[Change]] = {
         of(SUMMARY, drop(5)),
     ],
     "a done part holds its logprobs": [
-        put_part(14, logprobs=spelled_delta("Hello!").logprobs),
+        put_part(14, logprobs=frames.spelled_delta("Hello!").logprobs),
         of(RARE, put_part(8, logprobs=())),
     ],
     "a done part holds its annotations": [
-        put_part(14, annotations=(CITATION,)),
+        put_part(14, annotations=(frames.CITATION,)),
         of(RARE, put_part(8, annotations=())),
         of(RARE, drop(5)),
     ],
@@ -290,17 +285,17 @@ BROKEN: dict[str, list[Change]] = {
     ],
     # Logprobs
     "the logprobs of a text are those of its deltas": [
-        put(13, logprobs=spelled_delta("Hello!").logprobs),
+        put(13, logprobs=frames.spelled_delta("Hello!").logprobs),
         of(RARE, put(4, logprobs=())),
         of(RARE, put(7, logprobs=())),
     ],
     "the bytes of a text's tokens spell the text": [
-        of(RARE, put_tokens(*spelled_delta("He").logprobs)),
-        of(RARE, put_tokens(*spelled_delta("H").logprobs)),
+        of(RARE, put_tokens(*frames.spelled_delta("He").logprobs)),
+        of(RARE, put_tokens(*frames.spelled_delta("H").logprobs)),
     ],
     "alternatives come likeliest first": [of(RARE, put(6, logprobs=(replace(Y, top_logprobs=Y.top_logprobs[::-1]),)))],
     "there are no more alternatives than were asked for": [
-        of((started(top_logprobs=1), *RARE[1:]), lambda events: events)
+        of((frames.started(top_logprobs=1), *RARE[1:]), lambda events: events)
     ],
 }
 """Changes by rule; each change applies to the stream of `whole_turn` unless it names other frames."""
@@ -330,7 +325,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
             put_item(16, output=""),
             put_item(29, code="1"),
             put_item(29, outputs=()),
-            put_item(57, output=(SHELL_OUTPUT,)),
+            put_item(57, output=(frames.SHELL_OUTPUT,)),
         ),
     ],
     "a done item has ended": [
@@ -433,6 +428,8 @@ BROKEN_CALLS: dict[str, list[Change]] = {
         put(58, delta={"stdout": "b"}),
         put(60, delta={"stdout": "b\n"}),
     ),
-    "an output that was begun is done": in_server_turns(both(put_done_item(62, output=(SHELL_OUTPUT,)), drop(61))),
+    "an output that was begun is done": in_server_turns(
+        both(put_done_item(62, output=(frames.SHELL_OUTPUT,)), drop(61))
+    ),
 }
 """Changes by rule; each change applies to the stream of `whole_turn` unless it names other frames."""

@@ -40,15 +40,8 @@ from penstock.pipeline.protocol.items import (
 )
 from penstock.pipeline.protocol.response import Effort, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
+from penstock.stages.models.harmony import vocabulary
 from penstock.stages.models.harmony.typescript import NamedTool, tools_section
-from penstock.stages.models.harmony.vocabulary import (
-    MESSAGE,
-    RETURN,
-    START,
-    TEXT_TOKENS,
-    VOCABULARY_SIZE,
-    load_encoding,
-)
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.messages import lay_out
 
@@ -275,15 +268,15 @@ def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str
 
 def prompt_text(conversation: Conversation) -> str:
     """The prompt as text, after the system message."""
-    return load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
+    return vocabulary.load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
 
 
 def prompt_ids(conversation: Conversation) -> list[int]:
-    encode = load_encoding().encode
+    encode = vocabulary.load_encoding().encode
     layout = lay_out(conversation)
     segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())
     pieces = ([segment] if isinstance(segment, int) else encode(segment) for segment in segments)
-    return [*chain.from_iterable(pieces), START, *encode("assistant")]
+    return [*chain.from_iterable(pieces), vocabulary.START, *encode("assistant")]
 
 
 THOUGHT = "<|channel|>analysis<|message|>Hm. {}<|end|><|start|>assistant"
@@ -308,13 +301,13 @@ def recipient_first_markup(recipient: str, text: str, kind: str = "json") -> str
 
 def encode_by_letters(text: str) -> list[int]:
     """The tokens of a turn with one token per letter of content, unlike any encoder."""
-    encoding = load_encoding()
+    encoding = vocabulary.load_encoding()
     token_ids: list[int] = []
     in_content = False
     for token in encoding.encode_markup(text):
-        if token >= TEXT_TOKENS:
-            in_content = token == MESSAGE
-        if in_content and token < TEXT_TOKENS:
+        if token >= vocabulary.TEXT_TOKENS:
+            in_content = token == vocabulary.MESSAGE
+        if in_content and token < vocabulary.TEXT_TOKENS:
             token_ids += (spelled for letter in encoding.decode((token,)) for spelled in encoding.encode(letter))
         else:
             token_ids.append(token)
@@ -324,7 +317,9 @@ def encode_by_letters(text: str) -> list[int]:
 @cache
 def grammar_tokenizer() -> LLTokenizer:
     """The vocabulary as the engine's grammar library reads it."""
-    return lltokenizer_from_encoding(load_encoding()._tiktoken, n_vocab=VOCABULARY_SIZE, eos_token=RETURN)
+    return lltokenizer_from_encoding(
+        vocabulary.load_encoding()._tiktoken, n_vocab=vocabulary.VOCABULARY_SIZE, eos_token=vocabulary.RETURN
+    )
 
 
 def grammar_matcher(rules: str) -> LLMatcher:
@@ -336,7 +331,7 @@ def grammar_matcher(rules: str) -> LLMatcher:
 
 def accepted_markup(rules: str, turn: str) -> str:
     """The part of ``turn`` that the grammar accepts; ``...`` follows if the turn must go on."""
-    encoding, started = load_encoding(), grammar_matcher(rules)
+    encoding, started = vocabulary.load_encoding(), grammar_matcher(rules)
     token_ids = encoding.encode_markup(turn)
     count = 0
     while count < len(token_ids) and _is_allowed(started, token_ids[count]) and started.consume_token(token_ids[count]):
@@ -347,9 +342,9 @@ def accepted_markup(rules: str, turn: str) -> str:
 def allowed_special_tokens(rules: str, turn: str) -> set[int]:
     """The special tokens that the grammar allows after the start of a turn."""
     started = grammar_matcher(rules)
-    assert started.consume_tokens(load_encoding().encode_markup(turn)), started.get_error()
+    assert started.consume_tokens(vocabulary.load_encoding().encode_markup(turn)), started.get_error()
     mask = started.compute_bitmask()
-    return {token for token in range(TEXT_TOKENS, VOCABULARY_SIZE) if _has_bit(mask, token)}
+    return {token for token in range(vocabulary.TEXT_TOKENS, vocabulary.VOCABULARY_SIZE) if _has_bit(mask, token)}
 
 
 def _is_allowed(started: LLMatcher, token: int) -> bool:

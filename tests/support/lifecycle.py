@@ -15,18 +15,7 @@ from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.runs.run import Run
-from tests.support.api_clients import (
-    PATIENCE,
-    STREAM,
-    SYNC,
-    Client,
-    Mode,
-    cancel_response,
-    get_response,
-    sse_frames,
-    wait_for_end,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse, renumbered
 from tests.support.server import ApiClient, PacedEngine, Server, running_server, script
 from tests.support.stores import FaultyDatabase, database_at
@@ -47,7 +36,7 @@ class TrackedResponse:
     """A response and its clients; the first client created it."""
 
     response_id: str
-    clients: list[Client]
+    clients: list[api_clients.Client]
     tasks: list[asyncio.Task[None]]
     may_be: set[str] = field(default_factory=lambda: {"completed"})
     """Statuses that the response may end with, after all that has happened so far."""
@@ -62,7 +51,7 @@ class TrackedResponse:
         """True if it is a foreground response."""
         return not self.clients[0].mode.background
 
-    def join(self, client: Client) -> None:
+    def join(self, client: api_clients.Client) -> None:
         """Add a client that reads it."""
         self.clients.append(client)
         self.tasks.append(asyncio.create_task(client.follow(self.response_id)))
@@ -72,7 +61,7 @@ class TrackedResponse:
         self.may_be.add("failed")
         for client in self.clients:
             if not client.is_complete:
-                client.seen = b"".join(sse_frames(client.seen)[: max(0, self.kept - client.after - 1)])
+                client.seen = b"".join(api_clients.sse_frames(client.seen)[: max(0, self.kept - client.after - 1)])
 
 
 @dataclass
@@ -100,12 +89,18 @@ class World:
 
     # Actions
 
-    async def ask(self, mode: Mode) -> None:
+    async def ask(self, mode: api_clients.Mode) -> None:
         """Create a response in a mode."""
-        client = Client(self.served, mode)
+        client = api_clients.Client(self.served, mode)
         task = asyncio.create_task(client.ask())
-        await wait_until(lambda: client.answer or sse_frames(client.seen) or (mode is SYNC and self._prompted(client)))
-        response_id = self._prompted(client) if mode is SYNC else client.response_id
+        await api_clients.wait_until(
+            lambda: (
+                client.answer
+                or api_clients.sse_frames(client.seen)
+                or (mode is api_clients.SYNC and self._prompted(client))
+            )
+        )
+        response_id = self._prompted(client) if mode is api_clients.SYNC else client.response_id
         self.responses.append(TrackedResponse(response_id, [client], [task], is_kept=mode.background))
 
     async def say(self, count: int) -> None:
@@ -116,7 +111,7 @@ class World:
     async def follow(self, which: int, after: int) -> None:
         """Let another client read a response."""
         for tracked in self._chosen(which):
-            tracked.join(Client(self.served, STREAM, after=after))
+            tracked.join(api_clients.Client(self.served, api_clients.STREAM, after=after))
 
     async def leave(self, which: int) -> None:
         """Disconnect the first client that is still connected."""
@@ -129,7 +124,7 @@ class World:
     async def cancel(self, which: int) -> None:
         """Cancel a response."""
         for tracked in self._chosen(which):
-            status, answer = await cancel_response(self.served, tracked.response_id)
+            status, answer = await api_clients.cancel_response(self.served, tracked.response_id)
             assert (status, tracked.in_front) == (400, True) or answer["status"] in {*tracked.may_be, "cancelled"}
             tracked.may_be |= {"cancelled"} if status == 200 else set()
 
@@ -155,7 +150,7 @@ class World:
             tracked.may_be.add("failed")
         await self.served.scheduler.drain(0)
         in_front = [tracked.tasks[0] for tracked in self.responses if tracked.in_front]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(api_clients.PATIENCE):
             await asyncio.gather(*in_front, return_exceptions=True)
         await self._end()
 
@@ -180,7 +175,7 @@ class World:
     async def check(self) -> None:
         """Let everything end, and check that all clients and the store agree on each response."""
         self.engine.say_all()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(api_clients.PATIENCE):
             while self._is_busy or not all(task.done() for tracked in self.responses for task in tracked.tasks):
                 await asyncio.sleep(0.005)
         for tracked in self.responses:
@@ -198,15 +193,15 @@ class World:
         return bool(len(scheduler.runs) or scheduler.in_flight.count or self.engine.running)
 
     async def _check(self, tracked: TrackedResponse) -> None:
-        response = await wait_for_end(self.served, tracked.response_id)
+        response = await api_clients.wait_for_end(self.served, tracked.response_id)
         stream = await self.served.again(f"/v1/responses/{tracked.response_id}?stream=true")
         end = final(read_sse(stream))
         assert end.status == response["status"]
         assert end.status in tracked.may_be
         is_settled = end.error is not None and end.error.message == RunInterrupted().message
-        last = len(sse_frames(stream)) - 1
+        last = len(api_clients.sse_frames(stream)) - 1
         for after in (last - 1, last, last + 1):
-            client = Client(self.served, STREAM, after=after)
+            client = api_clients.Client(self.served, api_clients.STREAM, after=after)
             await client.follow(tracked.response_id)
             tracked.clients.append(client)
         for client in tracked.clients:
@@ -231,7 +226,7 @@ class World:
         runs = {run.response.id: run for run in self.served.scheduler.runs}
         return ((tracked, runs[tracked.response_id]) for tracked in self.responses if tracked.response_id in runs)
 
-    def _prompted(self, client: Client) -> str:
+    def _prompted(self, client: api_clients.Client) -> str:
         """Return the response id of the prompt that a client caused, or an empty string."""
         for prompt in self.engine.prompts:
             conversation = prompt.response.conversation
@@ -242,7 +237,7 @@ class World:
 
 def events_after(stream: bytes, after: int, *, is_settled: bool) -> bytes:
     """Return the stream after one event, and at least the last event if the reader may have missed it."""
-    whole = sse_frames(stream)
+    whole = api_clients.sse_frames(stream)
     rest = whole[after + 1 :]
     if after + 1 > len(whole) or (is_settled and after + 1 == len(whole)):
         rest = [renumbered(whole[-1], after + 1)]
@@ -276,7 +271,7 @@ class FinishedResponse:
     @classmethod
     async def of(cls, server: ApiClient, response_id: str) -> FinishedResponse:
         """Wait for the end of a response, and get it and its stream."""
-        response = await wait_for_end(server, response_id)
+        response = await api_clients.wait_for_end(server, response_id)
         async with asyncio.timeout(READ_TIMEOUT):
             stream = await server.again(f"/v1/responses/{response_id}?stream=true")
         return cls(server, response_id, response, stream)
@@ -294,7 +289,7 @@ class FinishedResponse:
         error = self.response["error"]
         return error is not None and error["message"] == RunInterrupted().message
 
-    async def check(self, status: str, client: Client) -> None:
+    async def check(self, status: str, client: api_clients.Client) -> None:
         """Check that every request agrees on the status, and that the response leaves no lock."""
         self._check_outcome(status)
         self._check_received(client)
@@ -302,7 +297,7 @@ class FinishedResponse:
         await self._check_cancelling()
         await self._check_going_on()
         await self._check_conversation(client.conversation)
-        assert await get_response(self.server, self.response_id) == self.response
+        assert await api_clients.get_response(self.server, self.response_id) == self.response
 
     def _check_outcome(self, status: str) -> None:
         """Check that status, error, details and items fit, and that the stream ends with this response."""
@@ -315,17 +310,17 @@ class FinishedResponse:
         assert last == ("completed" if status == "completed" else "incomplete")
         assert final(read_sse(self.stream)) == msgspec.convert(response, Response)
 
-    def _check_received(self, client: Client) -> None:
+    def _check_received(self, client: api_clients.Client) -> None:
         """Check that the client received the same bytes as later readers."""
         if client.mode.stream:
-            assert self.stream.startswith(b"".join(sse_frames(client.seen)))
+            assert self.stream.startswith(b"".join(api_clients.sse_frames(client.seen)))
             assert not client.is_complete or client.seen == self.stream
         elif client.is_complete:
             assert client.answer == self.response
 
     async def _check_every_number(self) -> None:
         """Check that each ``starting_after`` returns the later events, and a number past the end the last event."""
-        whole = sse_frames(self.stream)
+        whole = api_clients.sse_frames(self.stream)
         last = len(whole) - 1
         for number in {0, 1, last // 3, last // 2, last - 1}:
             assert await self.after(number) == b"".join(whole[number + 1 :]) + DONE
@@ -341,7 +336,7 @@ class FinishedResponse:
         """Check that cancelling changes nothing, and is a 400 for a foreground response that was not cancelled."""
         is_idle = self.response["background"] or self.response["status"] == "cancelled"
         for _ in range(2):
-            status, answer = await cancel_response(self.server, self.response_id)
+            status, answer = await api_clients.cancel_response(self.server, self.response_id)
             assert (status, answer) == (200, self.response) if is_idle else status == 400
 
     async def _check_going_on(self) -> None:

@@ -32,17 +32,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.harmony.vocabulary import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    RETURN,
-    START,
-    HarmonyEncoding,
-    load_encoding,
-)
+from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from tests.support.chat_families import FAMILIES, family_model
@@ -100,13 +90,13 @@ def turn_started(**fields: Any) -> GenerationStarted:
     return GenerationStarted(response(), (), 0, **fields)
 
 
-def parse_harmony_frames(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+def parse_harmony_frames(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
     """Parse as the stage does."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in _feed(parser, frame)]
 
 
-def parse_harmony_slowly(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+def parse_harmony_slowly(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
     """Parse without the fast path."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in list(parser.feed(frame))]
@@ -118,7 +108,7 @@ def _feed(parser: HarmonyParser, frame: TokenFrame) -> list[ParsedFrame]:
 
 
 def parse_harmony(
-    encoding: HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop", **fields: Any
+    encoding: vocabulary.HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop", **fields: Any
 ) -> list[ParsedItem]:
     tokens = (TokenChunk(tuple(chunk)) for chunk in chunks if chunk)
     return parsed_items(
@@ -127,7 +117,7 @@ def parse_harmony(
 
 
 def parse_harmony_text(
-    encoding: HarmonyEncoding, text: str, reason: FinishReason = "stop", **fields: Any
+    encoding: vocabulary.HarmonyEncoding, text: str, reason: FinishReason = "stop", **fields: Any
 ) -> list[ParsedItem]:
     return parse_harmony(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
 
@@ -226,7 +216,15 @@ def turn_finished(parsed: Sequence[ParsedFrame]) -> TurnFinished:
     return last
 
 
-MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL)
+MARKERS = (
+    vocabulary.START,
+    vocabulary.END,
+    vocabulary.MESSAGE,
+    vocabulary.CHANNEL,
+    vocabulary.CONSTRAIN,
+    vocabulary.RETURN,
+    vocabulary.CALL,
+)
 HEADER_WORDS = ("assistant", "analysis", "commentary", "final", " json", "user", "\n")
 
 RECIPIENTS = (
@@ -236,7 +234,7 @@ RECIPIENTS = (
 
 
 def header_tokens() -> list[int]:
-    return [token for word in HEADER_WORDS + RECIPIENTS for token in load_encoding().encode(word)]
+    return [token for word in HEADER_WORDS + RECIPIENTS for token in vocabulary.load_encoding().encode(word)]
 
 
 def any_harmony_tokens() -> st.SearchStrategy[list[int]]:

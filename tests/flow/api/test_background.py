@@ -13,14 +13,7 @@ from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded,
 from penstock.pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from tests.support.api_clients import (
-    get_response,
-    open_stream,
-    start_background,
-    wait_for_end,
-    wait_until,
-    wait_until_idle,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, PacedEngine, PacedServer, ScriptedServer, running_server, script
 
@@ -34,12 +27,12 @@ def where(store_at: str) -> str:
 async def test_background_response_waits_runs_and_ends(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """The response is queued at first, in progress in the engine, and complete at its end, with usage."""
     served.engine.hold()
-    response_id = await start_background(served)
-    while (status := (await get_response(served, response_id))["status"]) == "queued":
+    response_id = await api_clients.start_background(served)
+    while (status := (await api_clients.get_response(served, response_id))["status"]) == "queued":
         await asyncio.sleep(0.005)
     assert status == "in_progress"
     served.engine.say_all()
-    answer = await wait_for_end(served, response_id)
+    answer = await api_clients.wait_for_end(served, response_id)
     assert (answer["status"], len(answer["output"])) == ("completed", 2)
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
 
@@ -49,8 +42,8 @@ async def test_store_has_the_status_of_a_background_response(served: ScriptedSer
     """Another server, which reads only the store, sees it queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit = 1
-    running, waiting = await start_background(served), await start_background(served)
-    await wait_until(lambda: served.engine.running == 1)
+    running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
+    await api_clients.wait_until(lambda: served.engine.running == 1)
     for response_id, status in ((running, "in_progress"), (waiting, "queued")):
         stored = await served.store.get(response_id, "")
         assert stored is not None
@@ -86,9 +79,9 @@ async def test_failure_ends_a_background_response(
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
-        answer = await get_response(served, response.id)
+        answer = await api_clients.get_response(served, response.id)
     else:
-        answer = await wait_for_end(served, await start_background(served))
+        answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
     assert (answer["status"], answer["error"]["code"]) == ("failed", fault_code(fault))
     assert "bug" not in answer["error"]["message"]
     assert final(read_sse(await served.again(f"/v1/responses/{answer['id']}?stream=true"))).status == "failed"
@@ -115,14 +108,14 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
     """Only a limited number run at once; the others wait in order.  Responses that start together may overtake."""
     engine = PacedEngine(script(encoding), initial=0)
     async with running_server(engine, encoding, where, limit=limit) as served:
-        ids = [await start_background(served) for _ in range(7)]
+        ids = [await api_clients.start_background(served) for _ in range(7)]
         for done in range(7):
             async with asyncio.timeout(120):
                 while (len(engine.prompts), engine.running) != (min(limit + done, 7), min(limit, 7 - done)):
                     await asyncio.sleep(0.005)
             engine.finish(engine.prompts[done].response.id)
         assert all(abs(at - ids.index(prompt.response.id)) < limit for at, prompt in enumerate(engine.prompts))
-        assert [(await wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
+        assert [(await api_clients.wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
 
 
 async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
@@ -130,7 +123,7 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
     for _ in range(3):
-        await start_background(served)
+        await api_clients.start_background(served)
     wanted = {"input": "Hi", "background": True}
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -142,22 +135,22 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
 async def test_background_response_needs_no_client(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """The response completes after its client has left."""
     served.engine.hold(5)
-    async with open_stream(served, {"background": True}) as stream:
+    async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_item.added")
     served.engine.say_all()
-    assert (await wait_for_end(served, response_id))["status"] == "completed"
+    assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
     assert served.engine.aborted == 0
 
 
 async def test_busy_engine_is_retried(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The response stays queued until the engine has room."""
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
-    response_id = await start_background(served)
+    response_id = await api_clients.start_background(served)
     await asyncio.sleep(0.05)
-    assert (await get_response(served, response_id))["status"] == "queued"
+    assert (await api_clients.get_response(served, response_id))["status"] == "queued"
     served.engine.script = script(encoding)
-    assert (await wait_for_end(served, response_id))["status"] == "completed"
+    assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
 
 
 async def test_impossible_background_request_is_refused(served: ScriptedServer) -> None:
@@ -181,8 +174,8 @@ async def test_finished_run_is_released(
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
-    await wait_until(lambda: len(served.scheduler.runs) == 0)
-    await wait_until_idle(served)
+    await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
+    await api_clients.wait_until_idle(served)
     background = served.scheduler.background
     assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
@@ -192,11 +185,11 @@ async def test_background_response_locks_its_conversation(served: PacedServer, e
     served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await start_background(served, body)
+    response_id = await api_clients.start_background(served, body)
     status, error = await served.post(body)
     assert (status, error["error"]["code"]) == (409, "conversation_locked")
     served.engine.say_all()
-    await wait_for_end(served, response_id)
+    await api_clients.wait_for_end(served, response_id)
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items?order=asc")
     assert [item["type"] for item in items["data"]] == ["message", "reasoning", "message"]
     assert (await served.post(body))[0] == 200
@@ -225,9 +218,9 @@ async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, 
     """With ``--detach`` a stored response completes without its client."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with running_server(engine, encoding, where, detaches=True) as served:
-        async with open_stream(served) as stream:
+        async with api_clients.open_stream(served) as stream:
             response_id = await stream.response_id()
-        assert (await wait_for_end(served, response_id))["status"] == "completed"
+        assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
         again = await served.again(f"/v1/responses/{response_id}?stream=true")
         assert read_sse(await served.stream({"input": "Hi"}))[-1].sequence_number == len(read_sse(again)) - 1
         assert (await served.post({"input": "Hi"}))[1]["status"] == "completed"
@@ -238,9 +231,9 @@ async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding,
     """A response that is not stored could not be fetched later, so it is aborted, with ``--detach`` or without."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with running_server(engine, encoding, tmp_path, detaches=True) as served:
-        async with open_stream(served, {"store": False}) as stream:
+        async with api_clients.open_stream(served, {"store": False}) as stream:
             await stream.response_id()
-        await wait_until_idle(served)
+        await api_clients.wait_until_idle(served)
         assert engine.aborted == 1
 
 

@@ -19,15 +19,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunReleased
 from penstock.stages.services.store.database import Row, Value
-from tests.support.api_clients import (
-    cancel_response,
-    get_response,
-    open_stream,
-    start_background,
-    wait_for_end,
-    wait_until,
-    wait_until_idle,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase, database_at, open_store
@@ -55,7 +47,7 @@ FIELDS = ("status", "error", "incomplete_details", "completed_at")
 @pytest.mark.defect("13")
 async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer) -> None:
     """An unknown id is a 404."""
-    status, error = await cancel_response(served, "resp_0")
+    status, error = await api_clients.cancel_response(served, "resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
@@ -66,10 +58,10 @@ async def test_finished_background_response_cannot_be_cancelled(
 ) -> None:
     """The answer is the unchanged response."""
     served.engine.script = script(encoding, **fault)
-    answer = await wait_for_end(served, await start_background(served))
+    answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
     for _ in range(2):
-        assert await cancel_response(served, answer["id"]) == (200, answer)
-    assert await get_response(served, answer["id"]) == answer
+        assert await api_clients.cancel_response(served, answer["id"]) == (200, answer)
+    assert await api_clients.get_response(served, answer["id"]) == answer
 
 
 @pytest.mark.defect("13")
@@ -80,7 +72,7 @@ async def test_finished_foreground_response_is_not_cancellable(
     """The cancel is a 400 with the reason."""
     served.engine.script = script(encoding, **fault)
     _, answer = await served.post({"input": "Hi"})
-    status, error = await cancel_response(served, answer["id"])
+    status, error = await api_clients.cancel_response(served, answer["id"])
     assert (status, error["error"]["param"]) == (400, "response_id")
     assert "background" in error["error"]["message"]
 
@@ -90,20 +82,20 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer, enco
     """The response never reaches the engine; its stream has the queued event and a terminal event."""
     endless(served, encoding)
     served.scheduler.background.limit = 1
-    running, waiting = await start_background(served), await start_background(served)
-    status, answer = await cancel_response(served, waiting)
+    running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
+    status, answer = await api_clients.cancel_response(served, waiting)
     assert status == 200
     assert_cancelled(answer)
     assert (answer["output"], answer["usage"]) == ([], None)
-    assert await get_response(served, waiting) == answer
+    assert await api_clients.get_response(served, waiting) == answer
     events = read_sse(await served.again(f"/v1/responses/{waiting}?stream=true"))
     assert [event.__struct_config__.tag for event in events] == [
         "response.created",
         "response.queued",
         "response.incomplete",
     ]
-    await cancel_response(served, running)
-    await wait_until(lambda: len(served.scheduler.runs) == 0)
+    await api_clients.cancel_response(served, running)
+    await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
 
@@ -114,10 +106,10 @@ async def test_cancelled_background_response_keeps_its_output(
     """The response is cancelled with its output and usage so far, and its reader gets an end."""
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     endless(served, encoding)
-    async with open_stream(served, {"background": True}) as stream:
+    async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await cancel_response(served, response_id)
+        status, answer = await api_clients.cancel_response(served, response_id)
         assert (status, served.engine.running) == (200, 0)
         events = read_sse(await stream.rest())
     assert_cancelled(answer)
@@ -126,7 +118,7 @@ async def test_cancelled_background_response_keeps_its_output(
     assert answer["output"][-1]["status"] == "incomplete"
     assert answer["output"][-1]["content"][0]["text"].startswith("la")
     assert answer["usage"]["output_tokens"] > 0
-    assert await get_response(served, response_id) == answer
+    assert await api_clients.get_response(served, response_id) == answer
     assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream.read
 
 
@@ -135,19 +127,19 @@ async def test_cancelled_background_response_keeps_its_output(
 async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding, store: bool) -> None:
     """A foreground response is cancelled by its id, stored or not, and its stream has a terminal event."""
     endless(served, encoding)
-    async with open_stream(served, {"store": store}) as stream:
+    async with api_clients.open_stream(served, {"store": store}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await cancel_response(served, response_id)
+        status, answer = await api_clients.cancel_response(served, response_id)
         response = final(read_sse(await stream.rest()))
     assert (status, served.engine.running) == (200, 0)
     assert_cancelled(answer)
     assert_cancelled(response)
     if store:
-        assert await cancel_response(served, response_id) == (200, answer)
-        assert await get_response(served, response_id) == answer
+        assert await api_clients.cancel_response(served, response_id) == (200, answer)
+        assert await api_clients.get_response(served, response_id) == answer
     else:
-        assert (await cancel_response(served, response_id))[0] == 404
+        assert (await api_clients.cancel_response(served, response_id))[0] == 404
 
 
 @pytest.mark.defect("42")
@@ -155,9 +147,9 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, enco
     """The waiting client gets the cancelled response."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
-    await wait_until(lambda: len(served.scheduler.runs.running) == 1)
+    await api_clients.wait_until(lambda: len(served.scheduler.runs.running) == 1)
     (run,) = served.scheduler.runs
-    _, answer = await cancel_response(served, run.response.id)
+    _, answer = await api_clients.cancel_response(served, run.response.id)
     assert await asked == (200, answer)
     assert_cancelled(answer)
 
@@ -166,9 +158,9 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, enco
 async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """All of them get the same answer."""
     endless(served, encoding)
-    response_id = await start_background(served)
-    await wait_until(lambda: served.engine.running == 1)
-    first, *others = await asyncio.gather(*(cancel_response(served, response_id) for _ in range(5)))
+    response_id = await api_clients.start_background(served)
+    await api_clients.wait_until(lambda: served.engine.running == 1)
+    first, *others = await asyncio.gather(*(api_clients.cancel_response(served, response_id) for _ in range(5)))
     assert first[0] == 200
     assert_cancelled(first[1])
     assert others == [first] * 4
@@ -182,12 +174,12 @@ async def test_first_end_of_a_response_counts(
     """A response that completes while it is cancelled has one end, which every client gets."""
     served.engine.script = script(encoding, latency=0.001)
     for pause in range(12):
-        async with open_stream(served, {"background": background}) as stream:
+        async with api_clients.open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(pause * 0.004)
-            status, answer = await cancel_response(served, response_id)
+            status, answer = await api_clients.cancel_response(served, response_id)
             response = final(read_sse(await stream.rest()))
-        stored = await get_response(served, response_id)
+        stored = await api_clients.get_response(served, response_id)
         assert stored["status"] == response.status
         assert (status, answer) in ((200, stored), (400, answer))
         assert status == 200 or (response.status == "completed" and not background)
@@ -227,17 +219,17 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
 
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
     async with running_server(engine, encoding, where, edit=hanging) as served:
-        async with open_stream(served, {"background": background}) as stream:
+        async with api_clients.open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(0.2)
-            status, answer = await cancel_response(served, response_id)
+            status, answer = await api_clients.cancel_response(served, response_id)
             assert status == 200
             response = final(read_sse(await stream.rest()))
         assert_cancelled(answer)
         assert_cancelled(response)
-        assert await get_response(served, response_id) == answer
-        await wait_until_idle(served)
-        await wait_until(lambda: served.scheduler.in_flight.count == 0)
+        assert await api_clients.get_response(served, response_id) == answer
+        await api_clients.wait_until_idle(served)
+        await api_clients.wait_until(lambda: served.scheduler.in_flight.count == 0)
 
 
 async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
@@ -253,18 +245,18 @@ async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, 
     async with running_server(
         engine, encoding, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)
     ) as served:
-        async with open_stream(served) as stream:
+        async with api_clients.open_stream(served) as stream:
             response_id = await stream.response_id()
             (run,) = served.scheduler.runs
             written = -1
             while written < (written := run._log.last_number):  # until the stream takes no more
                 await asyncio.sleep(0.2)
-            status, answer = await cancel_response(served, response_id)
+            status, answer = await api_clients.cancel_response(served, response_id)
             assert (status, engine.running) == (200, 0)
             events = read_sse(await stream.rest())
         assert_cancelled(answer)
         assert_cancelled(final(events))
-        assert await get_response(served, response_id) == answer
+        assert await api_clients.get_response(served, response_id) == answer
 
 
 @pytest.mark.defect("13")
@@ -272,9 +264,9 @@ async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str)
     """The answer comes after the end is stored, so no other server runs the response after a crash."""
     kept = FaultyDatabase(database_at(where))
     async with running_server(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
-        response_id = await start_background(served)
+        response_id = await api_clients.start_background(served)
         kept.stalls.clear()
-        answer = asyncio.ensure_future(cancel_response(served, response_id))
+        answer = asyncio.ensure_future(api_clients.cancel_response(served, response_id))
         await asyncio.sleep(0.2)
         is_answered = answer.done()
         kept.stalls.set()
@@ -290,7 +282,7 @@ async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str)
 async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
     """A cancel that meets a response on its way to another server answers that it must be retried."""
     served.scheduler.background.limit = 0
-    response_id = await start_background(served)
+    response_id = await api_clients.start_background(served)
     run = served.scheduler.runs.get(response_id, "")
     assert run
     served.scheduler.background.release_queued()
@@ -304,7 +296,7 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
 async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The engine is free, the reader gets an end, and the response is gone."""
     endless(served, encoding)
-    async with open_stream(served, {"background": True}) as stream:
+    async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         assert (await served.delete(f"/v1/responses/{response_id}"))[1]["deleted"] is True
@@ -322,9 +314,9 @@ async def test_cancelled_response_unlocks_its_conversation(
     served.scheduler.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await start_background(served, body)
-    await wait_until(lambda: served.engine.running == limit)
-    await cancel_response(served, response_id)
+    response_id = await api_clients.start_background(served, body)
+    await api_clients.wait_until(lambda: served.engine.running == limit)
+    await api_clients.cancel_response(served, response_id)
     served.engine.script = script(encoding)
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
@@ -348,10 +340,10 @@ async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyE
     """The input of a response that ends while it is listed has none of its output."""
     kept = Interrupted(database_at(where))
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
-    async with running_server(engine, encoding, kept) as served, open_stream(served) as stream:
+    async with running_server(engine, encoding, kept) as served, api_clients.open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        kept.happens = partial(cancel_response, served, response_id)
+        kept.happens = partial(api_clients.cancel_response, served, response_id)
         _, listed = await served.get(f"/v1/responses/{response_id}/input_items")
         assert [item["role"] for item in listed["data"]] == ["user"]
         _, again = await served.get(f"/v1/responses/{response_id}/input_items")
@@ -361,8 +353,8 @@ async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyE
 async def test_cancelled_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The continuation is a 400 with the reason."""
     endless(served, encoding)
-    response_id = await start_background(served)
-    await cancel_response(served, response_id)
+    response_id = await api_clients.start_background(served)
+    await api_clients.cancel_response(served, response_id)
     status, error = await served.post({"input": "Go on", "previous_response_id": response_id})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
     assert "cancelled" in error["error"]["message"]

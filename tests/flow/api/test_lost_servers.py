@@ -16,14 +16,7 @@ from penstock.api.peers import FORWARDED, Peers
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.store import Store
-from tests.support.api_clients import (
-    StreamReader,
-    cancel_response,
-    get_response,
-    start_background,
-    wait_for_end,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, running_server, script
 from tests.support.stored_responses import expire_heartbeat, expire_heartbeats, living_servers
@@ -114,7 +107,7 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
         running_server(quick(encoding), encoding, store_at) as other,
     ):
         way.target = one.url
-        response_id = await start_background(one)
+        response_id = await api_clients.start_background(one)
         reading = asyncio.create_task(other.again(stream_of(response_id)))
         async with asyncio.timeout(120):
             while way.cuts < 2:
@@ -134,11 +127,11 @@ async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, st
         running_server(counting(encoding), encoding, store_at, url=NOWHERE) as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
     ):
-        response_id = await start_background(one)
+        response_id = await api_clients.start_background(one)
         stream = asyncio.create_task(other.again(stream_of(response_id)))
-        status, error = await cancel_response(other, response_id)
+        status, error = await api_clients.cancel_response(other, response_id)
         assert (status, error["error"]["type"]) == (503, "server_error")
-        assert (await get_response(other, response_id))["status"] in ("queued", "in_progress")
+        assert (await api_clients.get_response(other, response_id))["status"] in ("queued", "in_progress")
         one.engine.say_all()
         assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
 
@@ -157,9 +150,9 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
         running_server(counting(encoding), encoding, store_at, url=f"http://{host}:{port}") as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
     ):
-        response_id = await start_background(one)
+        response_id = await api_clients.start_background(one)
         reading = asyncio.create_task(other.again(stream_of(response_id)))
-        await wait_until(lambda: held)
+        await api_clients.wait_until(lambda: held)
         one.engine.say_all()
         assert final(read_sse(await reading)).status == "completed"
     for writer in held:
@@ -178,9 +171,9 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
         aiohttp.ClientSession(headers=alice) as client,
     ):
         one.client.headers.update(alice)
-        response_id = await start_background(one)
+        response_id = await api_clients.start_background(one)
         async with client.get(other.url + stream_of(response_id)) as answer:
-            await StreamReader(answer).upto(b"output_text.delta")
+            await api_clients.StreamReader(answer).upto(b"output_text.delta")
         for method, path in (("GET", "?stream=true"), ("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
             url = f"{other.url}/v1/responses/{response_id}{path}"
             async with client.request(method, url, headers=bob) as answer:
@@ -195,17 +188,17 @@ async def test_silent_server_cannot_overwrite_settled_responses(encoding: Harmon
         running_server(counting(encoding), encoding, store_at, heartbeat=NEVER) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
-        response_id = await start_background(one)
-        await wait_until(lambda: one.engine.running == 1)
+        response_id = await api_clients.start_background(one)
+        await api_clients.wait_until(lambda: one.engine.running == 1)
         await expire_heartbeat(other.store, one.url)
-        answer = await wait_for_end(other, response_id)
+        answer = await api_clients.wait_for_end(other, response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
         stream = await other.again(stream_of(response_id))
         assert final(read_sse(stream)).status == "failed"
         one.engine.say_all()
-        await wait_until(lambda: len(one.scheduler.runs) == 0)
+        await api_clients.wait_until(lambda: len(one.scheduler.runs) == 0)
         for served in (one, other):
-            assert await get_response(served, response_id) == answer
+            assert await api_clients.get_response(served, response_id) == answer
             assert await served.again(stream_of(response_id)) == stream
 
 
@@ -215,16 +208,16 @@ async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEn
         running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=0.5) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
-        running, waiting = await start_background(one), await start_background(one)
+        running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
         async with one.client.get(one.url + stream_of(running)) as answer:
-            await StreamReader(answer).upto(b"output_text.delta")
-            while (await get_response(other, running))["status"] == "in_progress":
+            await api_clients.StreamReader(answer).upto(b"output_text.delta")
+            while (await api_clients.get_response(other, running))["status"] == "in_progress":
                 await expire_heartbeat(other.store, one.url)  # unless it has sent a heartbeat meanwhile
             with pytest.raises(aiohttp.ClientError):
-                await StreamReader(answer).rest()
+                await api_clients.StreamReader(answer).rest()
         assert one.engine.running == 0
         assert final(read_sse(await one.again(stream_of(running)))).status == "failed"
-        assert (await wait_for_end(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
+        assert (await api_clients.wait_for_end(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
 async def wait_for_heartbeats(store: Store, count: int) -> None:
@@ -241,7 +234,7 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
         running_server(endless(encoding), encoding, far, heartbeat=0.1) as one,
         running_server(quick(encoding), encoding, near, heartbeat=0.1) as other,
     ):
-        response_id = await start_background(one)
+        response_id = await api_clients.start_background(one)
         near.is_down = far.is_down = True
         async with open_store(store_at) as store:
             await expire_heartbeats(store)
@@ -251,7 +244,7 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
             far.is_down = False
             await wait_for_heartbeats(store, 2)
         assert one.engine.running == 1
-        assert (await get_response(other, response_id))["status"] == "in_progress"
+        assert (await api_clients.get_response(other, response_id))["status"] == "in_progress"
 
 
 async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
@@ -260,9 +253,9 @@ async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at:
         running_server(endless(encoding), encoding, store_at, heartbeat=0.4) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
-        response_id = await start_background(one)
-        await wait_until(lambda: one.engine.running == 1)
+        response_id = await api_clients.start_background(one)
+        await api_clients.wait_until(lambda: one.engine.running == 1)
         await expire_heartbeats(other.store)
         await wait_for_heartbeats(other.store, 2)
         assert one.engine.running == 1
-        assert (await get_response(other, response_id))["status"] == "in_progress"
+        assert (await api_clients.get_response(other, response_id))["status"] == "in_progress"

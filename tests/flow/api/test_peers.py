@@ -18,15 +18,7 @@ from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import (
-    StreamReader,
-    cancel_response,
-    get_response,
-    open_stream,
-    start_background,
-    wait_for_end,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events
 from tests.support.server import COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
@@ -140,11 +132,11 @@ async def test_servers_share_stored_responses(pair: Pair) -> None:
 async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
     """From any number, for any number of readers, it is the stream of the server that makes it."""
     one, other = pair
-    response_id, numbers = await start_background(one), (-1, 0, 7, 40, 41)
+    response_id, numbers = await api_clients.start_background(one), (-1, 0, 7, 40, 41)
     async with AsyncExitStack() as stack:
         path = stream_of(response_id, -1, base)
         first, *readers = [
-            StreamReader(await stack.enter_async_context(server.client.get(server.url + path)))
+            api_clients.StreamReader(await stack.enter_async_context(server.client.get(server.url + path)))
             for server, path in [(one, path), *((other, stream_of(response_id, number, base)) for number in numbers)]
         ]
         for reader in (first, *readers):
@@ -161,9 +153,9 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
 async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
     """Events reach the other server's client before the end, and obfuscation is kept."""
     one, other = pair
-    path = f"{stream_of(await start_background(one))}&include_obfuscation=true"
+    path = f"{stream_of(await api_clients.start_background(one))}&include_obfuscation=true"
     async with other.client.get(other.url + path) as answer:
-        reader = StreamReader(answer)
+        reader = api_clients.StreamReader(answer)
         await reader.upto(b'"obfuscation":')
         assert one.engine.running == 1
         one.engine.say_all()
@@ -173,11 +165,11 @@ async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
 async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
     """A reader that leaves closes only its own connections."""
     one, other = pair
-    response_id = await start_background(one)
+    response_id = await api_clients.start_background(one)
     async with other.client.get(other.url + stream_of(response_id)) as answer:
-        await StreamReader(answer).upto(b"output_text.delta")
+        await api_clients.StreamReader(answer).upto(b"output_text.delta")
     one.engine.say_all()
-    assert (await wait_for_end(other, response_id))["status"] == "completed"
+    assert (await api_clients.wait_for_end(other, response_id))["status"] == "completed"
 
 
 @pytest.mark.defect("13", "42")
@@ -185,34 +177,38 @@ async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
 async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, store_at: str, background: bool) -> None:
     """A response that another server runs ends for all, and every cancel has the same answer."""
     one, other = pair
-    async with open_stream(one, {"background": background}) as first:
+    async with api_clients.open_stream(one, {"background": background}) as first:
         response_id = await first.response_id()
         await first.upto(b"output_text.delta")
         await wait_until_stored(store_at, response_id, 1)
-        status, answer = await cancel_response(other, response_id)
+        status, answer = await api_clients.cancel_response(other, response_id)
         assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
         assert final(read_sse(await first.rest())).status == "cancelled"
-    assert await cancel_response(other, response_id) == await cancel_response(one, response_id) == (200, answer)
-    assert await get_response(other, response_id) == answer
+    assert (
+        await api_clients.cancel_response(other, response_id)
+        == await api_clients.cancel_response(one, response_id)
+        == (200, answer)
+    )
+    assert await api_clients.get_response(other, response_id) == answer
 
 
 @pytest.mark.defect("13")
 async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> None:
     """It never runs at any server."""
     one, other = pair
-    running, waiting = await start_background(one), await start_background(one)
-    assert (await get_response(other, waiting))["status"] == "queued"
-    assert (await cancel_response(other, waiting))[1]["status"] == "cancelled"
+    running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
+    assert (await api_clients.get_response(other, waiting))["status"] == "queued"
+    assert (await api_clients.cancel_response(other, waiting))[1]["status"] == "cancelled"
     one.engine.say_all()
-    assert (await wait_for_end(other, running))["status"] == "completed"
+    assert (await api_clients.wait_for_end(other, running))["status"] == "completed"
     assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
 
 
 async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
     """The server that runs it stops."""
     one, other = pair
-    response_id = await start_background(one)
-    await wait_until(lambda: one.engine.running == 1)
+    response_id = await api_clients.start_background(one)
+    await api_clients.wait_until(lambda: one.engine.running == 1)
     assert (await other.delete(f"/v1/responses/{response_id}"))[0] == 200
     assert one.engine.running == 0
     assert (await one.get(f"/v1/responses/{response_id}"))[0] == 404
@@ -221,13 +217,13 @@ async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
 async def test_request_is_forwarded_once(pair: Pair) -> None:
     """A forwarded request is answered from the store, or with a 503."""
     one, other = pair
-    response_id = await start_background(one)
-    await wait_until(lambda: one.engine.running == 1)
+    response_id = await api_clients.start_background(one)
+    await api_clients.wait_until(lambda: one.engine.running == 1)
     for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
         url = f"{other.url}/v1/responses/{response_id}{path}"
         async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     one.engine.say_all()
-    await wait_for_end(other, response_id)
+    await api_clients.wait_for_end(other, response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"

@@ -30,24 +30,10 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
+from tests.support import server
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
-from tests.support.server import (
-    CALL,
-    COUNT,
-    ENDLESS,
-    HELLO,
-    RECORDING_HEADER,
-    WEATHER,
-    PacedEngine,
-    only_recording,
-    read_stage,
-    recorded_files,
-    recorded_folders,
-    recording_server,
-    script,
-)
 from tests.support.stores import open_store
 
 PLAIN = {"request.json", "conversation.jsonl", "prompt.jsonl", "tokens.jsonl", "parsed.jsonl", "events.jsonl"}
@@ -59,29 +45,29 @@ async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncod
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, RunRegistry(store))
-        async with pipeline.from_stage(stage).open(replay_recording(read_stage(folder, source))) as events:
+        async with pipeline.from_stage(stage).open(replay_recording(server.read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 
 
-@pytest.mark.parametrize("text", [HELLO, CALL, COUNT], ids=["hello", "call", "count"])
+@pytest.mark.parametrize("text", [server.HELLO, server.CALL, server.COUNT], ids=["hello", "call", "count"])
 async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tmp_path: Path, text: str) -> None:
     """A replay from the parser or any later stage gives the bytes that the client got."""
-    engine = ScriptedEngine(script(encoding, text, chunk_size=3))
-    async with recording_server(engine, encoding, tmp_path / "recorded") as served:
-        seen = await served.stream({**ASKED, "tools": [WEATHER]})
-    folder = only_recording(tmp_path / "recorded")
-    assert recorded_files(folder) == WHOLE
+    engine = ScriptedEngine(server.script(encoding, text, chunk_size=3))
+    async with server.recording_server(engine, encoding, tmp_path / "recorded") as served:
+        seen = await served.stream({**ASKED, "tools": [server.WEATHER]})
+    folder = server.only_recording(tmp_path / "recorded")
+    assert server.recorded_files(folder) == WHOLE
     for stage, source in (("parse", "generate"), ("emit", "parse"), ("persist", "emit")):
         assert await replayed(folder, stage, source, encoding) == seen
 
 
 async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The recording passes the tests of fixtures: every stage gives the recorded output again."""
-    engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
-    async with recording_server(engine, encoding, tmp_path / "recorded") as served:
-        tool = {**WEATHER, "unknown": {"key": 1}}
+    engine = ScriptedEngine(server.script(encoding, server.CALL, chunk_size=4), models=("tiny",))
+    async with server.recording_server(engine, encoding, tmp_path / "recorded") as served:
+        tool = {**server.WEATHER, "unknown": {"key": 1}}
         await served.stream({**ASKED, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}})
-    copied = shutil.copytree(only_recording(tmp_path / "recorded"), tmp_path / "any_name")
+    copied = shutil.copytree(server.only_recording(tmp_path / "recorded"), tmp_path / "any_name")
     case = Case(copied, regen=False)
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         await check_conversation(case, store, None)
@@ -91,113 +77,119 @@ async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path)
 
 async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """It may be streamed, unstreamed, in the background or detached."""
-    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path / "r", detaches=True) as served:
+    async with server.recording_server(
+        ScriptedEngine(server.script(encoding)), encoding, tmp_path / "r", detaches=True
+    ) as served:
         _, once = await served.post({**ASKED, "store": False})
         _, detached = await served.post(ASKED)
         _, queued = await served.post({**ASKED, "background": True})
         await wait_for_end(served, queued["id"])
     for response in (once, detached, queued):
         folder = tmp_path / "r" / response["id"]
-        assert recorded_files(folder) == WHOLE
+        assert server.recorded_files(folder) == WHOLE
         assert json.loads((folder / "response.json").read_bytes())["status"] == "completed"
-        assert not read_stage(folder, "emit").end.abandoned
+        assert not server.read_stage(folder, "emit").end.abandoned
 
 
 async def test_refused_request_leaves_no_recording(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Neither does a request that only counts tokens."""
     engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
-    async with recording_server(engine, encoding, tmp_path) as served:
+    async with server.recording_server(engine, encoding, tmp_path) as served:
         assert (await served.post(ASKED))[0] == 503
         assert (await served.post({**ASKED, "include": ["nothing"]}))[0] == 400
         assert (await served.post(ASKED, "/v1/responses/input_tokens"))[0] == 200
-    assert not recorded_folders(tmp_path)
+    assert not server.recorded_folders(tmp_path)
 
 
 async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Each file has the error; after emit it is an event like others."""
-    engine = ScriptedEngine(script(encoding, COUNT, error=EngineFailed("the engine broke")))
-    async with recording_server(engine, encoding, tmp_path / "r") as served:
+    engine = ScriptedEngine(server.script(encoding, server.COUNT, error=EngineFailed("the engine broke")))
+    async with server.recording_server(engine, encoding, tmp_path / "r") as served:
         seen = await served.stream(ASKED)
-    folder = only_recording(tmp_path / "r")
+    folder = server.only_recording(tmp_path / "r")
     for stage in ("generate", "parse"):
-        failure = read_stage(folder, stage).end.failure
+        failure = server.read_stage(folder, stage).end.failure
         assert failure is not None
         assert (failure.error, failure.message) == ("EngineFailed", "the engine broke")
-    assert read_stage(folder, "emit").end.failure is None
+    assert server.read_stage(folder, "emit").end.failure is None
     assert json.loads((folder / "response.json").read_bytes())["status"] == "failed"
     assert await replayed(folder, "parse", "generate", encoding) == seen
 
 
 async def test_abandoned_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """All files have an end with the reason, and there is no final response."""
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording_server(engine, encoding, tmp_path) as served:
+    engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
+    async with server.recording_server(engine, encoding, tmp_path) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
             await answer.content.readany()
         await wait_until_idle(served)
-    folder = only_recording(tmp_path)
-    assert recorded_files(folder) == PLAIN
-    assert all(read_stage(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
+    folder = server.only_recording(tmp_path)
+    assert server.recorded_files(folder) == PLAIN
+    assert all(server.read_stage(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
 
 
 async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The engine's last frame says cancelled, and the stream has an end."""
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording_server(engine, encoding, tmp_path) as served:
+    engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
+    async with server.recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         await wait_until(lambda: engine.running)
         (run,) = served.scheduler.runs
         await served.scheduler.cancel(run)
         await streaming
-    folder = only_recording(tmp_path)
-    assert read_stage(folder, "generate").frames[-1] == GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+    folder = server.only_recording(tmp_path)
+    assert server.read_stage(folder, "generate").frames[-1] == GenerationFinished(
+        "cancelled", cached_tokens=0, duration=0.0
+    )
     assert json.loads((folder / "response.json").read_bytes())["status"] == "cancelled"
 
 
 async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Interrupted recordings have an end that says so."""
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording_server(engine, encoding, tmp_path) as served:
+    engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
+    async with server.recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         await wait_until(lambda: engine.running)
         await served.scheduler.drain(0)
         await streaming
-    folder = only_recording(tmp_path)
-    assert read_stage(folder, "generate").end.failure or read_stage(folder, "generate").end.abandoned
+    folder = server.only_recording(tmp_path)
+    assert server.read_stage(folder, "generate").end.failure or server.read_stage(folder, "generate").end.abandoned
 
 
 async def test_turns_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The conversed frames of several turns are recorded, and replay."""
     lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
-    turns = (script(encoding, lost), script(encoding))
-    async with recording_server(ScriptedEngine(script(encoding), turns=turns), encoding, tmp_path / "r") as served:
+    turns = (server.script(encoding, lost), server.script(encoding))
+    async with server.recording_server(
+        ScriptedEngine(server.script(encoding), turns=turns), encoding, tmp_path / "r"
+    ) as served:
         seen = await served.stream(ASKED)
-    folder = only_recording(tmp_path / "r")
-    assert recorded_files(folder) == WHOLE | {"conversed.jsonl"}
+    folder = server.only_recording(tmp_path / "r")
+    assert server.recorded_files(folder) == WHOLE | {"conversed.jsonl"}
     for stage, kind in (("render", Prompt), ("generate", GenerationStarted), ("parse", GenerationStarted)):
-        assert sum(isinstance(frame, kind) for frame in read_stage(folder, stage).frames) == 2
+        assert sum(isinstance(frame, kind) for frame in server.read_stage(folder, stage).frames) == 2
     assert await replayed(folder, "emit", "converse", encoding) == seen
 
 
 async def test_only_named_junctions_are_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """``--record-after`` names them."""
-    engine = ScriptedEngine(script(encoding))
-    async with recording_server(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
+    engine = ScriptedEngine(server.script(encoding))
+    async with server.recording_server(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
         await served.post(ASKED)
-    assert recorded_files(only_recording(tmp_path)) == {"tokens.jsonl"}
+    assert server.recorded_files(server.only_recording(tmp_path)) == {"tokens.jsonl"}
 
 
 async def test_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """With a condition only requests with the header are recorded, and the header is not."""
     condition = Condition.parse("x-record=yes")
     taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
-    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
+    async with server.recording_server(ScriptedEngine(server.script(encoding)), encoding, tmp_path, **taken) as served:
         for headers in ({}, {"x-record": "no"}, {"X-Record": "yes"}):
             async with served.client.post(f"{served.url}/v1/responses", json=ASKED, headers=headers) as answer:
                 last = await answer.json()
-    folder = only_recording(tmp_path)
+    folder = server.only_recording(tmp_path)
     assert folder.name == last["id"]
-    assert read_stage(folder, "normalize").frames[0].origin.recorded is False
+    assert server.read_stage(folder, "normalize").frames[0].origin.recorded is False
 
 
 SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path", "k" * 20)
@@ -217,16 +209,16 @@ async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: P
     body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
     body["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
-    engine = ScriptedEngine(script(encoding))
+    engine = ScriptedEngine(server.script(encoding))
     async with (
-        recording_server(engine, encoding, tmp_path, keys=Keys([key])) as served,
+        server.recording_server(engine, encoding, tmp_path, keys=Keys([key])) as served,
         served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer,
     ):
         assert answer.status == 200
         await answer.read()
-    folder = only_recording(tmp_path)
-    assert recorded_files(folder) == WHOLE | {"conversed.jsonl"}
-    assert isinstance(read_stage(folder, "converse").frames[0], ResponseStarted)
+    folder = server.only_recording(tmp_path)
+    assert server.recorded_files(folder) == WHOLE | {"conversed.jsonl"}
+    assert isinstance(server.read_stage(folder, "converse").frames[0], ResponseStarted)
     written = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
     owner = Keys([key]).owner(f"Bearer {key}")
     assert [secret for secret in (*SECRETS[1:], owner, '"owner"') if secret in written] == []
@@ -234,19 +226,21 @@ async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: P
 
 async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Other users of the machine cannot read them."""
-    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path / "r") as served:
+    async with server.recording_server(ScriptedEngine(server.script(encoding)), encoding, tmp_path / "r") as served:
         await served.post(ASKED)
-    folder = only_recording(tmp_path / "r")
+    folder = server.only_recording(tmp_path / "r")
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "r")} == {0o700}
 
 
 async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The header has the served name, the server's versions, and the start time to which frame times are relative."""
-    async with recording_server(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
+    async with server.recording_server(
+        ScriptedEngine(server.script(encoding, latency=0.01)), encoding, tmp_path
+    ) as served:
         await served.post(ASKED)
-    recorded = read_stage(only_recording(tmp_path), "generate")
-    assert (recorded.header.model, recorded.header.source) == ("tiny", RECORDING_HEADER.source)
+    recorded = server.read_stage(server.only_recording(tmp_path), "generate")
+    assert (recorded.header.model, recorded.header.source) == ("tiny", server.RECORDING_HEADER.source)
     assert recorded.header.recorded_at is not None
     times = [timed.at for timed in recorded.timed if timed.at is not None]
     assert len(times) == len(recorded.timed)
@@ -259,32 +253,34 @@ async def test_slow_disk_cuts_the_recording(
 ) -> None:
     """The stream goes on, the log reports it, and a file with a gap has no end."""
     slow = {"pause": 60.0, "most_waiting": 20}
-    async with recording_server(ScriptedEngine(script(encoding, COUNT)), encoding, tmp_path, recorder=slow) as served:
+    async with server.recording_server(
+        ScriptedEngine(server.script(encoding, server.COUNT)), encoding, tmp_path, recorder=slow
+    ) as served:
         assert (await served.post(ASKED))[1]["status"] == "completed"
     assert "too slow" in caplog.text
-    last = (only_recording(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
+    last = (server.only_recording(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last)["type"] == "TokenChunk"
 
 
 async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The response and other recordings go on."""
-    engine = PacedEngine(script(encoding, COUNT), initial=20)
-    async with recording_server(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
+    engine = server.PacedEngine(server.script(encoding, server.COUNT), initial=20)
+    async with server.recording_server(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
         streaming = asyncio.create_task(served.post(ASKED))
-        await wait_until(lambda: recorded_folders(tmp_path))
-        folder = only_recording(tmp_path)
+        await wait_until(lambda: server.recorded_folders(tmp_path))
+        folder = server.only_recording(tmp_path)
         while folder.exists():  # the files are written meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         engine.say_all()
         assert (await streaming)[1]["status"] == "completed"
         _, other = await served.post(ASKED)
-    assert only_recording(tmp_path).name == other["id"]
+    assert server.only_recording(tmp_path).name == other["id"]
 
 
 async def test_many_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Neither files nor entries are left, even if clients leave."""
-    engine = ScriptedEngine(script(encoding, chunk_size=8))
-    async with recording_server(engine, encoding, tmp_path) as served:
+    engine = ScriptedEngine(server.script(encoding, chunk_size=8))
+    async with server.recording_server(engine, encoding, tmp_path) as served:
         await served.post(ASKED)
         before = psutil.Process().num_fds()
         for number in range(60):
@@ -294,13 +290,13 @@ async def test_many_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_
                     await answer.read()
         await wait_until_idle(served)
         assert psutil.Process().num_fds() < before + 10
-    assert len(recorded_folders(tmp_path)) == 61
-    assert all(read_stage(folder, "emit").end for folder in recorded_folders(tmp_path))
+    assert len(server.recorded_folders(tmp_path)) == 61
+    assert all(server.read_stage(folder, "emit").end for folder in server.recorded_folders(tmp_path))
 
 
 CANARY = "quokka"
 
-TALKATIVE = HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
+TALKATIVE = server.HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
 
 
 async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
@@ -316,7 +312,7 @@ async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_pat
         ],
         "tools": [
             {
-                **WEATHER,
+                **server.WEATHER,
                 "description": CANARY,
                 "parameters": {"type": "object", "properties": {CANARY: {"enum": [CANARY]}}},
             },
@@ -335,15 +331,17 @@ async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_pat
     logprob = TokenLogprob(-0.5, tuple((token, -1.0) for token in encoding.encode(f" {CANARY}")))
     engine = ScriptedEngine(Script(encoding.encode_markup(TALKATIVE), logprobs=[logprob]))
     without = {"redact": partial(WithoutTexts, harmony_words)}
-    async with recording_server(engine, encoding, tmp_path / "r", recorder=without) as served:
+    async with server.recording_server(engine, encoding, tmp_path / "r", recorder=without) as served:
         seen = await served.stream(body)
     assert CANARY.encode() in seen
-    folder = only_recording(tmp_path / "r")
-    assert recorded_files(folder) == WHOLE - {"request.json"}
+    folder = server.only_recording(tmp_path / "r")
+    assert server.recorded_files(folder) == WHOLE - {"request.json"}
     assert [path.name for path in folder.iterdir() if CANARY in path.read_text()] == []
-    spelled = [frame.token_ids for frame in read_stage(folder, "generate").frames if isinstance(frame, TokenChunk)]
+    spelled = [
+        frame.token_ids for frame in server.read_stage(folder, "generate").frames if isinstance(frame, TokenChunk)
+    ]
     assert "xxxxxx!" in encoding.decode([token for ids in spelled for token in ids])
-    assert CANARY not in encoding.decode(read_stage(folder, "render").frames[0].token_ids)
+    assert CANARY not in encoding.decode(server.read_stage(folder, "render").frames[0].token_ids)
     again = await replayed(folder, "parse", "generate", encoding)
     assert [type(event) for event in read_sse(again) if not isinstance(event, Delta)] == [
         type(event) for event in read_sse(seen) if not isinstance(event, Delta)

@@ -10,15 +10,7 @@ import pytest
 from penstock.pipeline.errors import EngineFailed
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import (
-    PATIENCE,
-    cancel_response,
-    open_stream,
-    openai_client,
-    start_background,
-    wait_for_end,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse, renumbered
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
@@ -69,7 +61,7 @@ async def test_stored_response_is_streamed_again(
     assert response.status == status
     path = f"/v1/responses/{response.id}?stream=true"
     assert await served.again(path) == first
-    await wait_until(lambda: len(served.scheduler.runs) == 0)
+    await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     assert await served.again(path) == first
     assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
 
@@ -80,7 +72,7 @@ async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
     for number in numbers(first):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(api_clients.PATIENCE):
             assert await served.again(f"{path}={number}") == rest(first, number)
     assert await served.again(f"{path}={numbers(first)[-1]}") == b"data: [DONE]\n\n"
 
@@ -100,7 +92,7 @@ async def test_live_stream_has_any_number_of_readers(
 ) -> None:
     """They start at any number, even of later events, and read the same."""
     served.engine.script = script(encoding, latency=0.02)
-    async with open_stream(served, {"background": background}) as stream:
+    async with api_clients.open_stream(served, {"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
         others = [asyncio.create_task(served.again(f"{path}&starting_after={number}")) for number in range(18)]
         whole = [asyncio.create_task(served.again(path)) for _ in range(3)]
@@ -115,7 +107,7 @@ async def test_live_stream_has_any_number_of_readers(
 async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """From before the first token until after the last, each reads the whole stream."""
     served.engine.script = script(encoding, latency=0.01)
-    path = f"/v1/responses/{await start_background(served)}?stream=true"
+    path = f"/v1/responses/{await api_clients.start_background(served)}?stream=true"
     readers = list[asyncio.Task[bytes]]()
     for _ in range(30):
         readers.append(asyncio.create_task(served.again(path)))
@@ -129,12 +121,12 @@ async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: Ha
 async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """All of them get the same end, later readers included."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
-    response_id = await start_background(served)
+    response_id = await api_clients.start_background(served)
     path = f"/v1/responses/{response_id}?stream=true"
     readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
-    await wait_until(lambda: served.engine.running == 1)
+    await api_clients.wait_until(lambda: served.engine.running == 1)
     await asyncio.sleep(0.1)
-    await cancel_response(served, response_id)
+    await api_clients.cancel_response(served, response_id)
     first, *others = await asyncio.gather(*readers)
     assert final(read_sse(first)).status == "cancelled"
     assert [*others, await served.again(path)] == [first] * 3
@@ -143,7 +135,7 @@ async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServe
 async def test_leaving_reader_ends_nothing(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The response goes on for its own client."""
     served.engine.script = script(encoding, latency=0.01)
-    async with open_stream(served) as stream:
+    async with api_clients.open_stream(served) as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
         async with served.client.get(path) as follower:
             await follower.content.readuntil(b"\n\n")
@@ -154,9 +146,9 @@ async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: s
     """A reader of a queued response gets headers and comments at once."""
     engine = ScriptedEngine(script(encoding))
     async with running_server(engine, encoding, where, keep_alive=0.03, limit=0) as served:
-        response_id = await start_background(served)
+        response_id = await api_clients.start_background(served)
         path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
-        async with asyncio.timeout(PATIENCE), served.client.get(path) as answer:
+        async with asyncio.timeout(api_clients.PATIENCE), served.client.get(path) as answer:
             assert answer.status == 200
             assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
 
@@ -165,7 +157,7 @@ async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: s
 async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
     """After ``--stream-ttl`` streaming a response is a 400, and the response stays."""
     _, answer = await served.post({"input": "Hi"})
-    await wait_until(lambda: len(served.scheduler.runs) == 0)
+    await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.store.sweep(3600, 0)
     for after in ("", "&starting_after=3"):
         status, error = await served.get(f"/v1/responses/{answer['id']}?stream=true{after}")
@@ -193,7 +185,7 @@ def final_id(body: bytes) -> str:
 async def test_openai_python_resumes_a_background_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The client loses its connection again and again, and gets every event once."""
     served.engine.script = script(encoding, latency=0.005)
-    async with openai_client(served.url) as sdk:
+    async with api_clients.openai_client(served.url) as sdk:
         stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)
         read = list[Any]()
         while not read or read[-1].type != "response.completed":
@@ -208,4 +200,4 @@ async def test_openai_python_resumes_a_background_stream(served: ScriptedServer,
         await stream.close()
     assert [event.sequence_number for event in read] == list(range(len(read)))
     assert read[-1].response.output_text == "Hello!"
-    assert (await wait_for_end(served, read[0].response.id))["status"] == "completed"
+    assert (await api_clients.wait_for_end(served, read[0].response.id))["status"] == "completed"

@@ -8,39 +8,27 @@ from typing import Any
 import pytest
 
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from tests.support import tool_servers
 from tests.support.api_clients import conversation_id, conversation_items, create_conversation
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import ScriptedServer
-from tests.support.tool_servers import (
-    MODES,
-    ClientResponse,
-    Json,
-    answer_markup,
-    call_markup,
-    join_calls,
-    mcp_tool,
-    play_turns,
-    prompts_read,
-    respond,
-    tool_server,
-)
 
-USER: Json = {"role": "user", "content": "Add them."}
-ASKING = call_markup("docs.add", {"a": 1, "b": 2})
+USER: tool_servers.Json = {"role": "user", "content": "Add them."}
+ASKING = tool_servers.call_markup("docs.add", {"a": 1, "b": 2})
 WAYS = ["previous_response_id", "conversation", "stateless"]
 """Ways in which a client continues."""
 
 
-def approval(request: Json, approve: bool = True, **fields: Any) -> Json:
+def approval(request: tool_servers.Json, approve: bool = True, **fields: Any) -> tool_servers.Json:
     return {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": approve, **fields}
 
 
-async def goes_on(served: ScriptedServer, way: str) -> Json:
+async def goes_on(served: ScriptedServer, way: str) -> tool_servers.Json:
     """The fields common to the requests of one exchange."""
     return {"conversation": conversation_id(await create_conversation(served))} if way == "conversation" else {}
 
 
-def followed(way: str, first: ClientResponse, *items: Json) -> Json:
+def followed(way: str, first: tool_servers.ClientResponse, *items: tool_servers.Json) -> tool_servers.Json:
     """The body of the next request."""
     match way:
         case "previous_response_id":
@@ -52,27 +40,29 @@ def followed(way: str, first: ClientResponse, *items: Json) -> Json:
 
 
 @pytest.mark.defect("29")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", tool_servers.MODES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_approved_call_is_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
 ) -> None:
     """The approval request ends the response.  An approved call is made as shown; a refused call is not."""
-    async with tool_server(encoding, tmp_path) as served:
-        body = {"tools": [mcp_tool(url=http.url(), require_approval="always")]}
+    async with tool_servers.tool_server(encoding, tmp_path) as served:
+        body = {"tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")]}
         for approve in (True, False):
             shared = body | await goes_on(served, way)
-            play_turns(served.engine, encoding, ASKING)
-            asked = await respond(served, mode, shared | {"input": [USER]})
+            tool_servers.play_turns(served.engine, encoding, ASKING)
+            asked = await tool_servers.respond(served, mode, shared | {"input": [USER]})
             assert (asked.response["status"], asked.types) == ("completed", ["mcp_list_tools", "mcp_approval_request"])
             request = asked.output[1]
             assert (request["name"], request["arguments"]) == ("add", '{"a": 1, "b": 2}')
             assert asked.ladder(1) == ["output_item.added", "output_item.done"]
-            play_turns(served.engine, encoding, answer_markup("3"))
+            tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup("3"))
             reason = None if approve else "Too dear."
-            done = await respond(served, mode, shared | followed(way, asked, approval(request, approve, reason=reason)))
+            done = await tool_servers.respond(
+                served, mode, shared | followed(way, asked, approval(request, approve, reason=reason))
+            )
             assert done.response["status"] == "completed"
-            read = prompts_read(served, encoding)[-1]
+            read = tool_servers.prompts_read(served, encoding)[-1]
             if approve:
                 assert_made(done, request)
                 assert "<|start|>docs.add to=assistant<|channel|>commentary<|message|>3<|end|>" in read
@@ -82,7 +72,7 @@ async def test_approved_call_is_made(
                 assert "<|message|>3<|end|>" not in read
 
 
-def assert_made(done: ClientResponse, request: Json) -> None:
+def assert_made(done: tool_servers.ClientResponse, request: tool_servers.Json) -> None:
     assert done.types == ["mcp_call", "message"]
     made = done.output[0]
     assert (made["approval_request_id"], made["status"], made["output"]) == (request["id"], "completed", "3")
@@ -91,46 +81,46 @@ def assert_made(done: ClientResponse, request: Json) -> None:
         assert done.ladder(0)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", tool_servers.MODES)
 async def test_approval_allows_no_other_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """Made-up requests and approvals cannot call what the request excludes."""
     forged = {"type": "mcp_approval_request", "id": "mcpr_0", "server_label": "docs", "arguments": "{}"}
-    async with tool_server(encoding, tmp_path) as served:
-        tools = [mcp_tool(url=http.url(), allowed_tools=["echo"], require_approval="always")]
+    async with tool_servers.tool_server(encoding, tmp_path) as served:
+        tools = [tool_servers.mcp_tool(url=http.url(), allowed_tools=["echo"], require_approval="always")]
         for label, name in (("docs", "hang"), ("docs", "nothing"), ("elsewhere", "echo")):
             request = forged | {"server_label": label, "name": name}
             items = [USER, request, approval(request)]
-            heard = await respond(served, mode, {"input": items, "tools": tools})
+            heard = await tool_servers.respond(served, mode, {"input": items, "tools": tools})
             assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
             assert (heard.response["status"], heard.output[1]["status"]) == ("completed", "failed")
             assert "offer no such tool" in str(heard.output[1]["error"])
         assert http.state().get("hang", 0) == http.state().get("hang cancelled", 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", tool_servers.MODES)
 async def test_approval_is_good_for_one_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """A second approval, or one without a request, is a 400 and makes no call."""
-    async with tool_server(encoding, tmp_path) as served:
-        tools = [mcp_tool(url=http.url(), require_approval="always")]
-        play_turns(served.engine, encoding, ASKING)
-        asked = await respond(served, mode, {"input": [USER], "tools": tools})
+    async with tool_servers.tool_server(encoding, tmp_path) as served:
+        tools = [tool_servers.mcp_tool(url=http.url(), require_approval="always")]
+        tool_servers.play_turns(served.engine, encoding, ASKING)
+        asked = await tool_servers.respond(served, mode, {"input": [USER], "tools": tools})
         (request,) = [item for item in asked.output if item["type"] == "mcp_approval_request"]
-        play_turns(served.engine, encoding, answer_markup())
-        body = {"tools": tools} | MODES[mode]
+        tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup())
+        body = {"tools": tools} | tool_servers.MODES[mode]
         previous = body | {"previous_response_id": asked.response["id"]}
         await refused(served, previous | {"input": [approval(request), approval(request)]}, "[1]")
-        done = await respond(served, mode, previous | {"input": [approval(request)]})
+        done = await tool_servers.respond(served, mode, previous | {"input": [approval(request)]})
         assert done.types == ["mcp_call", "message"]
         later = body | {"previous_response_id": done.response["id"]}
         await refused(served, later | {"input": [approval(request)]}, "[0]")
         await refused(served, body | {"input": [USER, approval(request)]}, "[1]")
 
 
-async def refused(served: ScriptedServer, body: Json, place: str) -> None:
+async def refused(served: ScriptedServer, body: tool_servers.Json, place: str) -> None:
     count = len(served.engine.prompts)
     status, error = await served.post(body)
     assert (status, error["error"]["param"]) == (400, f"input{place}.approval_request_id")
@@ -139,15 +129,18 @@ async def refused(served: ScriptedServer, body: Json, place: str) -> None:
 
 async def test_one_of_two_calls_may_be_approved(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
     """Each request gets its own answer, and a conversation has all in order."""
-    turn = join_calls(ASKING, call_markup("docs.echo", {"text": "hello"}))
-    async with tool_server(encoding, tmp_path, [turn]) as served:
+    turn = tool_servers.join_calls(ASKING, tool_servers.call_markup("docs.echo", {"text": "hello"}))
+    async with tool_servers.tool_server(encoding, tmp_path, [turn]) as served:
         path = await create_conversation(served)
-        body = {"tools": [mcp_tool(url=http.url(), require_approval="always")], "conversation": conversation_id(path)}
-        asked = await respond(served, "whole", body | {"input": [USER]})
+        body = {
+            "tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")],
+            "conversation": conversation_id(path),
+        }
+        asked = await tool_servers.respond(served, "whole", body | {"input": [USER]})
         _, adding, echoing = asked.output
-        play_turns(served.engine, encoding, answer_markup("Only one."))
+        tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup("Only one."))
         words = [approval(echoing, approve=False), approval(adding)]
-        done = await respond(served, "background stream", body | {"input": words})
+        done = await tool_servers.respond(served, "background stream", body | {"input": words})
         assert_made(done, adding)
         kept = await conversation_items(served, path)
     assert [item["type"] for item in kept] == [

@@ -9,28 +9,13 @@ import pytest
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.sandbox.probe import Sandbox
+from tests.support import tool_servers
 from tests.support.api_clients import get_response, open_stream
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server
-from tests.support.tool_servers import (
-    CODE_TOOL,
-    MODES,
-    STORED_MODES,
-    ClientResponse,
-    Json,
-    answer_markup,
-    call_markup,
-    expect_silence,
-    mcp_tool,
-    play_turns,
-    prompts_read,
-    python_markup,
-    respond,
-    tool_server,
-)
 
 
-def assert_echoed(heard: ClientResponse, label: str) -> None:
+def assert_echoed(heard: tool_servers.ClientResponse, label: str) -> None:
     """Assert that a server was listed and called once, and that the model read the result."""
     assert heard.response["status"] == "completed"
     assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
@@ -67,35 +52,39 @@ async def test_servers_are_called_in_every_mode(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
     """A connection lives as long as its response: streamed, in the background, both, and unstored."""
-    tool, servers = (mcp_tool(), {"docs": stdio_server()}) if owner == "operator" else (mcp_tool(url=http.url()), {})
-    turns = [call_markup("docs.echo", {"text": "hello"}), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, servers=servers) as served:
-        for mode, store in STORED_MODES:
-            assert_echoed(await respond(served, mode, {"tools": [tool], "store": store}), "docs")
+    tool, servers = (
+        (tool_servers.mcp_tool(), {"docs": stdio_server()})
+        if owner == "operator"
+        else (tool_servers.mcp_tool(url=http.url()), {})
+    )
+    turns = [tool_servers.call_markup("docs.echo", {"text": "hello"}), tool_servers.answer_markup()]
+    async with tool_servers.tool_server(encoding, tmp_path, turns, servers=servers) as served:
+        for mode, store in tool_servers.STORED_MODES:
+            assert_echoed(await tool_servers.respond(served, mode, {"tools": [tool], "store": store}), "docs")
         assert (
             "<|start|>docs.echo to=assistant<|channel|>commentary<|message|>hello<|end|>"
-            in prompts_read(served, encoding)[-1]
+            in tool_servers.prompts_read(served, encoding)[-1]
         )
 
 
 @pytest.mark.defect("V7", "V24")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
 async def test_running_call_has_not_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: tool_servers.Json
 ) -> None:
     """While the call runs, its stream has no event after the arguments."""
     door = tmp_path / "door"
-    turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
+    turns = [tool_servers.call_markup("docs.wait", {"path": str(door)}), tool_servers.answer_markup()]
     async with (
-        tool_server(encoding, tmp_path, turns) as served,
-        open_stream(served, {"tools": [mcp_tool(url=http.url())], **way}) as stream,
+        tool_servers.tool_server(encoding, tmp_path, turns) as served,
+        open_stream(served, {"tools": [tool_servers.mcp_tool(url=http.url())], **way}) as stream,
     ):
         read = await stream.upto(b"response.mcp_call_arguments.done")
-        assert ClientResponse({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
-        await expect_silence(stream)
+        assert tool_servers.ClientResponse({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
+        await tool_servers.expect_silence(stream)
         assert (await get_response(served, await stream.response_id()))["status"] == "in_progress"
         door.touch()
-        heard = ClientResponse({}, await stream.rest(), [])
+        heard = tool_servers.ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
 
 
@@ -104,29 +93,29 @@ async def test_stream_sends_comments_during_a_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """A proxy does not take the stream for dead, and its events are the same."""
-    turns = [call_markup("docs.slow", {"seconds": 0.3}), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, keep_alive=0.05) as served:
-        raw = await served.stream({"input": "Hi", "tools": [mcp_tool(url=http.url())]})
+    turns = [tool_servers.call_markup("docs.slow", {"seconds": 0.3}), tool_servers.answer_markup()]
+    async with tool_servers.tool_server(encoding, tmp_path, turns, keep_alive=0.05) as served:
+        raw = await served.stream({"input": "Hi", "tools": [tool_servers.mcp_tool(url=http.url())]})
     _, _, behind = raw.partition(b"event: response.mcp_call_arguments.done")
     assert b"\n\n:" in behind.partition(b"event: response.mcp_call.completed")[0]
     assert final(read_sse(raw)).status == "completed"
 
 
 @pytest.mark.defect("V7")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", tool_servers.MODES)
 async def test_failed_call_is_a_failed_item(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """The model reads the error, also of a wrong name or arguments, and the response completes."""
     turns = [
-        call_markup("docs.boom", {}),
-        call_markup("docs.add", {"a": "x"}),
-        call_markup("docs.add", '{"a":'),
-        answer_markup(),
+        tool_servers.call_markup("docs.boom", {}),
+        tool_servers.call_markup("docs.add", {"a": "x"}),
+        tool_servers.call_markup("docs.add", '{"a":'),
+        tool_servers.answer_markup(),
     ]
-    async with tool_server(encoding, tmp_path, turns) as served:
-        heard = await respond(served, mode, {"tools": [mcp_tool(url=http.url())]})
-        read = prompts_read(served, encoding)[-1]
+    async with tool_servers.tool_server(encoding, tmp_path, turns) as served:
+        heard = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
+        read = tool_servers.prompts_read(served, encoding)[-1]
     assert heard.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
     for index in (1, 2, 3):
         item = heard.output[index]
@@ -137,16 +126,20 @@ async def test_failed_call_is_a_failed_item(
 
 
 @pytest.mark.defect("V23")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", tool_servers.MODES)
 async def test_hanging_call_times_out(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
 ) -> None:
     """The response completes without its result."""
-    turns = [call_markup("docs.hang", {}), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
-        hanging = await respond(served, mode, {"tools": [mcp_tool(url=http.url())]})
-        play_turns(served.engine, encoding, python_markup("while True: pass"), answer_markup())
-        looping = await respond(served, mode, {"tools": [CODE_TOOL]})
+    turns = [tool_servers.call_markup("docs.hang", {}), tool_servers.answer_markup()]
+    async with tool_servers.tool_server(
+        encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)
+    ) as served:
+        hanging = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
+        tool_servers.play_turns(
+            served.engine, encoding, tool_servers.python_markup("while True: pass"), tool_servers.answer_markup()
+        )
+        looping = await tool_servers.respond(served, mode, {"tools": [tool_servers.CODE_TOOL]})
     for heard in (hanging, looping):
         assert (heard.response["status"], heard.output[-2]["status"]) == ("completed", "failed")
     assert hanging.ladder(1)[-2:] == ["mcp_call.failed", "output_item.done"]
@@ -158,9 +151,11 @@ async def test_all_turns_have_the_priority_of_the_request(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """Later turns keep priority 0 by default, so they need no priority scheduling."""
-    turns = [call_markup("docs.add", {"a": 1, "b": 2})] * 2 + [answer_markup()]
-    async with tool_server(encoding, tmp_path, turns) as served:
+    turns = [tool_servers.call_markup("docs.add", {"a": 1, "b": 2})] * 2 + [tool_servers.answer_markup()]
+    async with tool_servers.tool_server(encoding, tmp_path, turns) as served:
         for priority in (0, 3):
             served.engine.prompts.clear()
-            await respond(served, "stream", {"tools": [mcp_tool(url=http.url())], "priority": priority})
+            await tool_servers.respond(
+                served, "stream", {"tools": [tool_servers.mcp_tool(url=http.url())], "priority": priority}
+            )
             assert [prompt.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3

@@ -15,14 +15,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import Row, Unavailable, Unit, Value
-from tests.support.api_clients import (
-    StreamReader,
-    get_response,
-    open_stream,
-    start_background,
-    wait_for_end,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.stored_responses import execute_sql
@@ -52,16 +45,16 @@ async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at:
     """A response that ends within the drain time completes, in the background or not."""
     engine = PacedEngine(script(encoding), initial=5)
     async with running_server(engine, encoding, store_at) as served:
-        background = await start_background(served)
-        async with open_stream(served) as stream:
+        background = await api_clients.start_background(served)
+        async with api_clients.open_stream(served) as stream:
             await stream.response_id()
-            await wait_until(lambda: engine.running == 2)
+            await api_clients.wait_until(lambda: engine.running == 2)
             draining = asyncio.create_task(served.scheduler.drain(60))
-            await wait_until(lambda: served.scheduler.in_flight.stopping)
+            await api_clients.wait_until(lambda: served.scheduler.in_flight.stopping)
             engine.say_all()
             await draining
             assert final(read_sse(await stream.rest())).status == "completed"
-        assert (await get_response(served, background))["status"] == "completed"
+        assert (await api_clients.get_response(served, background))["status"] == "completed"
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
@@ -91,7 +84,7 @@ async def test_slow_response_fails_at_the_stop(
     """A response that exceeds the drain time fails with its output so far, sent and stored."""
     async with (
         running_server(endless, encoding, store_at) as served,
-        open_stream(served, {"background": background}) as stream,
+        api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -99,7 +92,7 @@ async def test_slow_response_fails_at_the_stop(
         response = final(read_sse(await stream.rest()))
         assert (response.status, response.error and response.error.code) == ("failed", "server_error")
         assert getattr(response.output[-1], "text", "").startswith("la")
-        answer = await get_response(served, response_id)
+        answer = await api_clients.get_response(served, response_id)
         assert (answer["status"], endless.running, served.scheduler.in_flight.count) == ("failed", 0, 0)
 
 
@@ -108,18 +101,18 @@ async def test_queued_responses_are_left_to_the_next_server(
 ) -> None:
     """Their readers' connections break, and the next server runs them."""
     async with running_server(endless, encoding, store_at, url=URL, limit=1) as served:
-        await start_background(served)
-        await wait_until(lambda: endless.running == 1)
-        waiting = [await start_background(served) for _ in range(3)]
+        await api_clients.start_background(served)
+        await api_clients.wait_until(lambda: endless.running == 1)
+        waiting = [await api_clients.start_background(served) for _ in range(3)]
         async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
-            stream = StreamReader(answer)
+            stream = api_clients.StreamReader(answer)
             await stream.upto(b"response.queued")
             await served.scheduler.drain(0.05)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.rest()
         assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
     async with next_server(encoding, store_at, limit=1) as served:
-        assert [(await wait_for_end(served, each))["status"] for each in waiting] == ["completed"] * 3
+        assert [(await api_clients.wait_for_end(served, each))["status"] for each in waiting] == ["completed"] * 3
         again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
         assert again.startswith(stream.read)
         assert final(read_sse(again)).status == "completed"
@@ -131,16 +124,16 @@ async def test_interrupted_responses_may_be_restarted(
 ) -> None:
     """With ``--resume-interrupted`` a stop requeues background responses; the next server decides again."""
     async with running_server(endless, encoding, store_at, url=URL, restarts=True) as served:
-        async with open_stream(served) as stream:
+        async with api_clients.open_stream(served) as stream:
             in_front = await stream.response_id()
-            response_id = await start_background(served)
-            await wait_until(lambda: endless.running == 2)
+            response_id = await api_clients.start_background(served)
+            await api_clients.wait_until(lambda: endless.running == 2)
             await served.scheduler.drain(0.1)
             assert final(read_sse(await stream.rest())).status == "failed"
         assert endless.running == 0
     async with next_server(encoding, store_at, restarts=restarts) as served:
-        answer = await wait_for_end(served, response_id)
-        assert (answer["status"], (await get_response(served, in_front))["status"]) == (status, "failed")
+        answer = await api_clients.wait_for_end(served, response_id)
+        assert (answer["status"], (await api_clients.get_response(served, in_front))["status"]) == (status, "failed")
         events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
         assert final(events).status == status
 
@@ -170,7 +163,7 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
     """The next server ends it after its stored events, and every reader gets that end."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
-        open_stream(served, {"background": background}) as stream,
+        api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -182,7 +175,9 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
             assert (response.status, response.error and response.error.code) == ("failed", "server_error")
             assert response.output[-1].status == "incomplete"
             assert again.count(b"output_text.delta") > 10
-            assert (await get_response(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
+            assert (await api_clients.get_response(after, response_id))["output"][-1]["content"][0]["text"].startswith(
+                "1 2 3"
+            )
             assert after.engine.prompts == []
             had = again.partition(b"event: response.output_text.done")[0]
             served.engine.say_all()
@@ -192,10 +187,10 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
 async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at: str) -> None:
     """The next server runs the queued responses in order."""
     async with dead_server(encoding, store_at, limit=0) as (served, kept):
-        waiting = [await start_background(served, {"input": str(number)}) for number in range(4)]
+        waiting = [await api_clients.start_background(served, {"input": str(number)}) for number in range(4)]
         await die(served, kept)
         async with next_server(encoding, store_at, limit=1) as after:
-            assert [(await wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
+            assert [(await api_clients.wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
             assert [prompt.response.id for prompt in after.engine.prompts] == waiting
 
 
@@ -206,13 +201,13 @@ async def test_response_of_a_dead_server_may_be_restarted(
     """With ``--resume-interrupted`` a background response starts again; a foreground one has failed."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
-        open_stream(served, {"background": background}) as stream,
+        api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, kept)
         async with next_server(encoding, store_at, restarts=True) as after:
-            answer = await wait_for_end(after, response_id)
+            answer = await api_clients.wait_for_end(after, response_id)
             assert answer["status"] == ("completed" if background else "failed")
             events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
             assert final(events).status == answer["status"]
@@ -221,12 +216,12 @@ async def test_response_of_a_dead_server_may_be_restarted(
 @asynccontextmanager
 async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
     """Check that a new server over the database ``kept`` ends a dead server's response as failed."""
-    async with dead_server(encoding, store_at) as (served, dead), open_stream(served) as stream:
+    async with dead_server(encoding, store_at) as (served, dead), api_clients.open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, dead)
         async with running_server(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
-            assert (await wait_for_end(after, response_id))["status"] == "failed"
+            assert (await api_clients.wait_for_end(after, response_id))["status"] == "failed"
             yield
 
 
@@ -274,8 +269,8 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
     """A response with a damaged log fails, and later ones are settled too."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
-        open_stream(served) as broken,
-        open_stream(served) as whole,
+        api_clients.open_stream(served) as broken,
+        api_clients.open_stream(served) as whole,
     ):
         asked = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
@@ -286,7 +281,7 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
         async with open_store(store_at) as store:
             await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
         async with next_server(encoding, store_at) as after:
-            assert [(await wait_for_end(after, each))["status"] for each in asked] == ["failed", "failed"]
+            assert [(await api_clients.wait_for_end(after, each))["status"] for each in asked] == ["failed", "failed"]
 
 
 async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
@@ -294,7 +289,7 @@ async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, stor
     async with dead_server(encoding, store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}
-        async with open_stream(served, body) as stream:
+        async with api_clients.open_stream(served, body) as stream:
             await stream.upto(b"output_text.delta")
             await die(served, kept)
             async with next_server(encoding, store_at) as after:

@@ -16,40 +16,31 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import prometheus_client
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    MessageOpened,
-    ParsedFrame,
-    ReasoningOpened,
-    TurnFinished,
-)
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 TOKENS = prometheus_client.Counter("penstock_output_tokens", "Tokens that the model wrote.", ["channel"])
 
 
-async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+async def count(source: AsyncIterator[frames.ParsedFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
     """Pass every frame on; count the tokens of a turn by channel, and report them at its end."""
     channel, written = "", Counter[str]()
     async for frame in source:
         match frame:
-            case ReasoningOpened():
+            case frames.ReasoningOpened():
                 channel = "analysis"
-            case MessageOpened(phase):
+            case frames.MessageOpened(phase):
                 channel = "commentary" if phase == "commentary" else "final"
-            case ItemClosed(token_ids=token_ids):
+            case frames.ItemClosed(token_ids=token_ids):
                 written[channel] += len(token_ids)
-            case TurnFinished(output_tokens=total):
+            case frames.TurnFinished(output_tokens=total):
                 written["other"] = max(0, total - written.total())
                 for name, number in written.items():
                     TOKENS.labels(name).inc(number)
                 channel, written = "", Counter()
-            case GenerationStarted() | ItemDelta() | AnnotationAdded():
+            case frames.GenerationStarted() | frames.ItemDelta() | frames.AnnotationAdded():
                 pass
             case _:  # any kind of call
                 channel = "commentary"

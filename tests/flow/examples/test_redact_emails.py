@@ -17,19 +17,9 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.optional.rewrite import Rewrite
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.redact_emails import ADDRESS, install, redacted
+from tests.support import fixture_cases
 from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.fixture_cases import (
-    FEW_EXAMPLES,
-    any_case,
-    events_with,
-    generation_of,
-    in_any_chunks,
-    item_texts,
-    response_with,
-    text_of,
-    unedited,
-)
 from tests.support.server import running_server, script
 
 SECRET = "joe.doe+x@mail.example.co.uk"
@@ -46,14 +36,14 @@ pieces = st.one_of(
 )
 
 
-@FEW_EXAMPLES
+@fixture_cases.FEW_EXAMPLES
 @given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
 def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) -> None:
     """The output is the redaction of the whole text."""
     text, data = drawn
-    frames = generation_of(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
-    answer = response_with(data.draw(in_any_chunks(frames)), install)
-    assert item_texts(answer) == [redacted(_harmless(text))]
+    frames = fixture_cases.generation_of(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
+    answer = fixture_cases.response_with(data.draw(fixture_cases.in_any_chunks(frames)), install)
+    assert fixture_cases.item_texts(answer) == [redacted(_harmless(text))]
 
 
 def _harmless(text: str) -> str:
@@ -70,32 +60,40 @@ def _mark(text: str) -> str:
     return re.sub(r"[a-z]+", "~", text)
 
 
-@FEW_EXAMPLES
-@given(any_case())
+@fixture_cases.FEW_EXAMPLES
+@given(fixture_cases.any_case())
 def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
     """Every fixture's texts are redacted as a whole; calls are unchanged."""
-    before, after = response_with(frames, unedited), response_with(frames, marked)
+    before, after = (
+        fixture_cases.response_with(frames, fixture_cases.unedited),
+        fixture_cases.response_with(frames, marked),
+    )
     for old, new in zip(before.output, after.output, strict=True):
         assert type(old) is type(new)
         if isinstance(old, Message | Reasoning):
-            assert text_of(new) == _mark(old.text)
+            assert fixture_cases.text_of(new) == _mark(old.text)
         else:
             assert new == old
     assert (before.status, before.usage) == (after.status, after.usage)
 
 
-@FEW_EXAMPLES
-@given(any_case())
+@fixture_cases.FEW_EXAMPLES
+@given(fixture_cases.any_case())
 def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None:
     """Texts, statuses and usage are the same."""
-    before, after = response_with(frames, unedited), response_with(frames, install)
-    assert item_texts(before) == item_texts(after)
+    before, after = (
+        fixture_cases.response_with(frames, fixture_cases.unedited),
+        fixture_cases.response_with(frames, install),
+    )
+    assert fixture_cases.item_texts(before) == fixture_cases.item_texts(after)
     assert (before.status, before.usage) == (after.status, after.usage)
 
 
 def test_only_a_possible_address_is_held() -> None:
     """The words before a possible address are sent as soon as it begins."""
-    told = events_with(generation_of("<|channel|>final<|message|>One two three four<|return|>"), install)
+    told = fixture_cases.events_with(
+        fixture_cases.generation_of("<|channel|>final<|message|>One two three four<|return|>"), install
+    )
     deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
     assert deltas == ["One two three ", "four"]
 
@@ -107,7 +105,7 @@ async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path:
         wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}
         body = await served.stream(wanted)
         first = final(read_sse(body))
-        assert item_texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
+        assert fixture_cases.item_texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
         background = await start_background(served)
         assert (await wait_for_end(served, background))["status"] == "completed"
         seen = [body, await served.again(f"/v1/responses/{first.id}?stream=true&starting_after=3")]
@@ -127,4 +125,4 @@ async def test_arguments_of_calls_are_unchanged(encoding: HarmonyEncoding, tmp_p
     engine = ScriptedEngine(script(encoding, call, chunk_size=chunk_size))
     async with running_server(engine, encoding, tmp_path, edit=install) as served:
         answer = final(read_sse(await served.stream({"input": "Hi", "tools": [tool]})))
-    assert json.loads(text_of(answer.output[0])) == {"to": SECRET}
+    assert json.loads(fixture_cases.text_of(answer.output[0])) == {"to": SECRET}

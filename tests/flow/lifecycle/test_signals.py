@@ -18,17 +18,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.pipeline.protocol.events import DONE
-from tests.support.api_clients import (
-    BACKGROUND_STREAM,
-    MODES,
-    PATIENCE,
-    SYNC,
-    Client,
-    Mode,
-    sse_frames,
-    start_background,
-    wait_until,
-)
+from tests.support import api_clients
 from tests.support.event_streams import renumbered
 from tests.support.lifecycle import FinishedResponse
 from tests.support.server_process import ServerProcess, running_process
@@ -48,16 +38,16 @@ class Scene:
     """The clients of a server that was ended by a signal: two for each mode, and one whose response was queued."""
 
     server: ServerProcess
-    middle: dict[Mode, Client]
-    near_the_end: dict[Mode, Client]
-    waiting: Client
-    flushed: dict[Mode, bytes] = field(default_factory=dict)
+    middle: dict[api_clients.Mode, api_clients.Client]
+    near_the_end: dict[api_clients.Mode, api_clients.Client]
+    waiting: api_clients.Client
+    flushed: dict[api_clients.Mode, bytes] = field(default_factory=dict)
     """The bytes that clients in the middle had seen early enough to be in the store."""
     refusal: int = 0
     """The status of a request that came while the server stopped."""
     exit_status: int | None = None
 
-    async def after(self, client: Client) -> FinishedResponse:
+    async def after(self, client: api_clients.Client) -> FinishedResponse:
         """Read a client's response at the next server."""
         return await FinishedResponse.of(self.server, client.response_id)
 
@@ -65,22 +55,22 @@ class Scene:
 @asynccontextmanager
 async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, None]:
     """Give a server running and queued responses.  On exit, wait until all clients have an end."""
-    middle, near_the_end = ({mode: Client(server, mode) for mode in MODES} for _ in range(2))
-    waiting = Client(server, BACKGROUND_STREAM)
+    middle, near_the_end = ({mode: api_clients.Client(server, mode) for mode in api_clients.MODES} for _ in range(2))
+    waiting = api_clients.Client(server, api_clients.BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
-    await wait_for_events(store, 2 * len(MODES), BRIEF - 20)
-    for _ in MODES:  # too many to run before the server ends
-        await start_background(server)
+    await wait_for_events(store, 2 * len(api_clients.MODES), BRIEF - 20)
+    for _ in api_clients.MODES:  # too many to run before the server ends
+        await api_clients.start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
-    await wait_until(lambda: b"response.queued" in waiting.seen)
+    await api_clients.wait_until(lambda: b"response.queued" in waiting.seen)
     yield Scene(server, middle, near_the_end, waiting)
     await asyncio.gather(*asking)
 
 
 async def wait_for_events(store_at: str, responses: int, events: int) -> None:
     """Wait until that many responses have that many events in the store."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(api_clients.PATIENCE):
         while sum(count >= events for count in (await stored_events(store_at)).values()) < responses:
             await asyncio.sleep(0.05)
 
@@ -98,7 +88,7 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     async with running_process(store, folder, "long", *options) as server:
         async with at_work(server, store) as scene:
             ending = asyncio.create_task(server.kill(signal.SIGTERM))
-            await wait_until(lambda: "Stopping: " in server.log.read_text())
+            await api_clients.wait_until(lambda: "Stopping: " in server.log.read_text())
             scene.refusal, _ = await server.post({"input": "Hi"})
         scene.exit_status = await ending
         await start_again(server)
@@ -111,16 +101,16 @@ async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     async with running_process(store, folder, "long", "--max-background", "4") as server:
         async with at_work(server, store) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
-            longest = max(len(sse_frames(seen)) for seen in scene.flushed.values())
-            await wait_for_events(store, len(MODES), max(LONG, longest))
-            await wait_until(lambda: all(client.is_complete for client in scene.near_the_end.values()))
+            longest = max(len(api_clients.sse_frames(seen)) for seen in scene.flushed.values())
+            await wait_for_events(store, len(api_clients.MODES), max(LONG, longest))
+            await api_clients.wait_until(lambda: all(client.is_complete for client in scene.near_the_end.values()))
             scene.exit_status = await server.kill()
-        scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
+        scene.middle[api_clients.SYNC].answer = {"id": await id_of_what_was_for(scene.middle[api_clients.SYNC], store)}
         await start_again(server)
         yield scene
 
 
-async def id_of_what_was_for(client: Client, store_at: str) -> str:
+async def id_of_what_was_for(client: api_clients.Client, store_at: str) -> str:
     """Read the id of a response that its client never learned from the store of a dead server."""
     async with open_store(store_at, stale=0.0) as store:
         left = [orphan.stored.response for orphan in await store.orphans()]
@@ -157,7 +147,7 @@ def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
 # SIGTERM
 
 
-async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: Mode) -> None:
+async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: api_clients.Mode) -> None:
     """A response that ends within the drain time completes as usual."""
     client = stopped.near_the_end[mode]
     assert client.is_complete
@@ -167,7 +157,7 @@ async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode:
 
 
 @pytest.mark.defect("V1")
-async def test_sigterm_fails_a_long_response(stopped: Scene, mode: Mode) -> None:
+async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.Mode) -> None:
     """It fails with all its output, and its client gets the end."""
     client = stopped.middle[mode]
     assert client.is_complete or client.mode.name == "background"  # a polling client may find no server any more
@@ -194,7 +184,7 @@ async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
 
 
 @pytest.mark.defect("V1")
-async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> None:
+async def test_sigkill_fails_a_running_response(killed: Scene, mode: api_clients.Mode) -> None:
     """It fails after all output up to a moment before."""
     client = killed.middle[mode]
     assert (client.is_complete, killed.exit_status) == (False, -signal.SIGKILL)
@@ -204,18 +194,21 @@ async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> No
 
 
 @pytest.mark.defect("V2", "B15")
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.stream], ids=str)
-async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [mode for mode in api_clients.MODES if mode.stream], ids=str)
+async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mode) -> None:
     """A reader gets an end after any number, even if the store has fewer events."""
     told = await killed.after(killed.middle[mode])
-    number = len(sse_frames(killed.middle[mode].seen)) - 1
+    number = len(api_clients.sse_frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
         rest = await told.after(beyond)
-        assert rest == told.stream[-len(rest) :] or rest == renumbered(sse_frames(told.stream)[-1], beyond + 1) + DONE
+        assert (
+            rest == told.stream[-len(rest) :]
+            or rest == renumbered(api_clients.sse_frames(told.stream)[-1], beyond + 1) + DONE
+        )
         assert rest.count(b"event: response.failed") == 1
 
 
-async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: Mode) -> None:
+async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: api_clients.Mode) -> None:
     """A response whose end was sent is unchanged."""
     client = killed.near_the_end[mode]
     assert client.is_complete

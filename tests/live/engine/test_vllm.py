@@ -13,16 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.pipeline import errors
 from penstock.pipeline.core import source_of
-from penstock.pipeline.errors import (
-    ContextTooLong,
-    EngineDead,
-    EngineFailed,
-    EngineOverloaded,
-    InvalidPrompt,
-    InvalidRequest,
-    ServerStopping,
-)
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.recordings.format import read_frames, write_frames
@@ -152,8 +144,8 @@ async def test_stopping_ends_running_generations(
     await stats.until(lambda: stats.running == len(tasks))
     await ending.stop()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(end) for end in ends] == [EngineFailed] * 3
-    with pytest.raises(ServerStopping):
+    assert [type(end) for end in ends] == [errors.EngineFailed] * 3
+    with pytest.raises(errors.ServerStopping):
         await generate(ending, asked)
     await until_idle(engine)
 
@@ -162,10 +154,10 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
     """A prompt that is too long, empty or has an unknown token id is refused; the next one still works."""
     good = prompt(encoding, "Say hello.")
     for tokens, error in (
-        ([5] * CONTEXT_LENGTH, ContextTooLong),
-        ([], InvalidPrompt),
-        ([5, VOCABULARY_SIZE], InvalidPrompt),
-        ([-1], InvalidPrompt),
+        ([5] * CONTEXT_LENGTH, errors.ContextTooLong),
+        ([], errors.InvalidPrompt),
+        ([5, VOCABULARY_SIZE], errors.InvalidPrompt),
+        ([-1], errors.InvalidPrompt),
     ):
         bad = msgspec.structs.replace(good, token_ids=tuple(tokens))
         with pytest.raises(error):
@@ -176,7 +168,7 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
 async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """The error comes before the stream, as penstock's own exception."""
     refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
-    with pytest.raises(InvalidPrompt):
+    with pytest.raises(errors.InvalidPrompt):
         await generate(engine, refused)
 
 
@@ -186,7 +178,7 @@ async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, en
     names = [f"resp_{number}" for number in range(QUEUE)]
     inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
     await stats.until(lambda: stats.running == QUEUE)
-    with pytest.raises(EngineOverloaded):
+    with pytest.raises(errors.EngineOverloaded):
         await generate(engine, rename(asked, "resp_outside"))
     before = stats.generated
     await stats.until(lambda: stats.generated > before + QUEUE)
@@ -256,7 +248,7 @@ async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: Harm
 
 async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Over vLLM's ``--max-logprobs`` the error names the API's parameter."""
-    with pytest.raises(InvalidRequest, match="21") as refused:
+    with pytest.raises(errors.InvalidRequest, match="21") as refused:
         await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
     assert refused.value.param == "top_logprobs"
 
@@ -320,7 +312,7 @@ async def test_salt_separates_caches(engine: VllmEngine, encoding: HarmonyEncodi
 async def test_priority_needs_a_priority_scheduler(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """A priority that vLLM would ignore is refused; 0 means none."""
     asked = prompt(encoding, "Say hello.")
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(errors.InvalidRequest) as refused:
         await generate(engine, scheduled(asked, priority=-1))
     assert refused.value.param == "priority"
     seam = Seam(engine._llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
@@ -420,7 +412,7 @@ async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEn
 async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """The error comes before the stream, and the engine keeps running."""
     asked = prompt(encoding, "Say hello.")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
     assert token_ids(await generate(engine, asked))
 
@@ -429,7 +421,7 @@ async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, enco
     """Other responses continue."""
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
     asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
-    with pytest.raises(EngineFailed):
+    with pytest.raises(errors.EngineFailed):
         await generate(engine, asked)
     assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
 
@@ -486,5 +478,5 @@ async def test_dead_engine_fails_streams_and_health(
         assert response.error.code == "server_error"
         assert (await served.get("/health"))[0] == 503
         assert (await served.post({"input": "Hi"}))[0] == 503
-    with pytest.raises(EngineDead):
+    with pytest.raises(errors.EngineDead):
         await generate(engine, prompt(encoding, "Say hello."))
