@@ -22,7 +22,6 @@ PNG = b"\x89PNG"
 
 @pytest.mark.vllm
 async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
-    """Each step size has a cost for both frontends, in tables, JSON and plot."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
     assert all(found.ours.median > 0 < found.peer.median for found in compared)
@@ -37,7 +36,6 @@ async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every prompt the parts sum to the whole, and the loop works no longer than its process."""
     monkeypatch.setattr(first_token, "LONG", 2_000)
     compared = await added(short=1, long=1)
     prompts = [(found.load["prompt"], found.load["known"]) for found in compared if found.what == ADDED]
@@ -50,7 +48,6 @@ async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: p
 
 
 def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:
-    """Running one part replaces that part only; goals keep their order."""
     compared = Comparison({"streams": 100, "step": 1, "reasoning": 0}, Figure((1.0,)), Figure((2.0,)))
     first, old, new = Goal("P2", "first", "us", 1, 1), Goal("P10", "old", "", 1, 1.15), Goal("P10", "new", "", 1, 1.15)
     keep({"kept": Found("then", goals=[old]), "servers": Found("then", goals=[first])}, tmp_path)
@@ -63,7 +60,6 @@ def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:
 
 
 def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
-    """A column names the quantity, as in the table of real engines."""
     compared = [Comparison({"streams": 8}, Figure((1.5,)), Figure((3.0,)), what) for what in ("tokens/s", "ms")]
     keep({"engines": Found("here", comparisons={"Real engines": compared})}, tmp_path)
     page = (tmp_path / "README.md").read_text()
@@ -104,13 +100,11 @@ def test_rounds_around_the_bound_give_no_verdict(rounds: tuple[float, ...], verd
 
 @pytest.mark.parametrize(("ours", "peer", "part", "of_peer"), [(1_400, None, 1.0, None), (2_800, 0, 0.5, float("inf"))])
 def test_higher_rate_is_better(ours: float, peer: float | None, part: float, of_peer: float | None) -> None:
-    """There is no ratio if the peer's rate is zero."""
     goal = Goal("P5", "", "", ours, 1_400, peer, None, 5.0, is_rate=True)
     assert (goal.of_bound, goal.peer_of_bound, goal.verdict) == (part, of_peer, "yes")
 
 
 def test_clients_count_deltas_and_tokens() -> None:
-    """Tokens come from the usage; only deltas have times."""
     heard = Heard()
     for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
         heard.hear(b"event: response.%s\ndata: {}" % name.encode(), float(at))

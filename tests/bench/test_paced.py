@@ -13,7 +13,6 @@ from tests.bench.readers import ARRIVAL
 
 
 def test_held_back_token_is_late(tmp_path: Path) -> None:
-    """One stream gets each token in time, the other all at the end; an incomplete record in the file is ignored."""
     begun, step = 100.0, 1 / RATE
     ahead = [(99.0, stream, 1) for stream in (7, 9)]
     single = [(begun + number * step + 0.001, 7, 1) for number in range(4)]
@@ -25,21 +24,17 @@ def test_held_back_token_is_late(tmp_path: Path) -> None:
 
 
 def test_missing_token_is_endlessly_late(tmp_path: Path) -> None:
-    """One stream has no token, another has half of them."""
     arrivals = tmp_path / "arrivals"
     arrivals.write_bytes(ARRIVAL.pack(1.0, 7, 1))
     assert delays(arrivals, 2, slice(0, 2), 1.0).tolist() == [[0.0, np.inf], [np.inf, np.inf]]
 
 
 def test_largest_load_in_time_is_carried() -> None:
-    """If all tries were late, the result is 0."""
     late, good = Try(200, 0.01, 0.03, 1.0), Try(100, 0.001, 0.002, 1.0)
     assert (carried([late, good]), carried([late])) == (100, 0)
 
 
 async def test_failing_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """The results have the reason, and the terminal has the traceback."""
-
     async def failing() -> None:
         raise RuntimeError("The server is gone")
 

@@ -165,21 +165,18 @@ async def outcome(**body: Json) -> Outcome:
 
 
 def test_table_has_every_parameter_once() -> None:
-    """It has all parameters of openai-python and of this server, and no others."""
     sdk = get_type_hints(ResponseCreateParamsStreaming) | get_type_hints(ResponseCreateParamsNonStreaming)
     names = [name for name, _ in table()]
     assert sorted(names) == sorted(sdk.keys() | CreateResponse.model_fields.keys())
 
 
 def test_every_parameter_is_probed() -> None:
-    """No row of the table is untested."""
     assert PROBES.keys() | ELSEWHERE == TABLE.keys()
     assert set(TABLE.values()) == {"implemented", "echoed", "accepted", "refused"}
 
 
 @pytest.mark.parametrize(("name", "value"), CASES, ids=str)
-async def test_table_is_true(name: str, value: Json) -> None:
-    """Each parameter does what its row says."""
+async def test_parameter_does_what_its_row_says(name: str, value: Json) -> None:
     beside = BESIDE.get(name, {})
     if TABLE[name] == "refused":
         with pytest.raises(UnsupportedParameter) as caught:
@@ -218,14 +215,12 @@ STRUCTURED: dict[str, list[Json]] = {
 
 @pytest.mark.parametrize(("param", "value"), [(param, value) for param in STRUCTURED for value in STRUCTURED[param]])
 async def test_unenforceable_structured_output_is_refused(param: str, value: Json) -> None:
-    """The error names the parameter."""
     with pytest.raises(InvalidRequest) as caught:
         await outcome(structured_outputs=value)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 async def test_answer_has_one_format() -> None:
-    """Two formats are an error; plain text is no format."""
     said: Json = {"regex": "a+"}
     with pytest.raises(InvalidRequest) as caught:
         await outcome(structured_outputs=said, text={"format": {"type": "json_object"}})
@@ -234,8 +229,7 @@ async def test_answer_has_one_format() -> None:
 
 
 @pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)
-async def test_idle_parts_have_no_effect(name: str, part: Json) -> None:
-    """Values that a row excludes do nothing."""
+async def test_values_excluded_by_a_row_have_no_effect(name: str, part: Json) -> None:
     assert (await outcome(**{name: part})).deeds == (await outcome()).deeds
 
 
@@ -249,7 +243,6 @@ async def test_refused_parameter_may_be_null(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROBES)
 async def test_wrong_type_is_refused(name: str) -> None:
-    """The 400 names the parameter, or a place in it."""
     with pytest.raises(InvalidRequest) as caught:
         await outcome(**{name: [[5]] if name != "context_management" else 5})
     assert (caught.value.param or "").startswith(name)

@@ -65,7 +65,6 @@ BROKEN: dict[str, tuple[Json, str]] = {
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
 async def test_broken_promise_fails_the_response(body: Json, said: str, size: int) -> None:
-    """The response has failed, and its last item is incomplete."""
     response = await ended(f"{said}<|return|>", body, size)
     assert response.status == "failed"
     assert response.error is not None
@@ -75,7 +74,6 @@ async def test_broken_promise_fails_the_response(body: Json, said: str, size: in
 
 @pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
 async def test_missing_required_call_fails_the_response(said: str) -> None:
-    """Reasoning alone does not suffice."""
     response = await ended(f"{said}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
     assert response.status == "failed"
 
@@ -88,8 +86,7 @@ async def test_promise_cut_by_the_token_limit_is_incomplete(body: Json, said: st
     assert response.status == "incomplete"
 
 
-async def test_complete_turns_complete() -> None:
-    """A turn that ends as promised completes, call after call."""
+async def test_turn_that_ends_as_promised_completes() -> None:
     body = {"tools": [STRICT, PATCH], **IN_JSON}
     response = await ended(f'{THOUGHT}<|channel|>final<|message|>{{"n":1}}<|return|>', body)
     assert response.status == "completed"

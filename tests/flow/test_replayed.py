@@ -84,14 +84,12 @@ def response_in(event: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_recording_is_requested_by_its_name(server: ServerProcess, name: str) -> None:
-    """The response is the recorded one, except for ids and times."""
     status, response = await server.post(request_of(name) | {"model": name})
     assert status == 200, response
     assert said(response) == said(response_of(name))
 
 
 async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
-    """It is found by its content; several recordings of a request answer in turn."""
     asked = defaultdict(list)
     for name in CASES:
         asked[json.dumps(request_of(name), sort_keys=True)].append(name)
@@ -102,7 +100,6 @@ async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
 
 
 async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
-    """Events are the recorded ones, with ids of their own."""
     async with openai_client(server.url) as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
         events = [event async for event in stream]
@@ -112,13 +109,11 @@ async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
 
 
 async def test_concurrent_requests_do_not_mix(server: ServerProcess) -> None:
-    """Each gets the recording that it names."""
     answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
     assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
 
 
 async def test_models_are_recorded_models_and_names(server: ServerProcess) -> None:
-    """The recorded model comes first."""
     _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
 
@@ -127,7 +122,6 @@ async def test_models_are_recorded_models_and_names(server: ServerProcess) -> No
 
 
 async def test_unrecorded_request_is_refused(server: ServerProcess) -> None:
-    """The error names similar recordings, and the difference."""
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
     assert (status, answer["error"]["code"]) == (400, "not_recorded")
     assert "None of 143 recordings answers this request." in answer["error"]["message"]
@@ -135,7 +129,6 @@ async def test_unrecorded_request_is_refused(server: ServerProcess) -> None:
 
 
 async def test_other_tools_make_another_request(server: ServerProcess) -> None:
-    """Tools are compared by name."""
     tool = {"type": "function", "name": "unheard_of", "parameters": {"type": "object", "properties": {}}}
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello.", "tools": [tool]})
     assert status == 400
@@ -143,7 +136,6 @@ async def test_other_tools_make_another_request(server: ServerProcess) -> None:
 
 
 async def test_background_responses_are_replayed(server: ServerProcess) -> None:
-    """An unrecorded one is refused at once."""
     status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
     assert status == 400
     async with openai_client(server.url) as client:
@@ -171,7 +163,6 @@ def recorded(folder: Path, chunks: int, name: str = "tiny-gpt-oss", at: str | No
 
 
 async def test_replay_at_recorded_speed_can_be_cancelled(tmp_path: Path) -> None:
-    """With ``--replay-speed 1x`` tokens have their recorded times, and a cancel keeps those so far."""
     recorded(tmp_path / "recordings" / "slow", chunks=600)
     async with replayed(tmp_path / "recordings", tmp_path, "--replay-speed", "1x") as server:
         async with openai_client(server.url) as client:
@@ -188,7 +179,6 @@ async def test_replay_at_recorded_speed_can_be_cancelled(tmp_path: Path) -> None
 
 
 async def test_answers_come_in_the_order_of_recording(tmp_path: Path) -> None:
-    """The oldest comes first, and again after the last."""
     for name, day, chunks in (("a", 3, 1), ("b", 1, 2), ("c", 2, 3)):
         recorded(tmp_path / "recordings" / name, chunks, at=f"2026-01-0{day}T00:00:00Z")
     async with replayed(tmp_path / "recordings", tmp_path) as server:
@@ -197,7 +187,6 @@ async def test_answers_come_in_the_order_of_recording(tmp_path: Path) -> None:
 
 
 async def test_failures_are_replayed(tmp_path: Path) -> None:
-    """A recorded refusal is a refusal, and a recorded failure a failure."""
     refused, broken = tmp_path / "recordings" / "refused", tmp_path / "recordings" / "broken"
     for folder, frames, error in ((refused, 0, "EngineOverloaded"), (broken, 3, "EngineFailed")):
         recorded(folder, 5)
@@ -213,7 +202,6 @@ async def test_failures_are_replayed(tmp_path: Path) -> None:
 
 
 async def test_chat_recordings_need_no_vllm(tmp_path: Path) -> None:
-    """Their parsed frames are replayed, without a template."""
     async with replayed(FIXTURES / "chat", tmp_path) as server:
         for name in ("tiny_qwen_thinking_off", "qwen3_two_calls", "kimi_k2_cut_in_thought"):
             request = json.loads((FIXTURES / "chat" / name / "request.json").read_text())
@@ -238,7 +226,6 @@ def install(pipeline):
 
 
 async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
-    """Stages after ``generate`` see its tokens."""
     stage = tmp_path / "counting.py"
     stage.write_text(COUNTING)
     async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
@@ -249,7 +236,6 @@ async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
 
 
 async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
-    """They are as good as the first ones, tools and failures included."""
     names = ("greeting", "function_call_result", "logprobs", "served_python", "served_mcp", "cut_in_final")
     async with replayed(HARMONY, tmp_path, "--record", str(tmp_path / "recorded")) as server:
         for name in names:
@@ -264,7 +250,6 @@ async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
 
 
 async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
-    """The log names file and line, and all others answer."""
     folder = tmp_path / "recordings"
     for name, cut in (("no_end", -1), ("whole", None), ("half_a_line", -2)):
         recorded(folder / name, 1)
@@ -294,7 +279,6 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
     ],
 )
 async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
-    """The error names a file and the reason, and the exit code is 2."""
     folder = tmp_path / "recordings"
     (folder / "one").mkdir(parents=True)
     for name, data in files.items():

@@ -56,13 +56,11 @@ def stages(**settings: Any) -> dict[str, Any]:
 
 
 def test_outputs_are_logged_only_if_enabled() -> None:
-    """By default the log has no text of the model."""
     assert "log" not in stages()
     assert [*stages(log_outputs=True)][-3:] == ["emit", "log", "persist"]
 
 
 def test_caches_are_salted_only_if_enabled() -> None:
-    """By default requests share the prefix cache."""
     for salted in (False, True):
         normalize = stages(salt_caches=salted)["normalize"]
         assert isinstance(normalize, Normalize)
@@ -82,7 +80,6 @@ async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
 
 
 async def test_only_configured_tools_are_available() -> None:
-    """A browser needs a search engine, and Python and a shell need the sandbox."""
     bare = await toolbox(chosen(sandbox=False))
     assert not bare.kinds | bare.mcp.labels
     searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
@@ -91,14 +88,12 @@ async def test_only_configured_tools_are_available() -> None:
 
 
 async def test_sandbox_works_here() -> None:
-    """A machine with a sandbox for commands offers code and commands."""
     await available("container")
     async with at_hand(chosen()) as tools:
         assert tools.kinds == {"python", "container"}
 
 
 async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> None:
-    """An MCP server with the label of a built-in tool is used instead."""
     config = tmp_path / "mcp.json"
     config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "docs"}}}')
     async with at_hand(chosen(mcp_config=config)) as tools:
@@ -116,20 +111,17 @@ async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> Non
     ],
 )
 def test_unusable_tool_settings_are_refused(option: str, value: object, told: str) -> None:
-    """The error comes before a model is loaded."""
     with pytest.raises(ValidationError, match=told):
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
-def test_switches_need_no_value() -> None:
-    """Unknown options go to vLLM."""
+def test_switch_needs_no_value_and_unknown_options_go_to_vllm() -> None:
     chosen = CliApp.run(Settings, cli_args=["tiny", "--log-outputs", "--max-model-len", "8192", "--salt-caches"])
     assert (chosen.model, chosen.log_outputs, chosen.salt_caches) == ("tiny", True, True)
     assert chosen.engine_arguments == ["--max-model-len", "8192"]
 
 
 def test_every_log_handler_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line of the command's log has the id of its response."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
@@ -142,7 +134,6 @@ def test_every_log_handler_names_the_response(monkeypatch: pytest.MonkeyPatch) -
     "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}, {"max_background": 0}]
 )
 def test_senseless_numbers_are_refused(option: dict[str, int]) -> None:
-    """An invalid number ends the start with a message."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": []} | option)
 
@@ -151,20 +142,17 @@ def test_senseless_numbers_are_refused(option: dict[str, int]) -> None:
     ("said", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)]
 )
 def test_durations_may_have_units(said: str, seconds: float) -> None:
-    """A time is a number of seconds, or a number with a letter."""
     chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", said, "--drain-timeout", said])
     assert (chosen.store_ttl, chosen.drain_timeout) == (seconds, seconds)
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
 def test_malformed_duration_is_refused(said: str) -> None:
-    """A malformed duration ends the start."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
 
 
 def test_store_is_a_file_or_a_database() -> None:
-    """``--store`` takes a path, or the URL of a PostgreSQL database in both spellings."""
     assert isinstance(database("responses.sqlite3"), SqliteDatabase)
     for scheme in ("postgresql", "postgres"):
         assert isinstance(database(f"{scheme}://me@localhost/penstock"), PostgresDatabase)
@@ -178,7 +166,6 @@ def servers(path: Path) -> list[str]:
 
 
 async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
-    """The later of two servers on one port ends, and the other is not taken for dead."""
     path, bound, loaded = tmp_path / "store.sqlite3", asyncio.Event(), asyncio.Event()
     arguments = ["tiny", "--store", str(path), "--port", str(free_port()), "--no-sandbox"]
     settings = CliApp.run(Settings, cli_args=arguments)
@@ -209,7 +196,6 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
-    """Two stages differ, and images are fetched by the rules of the settings."""
     live = RunRegistry(Store(Nowhere()))
     settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), load_model())
     turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
@@ -219,7 +205,6 @@ def test_chat_model_has_its_own_stages() -> None:
 
 
 def test_chat_options_have_vllms_names() -> None:
-    """They are not passed to the engine."""
     arguments = ["tiny", "--reasoning-parser", "qwen3", "--tool-call-parser=none", "--chat-template", "a.jinja"]
     arguments += ["--chat-template-content-format", "string", "--trust-request-chat-template"]
     arguments += ["--default-chat-template-kwargs", '{"enable_thinking": false}']
@@ -229,7 +214,6 @@ def test_chat_options_have_vllms_names() -> None:
 
 
 def test_engine_urls_select_http_engines() -> None:
-    """There may be several replicas; the model is the one they serve."""
     settings = CliApp.run(Settings, cli_args=["--engine", "http://a:8001", "--engine", "https://b/vllm"])
     assert (settings.engine, settings.model) == (["http://a:8001", "https://b/vllm"], None)
 
@@ -246,7 +230,6 @@ def test_engine_urls_select_http_engines() -> None:
     ],
 )
 def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -> None:
-    """The error comes before any request."""
     with pytest.raises(ValidationError, match=re.escape(told)):
         CliApp.run(Settings, cli_args=arguments)
 
@@ -261,7 +244,6 @@ def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -
     ],
 )
 def test_wrong_settings_are_named_by_their_options(arguments: list[str], told: str) -> None:
-    """There is a line for each, with the reason."""
     with pytest.raises(CannotRun, match=re.escape(told)):
         main(arguments)
 
@@ -274,14 +256,12 @@ def test_engine_key_on_the_command_line_is_refused(option: str, monkeypatch: pyt
 
 
 def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message explains how to continue."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
         main(["tiny"])
 
 
 async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's server shows that its model speaks Harmony."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     engine = FakeVllm()
     async with running_fakes(engine):
@@ -292,8 +272,7 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("model", [str(TINY_QWEN), None])
-async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> None:
-    """Template and parsers come from the folder or id of MODEL, or of the engine."""
+async def test_chat_model_of_an_http_engine_is_read_here(model: str | None) -> None:
     load_model()  # vLLM's imports warn
     engine = FakeVllm(markers=[1, 2, 3], root="/nowhere" if model else str(TINY_QWEN))
     async with running_fakes(engine):
@@ -306,7 +285,6 @@ async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> 
 
 @pytest.mark.vllm
 async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
-    """The config of the model shows it."""
     load_model()  # vLLM's imports warn
     config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))

@@ -76,7 +76,6 @@ def row(name: str, option: str, field: FieldInfo) -> str:
 
 
 def test_page_has_every_setting(pytestconfig: pytest.Config) -> None:
-    """The page equals the one made from the settings."""
     page = HEAD + "".join(row(*option) for option in options()) + TAIL
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)

@@ -72,7 +72,6 @@ def said(fields: Json) -> Json:
 async def test_shell_or_patch_call_has_its_own_item(
     served: Server[ScriptedEngine], encoding: HarmonyEncoding, case: Case
 ) -> None:
-    """Its output is rendered the same, replayed or by ``previous_response_id``."""
     name, arguments, fields, output, told = case
     served.engine.script = written(name, arguments, encoding)
     events = await stream_events(served, BODY)

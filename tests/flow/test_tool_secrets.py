@@ -61,7 +61,6 @@ def files(folder: Path) -> bytes:
 async def test_responses_never_have_tool_secrets(
     served: Server[ScriptedEngine], tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, streams: bool
 ) -> None:
-    """Responses, events and log lack them; a queued response has the whole URL in the store, but no header."""
     body = {"input": "Hi", "tools": [TOOL], "tool_choice": "none", "background": background}
     with caplog.at_level(logging.DEBUG):
         if streams:
@@ -84,7 +83,6 @@ async def test_responses_never_have_tool_secrets(
 async def test_errors_never_have_tool_secrets(
     served: Server[ScriptedEngine], caplog: pytest.LogCaptureFixture, fields: Json
 ) -> None:
-    """A refusal names the place without quoting it."""
     with caplog.at_level(logging.DEBUG):
         status, answer = await served.post({"input": "Hi", "tools": [TOOL | fields]})
     assert (status, answer["error"]["param"].startswith("tools[0].")) == (400, True)

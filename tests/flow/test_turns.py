@@ -59,7 +59,6 @@ async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEve
     ["browser.search", "browser.open", "browser.find", "browser.run", "python", "container.exec", "repo_browser"],
 )
 async def test_undeclared_tool_call_is_reasoning(tool: str, arguments: str, size: int) -> None:
-    """A call of an unavailable built-in tool is one reasoning item with the same text, in stream and output."""
     text = f"<|channel|>analysis to={tool} code<|message|>{arguments}<|call|><|start|>assistant"
     events = await heard(f"{text}<|channel|>final<|message|>Hello!<|return|>", chunk_size=size)
     added = [(event.output_index, type(event.item)) for event in events if isinstance(event, OutputItemAdded)]
@@ -87,8 +86,9 @@ def text_of(item: Any) -> str:
 )
 @pytest.mark.parametrize("said", ["{}", ""])
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|start|>assistant", ""])
-async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str, end: str) -> None:
-    """A call has its done events for any recipient and end, with or without arguments."""
+async def test_call_with_any_recipient_and_end_is_done(
+    recipient: str, kind: str, text: str, said: str, end: str
+) -> None:
     events = await heard(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
     bodies = [json.loads(to_sse(event).partition(b"data: ")[2]) for event in events]
     ladder = [body for body in bodies if body.get("output_index") == 1]
@@ -115,7 +115,6 @@ async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str,
     ],
 )
 async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int, encoding: HarmonyEncoding) -> None:
-    """All tokens count, and those of reasoning are counted separately as well."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     usage = final(await run_request(responses(engine), BODY)).usage
@@ -131,8 +130,9 @@ async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int
 
 @pytest.mark.defect("B23")
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
-async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A run whose reader is cancelled at any event is stored as cancelled."""
+async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(
+    number: int, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
     engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
     request = await read_request(json.dumps(BODY).encode())
     seen: list[ResponseEvent] = []
@@ -164,7 +164,6 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
 
 @pytest.mark.parametrize("size", [1, 1000])
 async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Through the store, the next prompt begins with the last one and every token after it."""
     tokens = encode_by_letters(
         f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
     )
@@ -198,8 +197,6 @@ _words = st.sampled_from(
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
 @examples(60)
 def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
-    """The output of any turn is a valid input, with its calls answered."""
-
     async def talk() -> None:
         encoding = load_encoding()
         tokens = encoding.encode_markup(text)[:limit]

@@ -87,8 +87,7 @@ def penstock(wheel: Path, tmp_path: Path) -> Run:
     return penstock
 
 
-def test_wheel_has_every_file(wheel: Path) -> None:
-    """Nothing of the product is left out, and nothing else is installed."""
+def test_wheel_has_every_file_of_the_product_and_no_other(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == listed(ROOT)
@@ -96,11 +95,9 @@ def test_wheel_has_every_file(wheel: Path) -> None:
 
 @pytest.mark.parametrize("command", ["serve", "replay", "show", "diff", "shrink", "inspect"])
 def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> None:
-    """Modules in the working directory hide none of penstock's."""
     assert penstock(command, "--help").lower().startswith("usage: ")
 
 
 def test_package_of_the_user_may_be_called_stages(penstock: Run, tmp_path: Path) -> None:
-    """A stage can be inserted from a package with the name of one of penstock's folders."""
     output = penstock("replay", HARMONY / "weather", "--with", "stages.counted:install")
     assert f"frames of {tmp_path}/site/penstock/pipeline/frames.py" in output

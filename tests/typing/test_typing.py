@@ -24,14 +24,12 @@ def run(*command: str) -> str:
 
 
 def test_mypy_rejects_wrong_junctions() -> None:
-    """It refuses each wrong line, and only those."""
     output = run("mypy", "--config-file", "pyproject.toml", "tests/typing/rejected.py", "tests/typing/accepted.py")
     found = re.findall(r"^tests/typing/(\w+)\.py:(\d+): error", output, re.MULTILINE)
     assert {(file, int(line)) for file, line in found} == {("rejected", line) for line in wrong_lines()}, output
 
 
 def test_pyright_rejects_wrong_junctions() -> None:
-    """It refuses each wrong line, and only those."""
     report = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(HERE)))
     assert report["summary"]["filesAnalyzed"] == 2
     errors = [found for found in report["generalDiagnostics"] if found["severity"] == "error"]

@@ -29,30 +29,25 @@ def tested() -> set[str]:
 
 
 def test_ids_are_listed_once_and_in_order() -> None:
-    """The list has each id once, without a gap."""
     reported = [str(number) for number in range(1, 47)]
     early, late = ([f"{letter}{number}" for number in range(1, last + 1)] for letter, last in (("V", 25), ("B", 35)))
     assert [defect for defect, _ in LINES] == early + reported + late
 
 
 def test_every_id_of_a_marker_is_listed(tested: set[str]) -> None:
-    """No marker names an id that the list does not explain."""
     assert tested <= {defect for defect, _ in LINES}
 
 
 def test_every_listed_id_has_a_test_or_a_reason(tested: set[str]) -> None:
-    """A line says "No test:" and why if, and only if, no test carries its id."""
     for defect, line in LINES:
         assert (defect in tested) is ("No test: " not in line), defect
 
 
 def test_no_test_name_carries_an_id() -> None:
-    """Names say subject and effect; markers carry the ids."""
     assert not [name for source in SOURCES for name in re.findall(r"def (test_(?:[vb]|row)\d\w*)", source)]
 
 
 def test_markers_are_found_on_any_test() -> None:
-    """Markers are read above other decorators, in classes and with several ids."""
     source = """
 class TestIt:
     @pytest.mark.defect("V1", "46")

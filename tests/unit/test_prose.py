@@ -47,7 +47,6 @@ def broken(where: str, prose: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_module_is_in_plain_english(path: Path) -> None:
-    """No docstring is a relative clause, and no comment or docstring uses a word of the rules."""
     text = path.read_text()
     strings = list(docstrings(ast.parse(text)))
     relative = [f"line {line}: {prose[:60]!r}" for line, prose in strings if RELATIVE.match(prose)]
@@ -59,6 +58,5 @@ def test_module_is_in_plain_english(path: Path) -> None:
     "path", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_page_is_in_plain_english(path: Path) -> None:
-    """The rules hold outside of code."""
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     assert not [fault for number, line in enumerate(text.splitlines(), 1) for fault in broken(f"line {number}", line)]

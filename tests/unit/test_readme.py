@@ -10,18 +10,15 @@ README = (ROOT / "tests" / "README.md").read_text()
 
 
 def test_readme_names_every_helper_module() -> None:
-    """A new module of `tests/support` gets its purpose in the table."""
     modules = {path.stem for path in (ROOT / "tests" / "support").glob("*.py")} - {"__init__"}
     assert modules <= set(re.findall(r"`(\w+)`", README))
 
 
 def test_readme_names_every_folder() -> None:
-    """Each folder of tests has its row."""
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
     assert folders == set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE))
 
 
 def test_readme_names_targets_that_exist() -> None:
-    """Every ``make`` command of the README is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets

@@ -31,7 +31,6 @@ def held() -> Counter[str]:
 
 @pytest.mark.defect("17", "V25", "B17")
 async def test_finished_responses_leave_nothing_in_memory(encoding: HarmonyEncoding, store_at: str) -> None:
-    """After many responses of all kinds there are no more runs, tasks and futures than before."""
     engine = ScriptedEngine(script(encoding, latency=0.001))
     async with running_server(engine, encoding, store_at) as served:
         await served.get("/health")

@@ -25,7 +25,6 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("B21")
 async def test_background_response_waits_runs_and_ends(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """The response is queued at first, in progress in the engine, and complete at its end, with usage."""
     served.engine.hold()
     response_id = await api_clients.start_background(served)
     while (status := (await api_clients.get_response(served, response_id))["status"]) == "queued":
@@ -39,7 +38,6 @@ async def test_background_response_waits_runs_and_ends(served: PacedServer, enco
 
 @pytest.mark.defect("B21")
 async def test_store_has_the_status_of_a_background_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Another server, which reads only the store, sees it queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit = 1
     running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
@@ -52,7 +50,6 @@ async def test_store_has_the_status_of_a_background_response(served: ScriptedSer
 
 @pytest.mark.defect("B21")
 async def test_stream_of_a_background_response_begins_queued(served: ScriptedServer) -> None:
-    """It has a queued event, then the events of any other stream."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
     assert [type(event) for event in events[:3]] == [ResponseCreated, ResponseQueued, ResponseInProgress]
     assert final(events).status == "completed"
@@ -75,7 +72,6 @@ async def test_stream_of_a_background_response_begins_queued(served: ScriptedSer
 async def test_failure_ends_a_background_response(
     served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
 ) -> None:
-    """A failure at any point, before or after the start, ends the response and its stream as failed."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
@@ -90,7 +86,6 @@ async def test_failure_ends_a_background_response(
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_dead_engine_refuses_background_responses(served: ScriptedServer, stream: bool) -> None:
-    """A response that could only fail is refused, and its conversation is free."""
     served.engine.is_alive = False
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "background": True, "stream": stream, "conversation": conversation["id"]}
@@ -119,7 +114,6 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
 
 
 async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A response beyond the limit of the queue is a 503 with a time to retry, and is not stored."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
     for _ in range(3):
@@ -133,7 +127,6 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
 
 @pytest.mark.defect("31")
 async def test_background_response_needs_no_client(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """The response completes after its client has left."""
     served.engine.hold(5)
     async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -144,7 +137,6 @@ async def test_background_response_needs_no_client(served: PacedServer, encoding
 
 
 async def test_busy_engine_is_retried(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The response stays queued until the engine has room."""
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
     response_id = await api_clients.start_background(served)
     await asyncio.sleep(0.05)
@@ -154,7 +146,6 @@ async def test_busy_engine_is_retried(served: ScriptedServer, encoding: HarmonyE
 
 
 async def test_impossible_background_request_is_refused(served: ScriptedServer) -> None:
-    """A wrong grammar or too long an input is a 400, and nothing is stored."""
     served.engine.context_length = 8192
     grammar = {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
     for body, param in (({"input": "long " * 9_000}, "input"), ({"input": "Hi", "tools": [grammar]}, "tools")):
@@ -170,7 +161,6 @@ async def test_impossible_background_request_is_refused(served: ScriptedServer) 
 async def test_finished_run_is_released(
     served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """After a response of any outcome is stored, the process holds nothing of it."""
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
@@ -181,7 +171,6 @@ async def test_finished_run_is_released(
 
 
 async def test_background_response_locks_its_conversation(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """No other items are added until the response has ended; then all of its items are."""
     served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
@@ -196,7 +185,6 @@ async def test_background_response_locks_its_conversation(served: PacedServer, e
 
 
 async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
-    """The client creates and polls a response, or resumes its stream after the last event."""
     response = await sdk.responses.create(model="tiny", input="Hi", background=True)
     while response.status in ("queued", "in_progress"):
         response = await sdk.responses.retrieve(response.id)
@@ -215,7 +203,6 @@ async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.defect("43")
 async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
-    """With ``--detach`` a stored response completes without its client."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with running_server(engine, encoding, where, detaches=True) as served:
         async with api_clients.open_stream(served) as stream:
@@ -238,7 +225,6 @@ async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding,
 
 
 async def test_detached_response_may_be_refused_by_a_status(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """An error before its start is an HTTP status, as for any other."""
     engine = ScriptedEngine(Script(refusal=InvalidPrompt("Too odd.")))
     async with running_server(engine, encoding, tmp_path, detaches=True) as served:
         for stream in (False, True):

@@ -46,7 +46,6 @@ FIELDS = ("status", "error", "incomplete_details", "completed_at")
 
 @pytest.mark.defect("13")
 async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer) -> None:
-    """An unknown id is a 404."""
     status, error = await api_clients.cancel_response(served, "resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
@@ -56,7 +55,6 @@ async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer
 async def test_finished_background_response_cannot_be_cancelled(
     served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """The answer is the unchanged response."""
     served.engine.script = script(encoding, **fault)
     answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
     for _ in range(2):
@@ -69,7 +67,6 @@ async def test_finished_background_response_cannot_be_cancelled(
 async def test_finished_foreground_response_is_not_cancellable(
     served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """The cancel is a 400 with the reason."""
     served.engine.script = script(encoding, **fault)
     _, answer = await served.post({"input": "Hi"})
     status, error = await api_clients.cancel_response(served, answer["id"])
@@ -79,7 +76,6 @@ async def test_finished_foreground_response_is_not_cancellable(
 
 @pytest.mark.defect("13")
 async def test_cancelled_queued_response_never_runs(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The response never reaches the engine; its stream has the queued event and a terminal event."""
     endless(served, encoding)
     served.scheduler.background.limit = 1
     running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
@@ -103,7 +99,6 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer, enco
 async def test_cancelled_background_response_keeps_its_output(
     served: ScriptedServer, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is cancelled with its output and usage so far, and its reader gets an end."""
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     endless(served, encoding)
     async with api_clients.open_stream(served, {"background": True}) as stream:
@@ -125,7 +120,6 @@ async def test_cancelled_background_response_keeps_its_output(
 @pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
 async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding, store: bool) -> None:
-    """A foreground response is cancelled by its id, stored or not, and its stream has a terminal event."""
     endless(served, encoding)
     async with api_clients.open_stream(served, {"store": store}) as stream:
         response_id = await stream.response_id()
@@ -144,7 +138,6 @@ async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: Har
 
 @pytest.mark.defect("42")
 async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The waiting client gets the cancelled response."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
     await api_clients.wait_until(lambda: len(served.scheduler.runs.running) == 1)
@@ -156,7 +149,6 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, enco
 
 @pytest.mark.defect("B22")
 async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """All of them get the same answer."""
     endless(served, encoding)
     response_id = await api_clients.start_background(served)
     await api_clients.wait_until(lambda: served.engine.running == 1)
@@ -171,7 +163,6 @@ async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: Harmon
 async def test_first_end_of_a_response_counts(
     served: ScriptedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """A response that completes while it is cancelled has one end, which every client gets."""
     served.engine.script = script(encoding, latency=0.001)
     for pause in range(12):
         async with api_clients.open_stream(served, {"background": background}) as stream:
@@ -212,8 +203,6 @@ async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGener
 @pytest.mark.parametrize("stage", [never_ends, breaks_when_cancelled])
 @pytest.mark.parametrize("background", [False, True])
 async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str, stage: Any, background: bool) -> None:
-    """The response ends even if a stage ignores the cancel or raises."""
-
     def hanging(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return whole.insert_after("generate", "hanging", stage)
 
@@ -240,7 +229,6 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
 
 @pytest.mark.defect("42")
 async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
-    """The response is cancelled while its stream is blocked, and the client can read its end later."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
     async with running_server(
         engine, encoding, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)
@@ -280,7 +268,6 @@ async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str)
 
 @pytest.mark.defect("13")
 async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
-    """A cancel that meets a response on its way to another server answers that it must be retried."""
     served.scheduler.background.limit = 0
     response_id = await api_clients.start_background(served)
     run = served.scheduler.runs.get(response_id, "")
@@ -294,7 +281,6 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
 
 
 async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The engine is free, the reader gets an end, and the response is gone."""
     endless(served, encoding)
     async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -309,7 +295,6 @@ async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, en
 async def test_cancelled_response_unlocks_its_conversation(
     served: ScriptedServer, encoding: HarmonyEncoding, limit: int
 ) -> None:
-    """A cancelled response, queued or running, adds nothing to its conversation, which is free again."""
     endless(served, encoding)
     served.scheduler.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
@@ -337,7 +322,6 @@ class Interrupted(FaultyDatabase):
 
 
 async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyEncoding, where: str) -> None:
-    """The input of a response that ends while it is listed has none of its output."""
     kept = Interrupted(database_at(where))
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
     async with running_server(engine, encoding, kept) as served, api_clients.open_stream(served) as stream:
@@ -351,7 +335,6 @@ async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyE
 
 
 async def test_cancelled_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The continuation is a 400 with the reason."""
     endless(served, encoding)
     response_id = await api_clients.start_background(served)
     await api_clients.cancel_response(served, response_id)

@@ -40,15 +40,13 @@ def looks() -> Iterator[list[int]]:
 
 
 def test_large_request_causes_no_full_collection(looks: list[int]) -> None:
-    """A hundred thousand values are created without a full collection."""
     kept = [[number] for number in range(100_000)]
     assert looks
     assert ALL not in looks
     assert len(kept) == 100_000
 
 
-def test_cyclic_garbage_is_freed(looks: list[int]) -> None:
-    """Freeing the cycle does not need a full collection."""
+def test_cyclic_garbage_is_freed_without_a_full_collection(looks: list[int]) -> None:
     knots = [weakref.ref(Knot()) for _ in range(100_000)]
     left = sum(knot() is not None for knot in knots)
     assert ALL not in looks
@@ -56,5 +54,4 @@ def test_cyclic_garbage_is_freed(looks: list[int]) -> None:
 
 
 def test_startup_objects_are_frozen(looks: list[int]) -> None:
-    """No collection scans them."""
     assert gc.get_freeze_count() > 10_000

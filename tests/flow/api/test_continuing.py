@@ -27,7 +27,6 @@ def name_of(frame: bytes) -> str:
 async def test_running_response_cannot_be_continued(
     served: PacedServer, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
-    """A continuation is a 400 until the response has ended; then it contains the whole output."""
     served.engine.hold()
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = await answer.content.readuntil(b"\n\n")
@@ -47,7 +46,6 @@ async def test_running_response_cannot_be_continued(
 
 @pytest.mark.defect("V16")
 async def test_queued_response_cannot_be_continued(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """A background response can be continued only after its end."""
     served.engine.hold()
     _, queued = await served.post({"input": "Hi", "background": True})
     following = {"input": "Go on", "previous_response_id": queued["id"]}
@@ -82,7 +80,6 @@ async def test_failed_response_cannot_be_continued(served: ScriptedServer, encod
 
 
 async def test_truncated_response_can_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A response at its token limit is continued from its partial output."""
     served.engine.script = script(encoding, ENDLESS)
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
     assert cut["status"] == "incomplete"
@@ -92,7 +89,6 @@ async def test_truncated_response_can_be_continued(served: ScriptedServer, encod
 
 @pytest.mark.defect("V11", "B20")
 async def test_continuation_has_its_own_parameters(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The prompt has the instructions, tools and effort of the new request only."""
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
     _, first = await served.post({"input": "one", **before})
@@ -109,7 +105,6 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer, encod
 
 @pytest.mark.defect("V12", "19", "B28")
 async def test_tool_loop_is_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The next prompt has reasoning, calls and results, though the request names only the previous response."""
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
     served.engine.script = script(encoding, CALL)
@@ -129,7 +124,6 @@ async def test_tool_loop_is_continued(served: ScriptedServer, encoding: HarmonyE
 
 @pytest.mark.defect("B18", "46")
 async def test_branches_are_isolated(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Concurrent continuations of one response do not see each other, and their parent is unchanged."""
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
     branches = [{"input": f"branch {name}", "previous_response_id": root["id"]} for name in "abcd"]
@@ -143,7 +137,6 @@ async def test_branches_are_isolated(served: ScriptedServer, encoding: HarmonyEn
 
 
 async def test_chain_continues_without_deleted_responses(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A deleted response and its ancestors are missing from its continuations, which still work."""
     chain = list[str]()
     for said in ("one", "two", "three"):
         _, response = await served.post({"input": said, "previous_response_id": chain[-1] if chain else None})
@@ -156,7 +149,6 @@ async def test_chain_continues_without_deleted_responses(served: ScriptedServer,
 
 @pytest.mark.defect("28", "B30")
 async def test_client_cannot_choose_an_id(served: ScriptedServer) -> None:
-    """The server assigns every response id, so a client cannot overwrite another response."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}
     headers = {"X-Request-Id": first["id"]}

@@ -37,7 +37,6 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("33")
 async def test_openai_python_manages_conversations(sdk: openai.AsyncOpenAI) -> None:
-    """The client creates, retrieves, updates and deletes one."""
     conversation = await sdk.conversations.create(metadata={"topic": "rain"})
     assert re.fullmatch("conv_[0-9a-f]{32}", conversation.id)
     assert await sdk.conversations.retrieve(conversation.id) == conversation
@@ -56,7 +55,6 @@ async def test_openai_python_manages_conversations(sdk: openai.AsyncOpenAI) -> N
 
 @pytest.mark.defect("33")
 async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
-    """The client lists, adds, retrieves and deletes them."""
     first: Any = CONVERSATION_ITEMS[:3]
     conversation = await sdk.conversations.create(items=first)
     more: Any = CONVERSATION_ITEMS[3:]
@@ -78,7 +76,6 @@ async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("base", ["/v1", "/openresponses/v1"])
 async def test_answers_match_the_sdk_types(served: ScriptedServer, base: str) -> None:
-    """Every object has exactly the fields of the SDK's type."""
     _, conversation = await served.post({"items": CONVERSATION_ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")
     assert Conversation.model_validate(conversation, strict=True).to_dict() == conversation
     path = f"{base}/conversations/{conversation['id']}"
@@ -96,7 +93,6 @@ async def test_answers_match_the_sdk_types(served: ScriptedServer, base: str) ->
 
 @pytest.mark.defect("V14")
 async def test_text_model_refuses_a_conversation_with_images(served: ScriptedServer) -> None:
-    """The images are listed unchanged, and none is dropped."""
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
@@ -115,7 +111,6 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
 
 
 async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
-    """An item without an id, or with an id already in use, gets a new one; other ids of clients are kept."""
     path = await create_conversation(
         served, USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
     )
@@ -128,8 +123,7 @@ async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
-async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) -> None:
-    """Clients may choose any ids."""
+async def test_items_are_found_by_ids_that_clients_chose(sdk: openai.AsyncOpenAI, item_id: str) -> None:
     item: Any = {**USER_MESSAGE, "id": item_id, "type": "message"}
     conversation = await sdk.conversations.create(items=[item])
     assert (await sdk.conversations.items.retrieve(item_id, conversation_id=conversation.id)).id == item_id
@@ -138,7 +132,6 @@ async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) 
 
 
 async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
-    """Any stored item can be added by its id; an item that is already there is not added again."""
     _, response = await served.post({"input": "Hi"})
     thought, answer = response["output"]
     path = await create_conversation(served, {"type": "item_reference", "id": answer["id"]})
@@ -148,7 +141,6 @@ async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
 
 
 async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
-    """An update replaces the metadata as a whole, and null removes it."""
     _, conversation = await served.post({"metadata": {"a": "b", "c": "d"}}, CONVERSATIONS)
     path = f"{CONVERSATIONS}/{conversation['id']}"
     for said, left in (({"e": "f"}, {"e": "f"}), (None, {})):
@@ -157,7 +149,6 @@ async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
 
 
 async def test_items_are_paginated(served: ScriptedServer) -> None:
-    """By default a page has twenty items, newest first; ``after`` leads to the next one."""
     path = await create_conversation(served, *[USER_MESSAGE] * 20)
     assert (await served.post({"items": [USER_MESSAGE] * 5}, f"{path}/items"))[0] == 200
     listed = [item["id"] for item in await conversation_items(served, path)]
@@ -214,15 +205,13 @@ async def test_items_are_paginated(served: ScriptedServer) -> None:
     ],
 )
 async def test_bad_value_is_refused(served: ScriptedServer, method: str, end: str, body: Any, param: str) -> None:
-    """The 400 names it, and nothing is changed."""
     path = await create_conversation(served, *CONVERSATION_ITEMS)
     status, error = await served.ask(method, path + end, body)
     assert (status, error["error"]["param"]) == (400, param)
     assert len(await conversation_items(served, path)) == len(CONVERSATION_ITEMS)
 
 
-async def test_new_conversation_has_the_same_checks(served: ScriptedServer) -> None:
-    """The items of a new conversation are checked like added ones."""
+async def test_items_of_a_new_conversation_are_checked(served: ScriptedServer) -> None:
     for items, param in (
         ([{"id": "msg_nowhere"}], "items[0].id"),
         ([USER_MESSAGE, CONVERSATION_ITEMS[4]], "items[1].call_id"),
@@ -232,7 +221,6 @@ async def test_new_conversation_has_the_same_checks(served: ScriptedServer) -> N
 
 
 async def test_missing_item_is_not_found(served: ScriptedServer) -> None:
-    """An item is found in its own conversation only."""
     other = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
     path = await create_conversation(served, USER_MESSAGE)
     for method in ("GET", "DELETE"):
@@ -270,8 +258,6 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
 async def test_other_owners_conversation_does_not_exist(
     shared: ScriptedServer, method: str, path: str, body: Json | None
 ) -> None:
-    """Bob gets the same answers for Alice's conversation as for an unknown id."""
-
     async def ask(key: str, name: str) -> tuple[int, Any]:
         said = body and {field: name if value == "{}" else value for field, value in body.items()}
         headers = {"Authorization": f"Bearer {key}"}

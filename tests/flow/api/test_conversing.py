@@ -38,7 +38,6 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("33")
 async def test_responses_are_added_one_after_another(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Unstreamed, streamed or in the background, each response reads the earlier ones and is added after them."""
     path = await create_conversation(served, {"role": "developer", "content": "Be kind."})
     conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
@@ -57,7 +56,6 @@ async def test_responses_are_added_one_after_another(served: ScriptedServer, enc
 
 
 async def test_input_items_include_the_conversation(served: ScriptedServer) -> None:
-    """The input of a response is its conversation at that time, and its own input."""
     path = await create_conversation(served, *CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     responses = [(await served.post(asked))[1] for _ in range(2)]
@@ -68,8 +66,7 @@ async def test_input_items_include_the_conversation(served: ScriptedServer) -> N
         assert page["data"] == listed[:length]
 
 
-async def test_counting_tokens_reads_the_conversation(served: ScriptedServer) -> None:
-    """It neither locks the conversation nor adds to it."""
+async def test_counting_tokens_only_reads_the_conversation(served: ScriptedServer) -> None:
     path = await create_conversation(served, *CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, counted = await served.post(asked, "/v1/responses/input_tokens")
@@ -78,7 +75,6 @@ async def test_counting_tokens_reads_the_conversation(served: ScriptedServer) ->
 
 
 async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -> None:
-    """The client names it by its id or by an object."""
     conversation = await sdk.conversations.create()
     names: tuple[Any, ...] = (conversation.id, {"id": conversation.id})
     for name in names:
@@ -90,7 +86,6 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 
 @pytest.mark.defect("V12", "19")
 async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A tool call is kept there, and the next request's output finds it."""
     path = await create_conversation(served)
     served.engine.script = script(encoding, CALL)
     asked = {"conversation": conversation_id(path), "tools": [WEATHER]}
@@ -115,7 +110,6 @@ async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServe
 async def test_failed_response_is_not_added(
     served: ScriptedServer, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
-    """Input and output are added together or not at all."""
     options, limit, status, added = outcome
     path = await create_conversation(served)
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **options)
@@ -128,7 +122,6 @@ async def test_failed_response_is_not_added(
 
 
 async def test_cancelled_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Its conversation is unchanged and free."""
     path = await create_conversation(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
@@ -141,7 +134,6 @@ async def test_cancelled_response_is_not_added(served: ScriptedServer, encoding:
 
 
 async def test_abandoned_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A client that leaves its stream frees the conversation."""
     path = await create_conversation(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
@@ -155,8 +147,7 @@ async def test_abandoned_response_is_not_added(served: ScriptedServer, encoding:
     assert len(await conversation_items(served, path)) == 3
 
 
-async def test_unstored_response_is_added(served: ScriptedServer) -> None:
-    """With ``store: false`` the response is not stored, but its conversation has its items."""
+async def test_unstored_response_is_added_to_its_conversation(served: ScriptedServer) -> None:
     path = await create_conversation(served)
     _, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
@@ -167,7 +158,6 @@ async def test_unstored_response_is_added(served: ScriptedServer) -> None:
 async def test_second_concurrent_response_is_refused(
     served: PacedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """While a response runs, others in its conversation get a 409 and can retry later."""
     path = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.hold()
@@ -191,7 +181,6 @@ async def test_second_concurrent_response_is_refused(
 
 
 async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The client retries the 409: both responses are added, one after the other."""
     path = await create_conversation(served)
     served.engine.script = script(encoding, latency=0.01)
     async with openai_client(served.url, retries=9) as client:
@@ -201,7 +190,6 @@ async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, en
 
 
 async def test_conversation_may_be_deleted_during_a_response(served: PacedServer, encoding: HarmonyEncoding) -> None:
-    """Its items are deleted, its responses stay, and the running one completes."""
     path = await create_conversation(served)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
@@ -217,8 +205,7 @@ async def test_conversation_may_be_deleted_during_a_response(served: PacedServer
     assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
 
 
-async def test_call_may_be_deleted_before_its_output(served: ScriptedServer) -> None:
-    """After any deletion the rest of a conversation can be continued."""
+async def test_conversation_continues_after_any_deletion(served: ScriptedServer) -> None:
     path = await create_conversation(served, *CONVERSATION_ITEMS)
     calls = [item["id"] for item in await conversation_items(served, path) if item["type"].endswith("_call")]
     for call in calls:
@@ -242,7 +229,6 @@ class Stalled(SqliteDatabase):
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
 async def test_cancelled_request_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
-    """If a client leaves while the store stalls, the conversation is free afterwards."""
     database = Stalled(tmp_path / "store.sqlite3")
     async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
         path = await create_conversation(served)

@@ -101,10 +101,9 @@ async def behind(served: ScriptedServer) -> str:
 
 @pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
 @pytest.mark.parametrize("place", PLACES)
-async def test_broken_stage_ends_only_its_response(
+async def test_broken_stage_ends_only_its_response_and_is_named_in_the_log(
     place: str, fault: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is one error or one terminal event; the log names the stage or the rule; the engine is idle."""
     edit = breaking(place, fault)
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
         for ask in (streamed, in_one, behind):
@@ -175,8 +174,6 @@ async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
 async def test_broken_rule_is_logged(
     place: str, stage: Any, told: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the checker's message; the client gets one end without internal details."""
-
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return pipeline.insert_after(place, "crooked", stage)
 

@@ -56,7 +56,6 @@ async def streamed(served: ScriptedServer) -> Response:
 async def test_engine_fault_at_any_token_fails_the_response(
     served: ScriptedServer, encoding: HarmonyEncoding, error: Exception, step: int
 ) -> None:
-    """The stream ends in one ``response.failed``, and the open item is incomplete."""
     tokens = encoding.encode_markup(TALK)
     async with drill(served):
         for count in range(0, len(tokens), step):
@@ -70,7 +69,6 @@ async def test_engine_fault_at_any_token_fails_the_response(
 
 @pytest.mark.defect("12")
 async def test_dead_engine_refuses_later_requests(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """It fails its streams, and later requests are a 503 until another engine is up."""
     async with drill(served):
         served.engine.script = script(
             encoding, HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True
@@ -84,7 +82,6 @@ async def test_dead_engine_refuses_later_requests(served: ScriptedServer, encodi
 async def test_stopped_engine_refuses_admitted_requests(
     encoding: HarmonyEncoding, tmp_path: Path, stream: bool
 ) -> None:
-    """A request that was admitted before the stop is a 503, and never runs."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True))
 
     async def stop(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
@@ -108,7 +105,6 @@ JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [2
 async def test_malformed_tokens_at_any_place_keep_the_rules(
     served: ScriptedServer, encoding: HarmonyEncoding, shift: int
 ) -> None:
-    """For any markup all rules hold, and the stream has a terminal event."""
     tokens = encoding.encode_markup(TALK)
     async with drill(served):
         for count in range(len(tokens)):
@@ -122,7 +118,6 @@ async def test_malformed_tokens_at_any_place_keep_the_rules(
 async def test_stream_that_ends_in_reasoning_has_an_end(
     served: ScriptedServer, encoding: HarmonyEncoding, ending: str
 ) -> None:
-    """A model that stops within reasoning gets a terminal event like any other."""
     served.engine.script = script(encoding, "<|channel|>analysis<|message|>Hm" + ending)
     response = await streamed(served)
     assert response.status == "completed"
@@ -131,7 +126,6 @@ async def test_stream_that_ends_in_reasoning_has_an_end(
 
 @pytest.mark.defect("31")
 async def test_client_may_leave_after_any_event(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The engine stops."""
     patient = script(encoding, TALK, latency=0.002)
     async with drill(served):
         served.engine.script = patient
@@ -158,7 +152,6 @@ async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.sock
 
 
 async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A slow reader delays no other reader, and gets the whole stream."""
     loop = asyncio.get_running_loop()
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
@@ -175,7 +168,6 @@ async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: Har
 
 
 async def test_blocked_reader_stops_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Without a reader, generation is bounded; when the reader leaves, the request is aborted."""
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
         connection = await connected(served, BODY)
@@ -204,7 +196,6 @@ def cancelled_at(number: int) -> Any:
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
 async def test_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
-    """A cancelled handler ends at once, and its stream gets no invented terminal event."""
     engine = ScriptedEngine(script(encoding, TALK))
     async with running_server(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
         with pytest.raises(aiohttp.ClientError):

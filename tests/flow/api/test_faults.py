@@ -24,7 +24,6 @@ from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, ru
 async def test_fault_in_mid_stream_is_one_failed_event(
     error: Exception, served: ScriptedServer, encoding: HarmonyEncoding
 ) -> None:
-    """A fault after the headers ends in exactly one ``response.failed``, which is stored."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "failed"
@@ -35,7 +34,6 @@ async def test_fault_in_mid_stream_is_one_failed_event(
 
 
 async def test_health_reports_a_dead_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Health is 200 while the engine lives and 503 afterwards; later requests are 503 too."""
     assert await served.get("/health") == (200, {"status": "ok"})
     served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
     assert final(read_sse(await served.stream({"input": "Hi"}))).status == "failed"
@@ -44,7 +42,6 @@ async def test_health_reports_a_dead_engine(served: ScriptedServer, encoding: Ha
 
 
 async def test_unstreamed_fault_is_a_failed_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """A response that fails after its start is answered with status failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     status, answer = await served.post({"input": "Hi"})
     assert (status, answer["status"], answer["error"]["message"]) == (200, "failed", "It failed.")
@@ -58,8 +55,6 @@ async def break_at_text(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[
 
 
 async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The stream still has one terminal event and ``[DONE]``."""
-
     def broken(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
         return pipeline.then("broken", break_at_text)
 
@@ -76,7 +71,6 @@ async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding
 
 @pytest.mark.defect("31")
 async def test_leaving_client_aborts_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The generation ends, and the output so far is stored as a cancelled response."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     async with open_stream(served) as stream:
         response_id = await stream.response_id()
@@ -91,8 +85,7 @@ async def test_leaving_client_aborts_the_engine(served: ScriptedServer, encoding
     assert final(read_sse(again)).status == "cancelled"
 
 
-async def test_client_that_leaves_before_the_first_event_aborts(served: ScriptedServer) -> None:
-    """This holds before any header, and without streaming."""
+async def test_client_that_leaves_before_any_event_aborts_the_engine(served: ScriptedServer) -> None:
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
@@ -100,8 +93,7 @@ async def test_client_that_leaves_before_the_first_event_aborts(served: Scripted
     assert served.engine.aborted == 1
 
 
-async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A silent stream sends comments between whole events."""
+async def test_silent_stream_sends_comments_between_events(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     silent = PacedEngine(script(encoding), initial=5)
     async with running_server(silent, encoding, tmp_path, keep_alive=0.02) as served, open_stream(served) as stream:
         await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
@@ -113,8 +105,7 @@ async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_pa
 # Stopping
 
 
-async def test_stopping_ends_every_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Running responses end as failed, sent and stored; new requests are refused."""
+async def test_stopping_server_fails_running_responses(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     reading = asyncio.create_task(served.stream({"input": "Hi"}))
     while not served.engine.running:

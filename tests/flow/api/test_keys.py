@@ -39,7 +39,6 @@ def key_file(tmp_path: Path) -> Path:
 @pytest.mark.defect("V21")
 @pytest.mark.parametrize("authorization", STRANGERS)
 async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, authorization: str) -> None:
-    """Anything but a whole key is a 401 with OpenAI's error body, on every path, existing or not."""
     headers = {"Authorization": authorization} if authorization else {}
     closed = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
     for path in closed - {"/health", "/openapi.json"} | {"/", "/v1/nothing"}:
@@ -50,13 +49,11 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
 
 
 async def test_health_and_description_need_no_key(locked: ScriptedServer) -> None:
-    """Neither path reveals anything secret."""
     assert (await locked.get("/health"))[0] == (await locked.get("/openapi.json"))[0] == 200
 
 
 @pytest.mark.parametrize("key", [ALICE, BOB])
 async def test_every_configured_key_is_accepted(locked: ScriptedServer, key: str) -> None:
-    """The client sends one of several keys; a wrong one is its ``AuthenticationError``."""
     async with openai_client(locked.url, key) as client:
         response = await client.responses.create(input="Hi")
         assert (await client.responses.retrieve(response.id)).output_text == "Hello!"
@@ -65,7 +62,6 @@ async def test_every_configured_key_is_accepted(locked: ScriptedServer, key: str
 
 
 def test_owner_is_the_digest_of_a_key() -> None:
-    """A key has the same owner on every server of a store; the scheme's case does not matter."""
     for keys in (Keys([ALICE]), Keys([BOB, ALICE, BOB])):
         assert keys.owner(f"bearer  {ALICE} ") == sha256(ALICE.encode()).hexdigest()
     assert Keys().owner("") == Keys().owner(f"Bearer {ALICE}") == ""
@@ -74,7 +70,6 @@ def test_owner_is_the_digest_of_a_key() -> None:
 
 
 async def test_keys_are_never_logged(locked: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither valid nor wrong keys are in the log at any level, or in the server's objects."""
     with caplog.at_level(logging.DEBUG):
         for key in (ALICE, "sk-somebody-else"):
             async with locked.client.get(f"{locked.url}/v1/models", headers={"Authorization": f"Bearer {key}"}):
@@ -85,7 +80,6 @@ async def test_keys_are_never_logged(locked: ScriptedServer, caplog: pytest.LogC
 
 @pytest.mark.parametrize("text", [f"{ALICE}\n{BOB}\n", f"\ufeff# ours\r\n\r\n {ALICE} # Alice\r\n\t{BOB}\t#\r\n#{BOB}"])
 def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
-    """Comments, empty lines and white space around keys are ignored."""
     key_file.write_text(text)
     keys = load_keys(key_file, None)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
@@ -96,14 +90,12 @@ def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
 
 @pytest.mark.parametrize("given", [f"{ALICE},{BOB}", f" {ALICE}\n{BOB},, ", (ALICE, BOB)])
 def test_environment_may_have_several_keys(given: str | tuple[str, ...]) -> None:
-    """They are separated by commas or white space; those of penstock.toml are a list."""
     keys = load_keys(None, given)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
 
 
 @pytest.mark.parametrize("lines", [[], ["short"], [ALICE, "with a blank in it"], [ALICE, "sk-\xe4-0123456789"]])
 def test_unusable_keys_are_refused(key_file: Path, lines: list[str]) -> None:
-    """No keys, short keys and unsendable keys are a one-line error that shows none."""
     key_file.write_text("\n".join(["# no key", *lines]))
     for source in ((None, tuple(lines)), (key_file, None), (key_file, ALICE)):
         with pytest.raises(UnusableKeys, match=r"api_keys: |/keys: ") as refused:
@@ -128,7 +120,6 @@ def test_unreadable_key_file_is_refused(key_file: Path) -> None:
 
 
 def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment and penstock.toml may hold keys, and printed settings hide them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "penstock.toml").write_text(f'api_keys = ["{ALICE}"]')
     assert Settings.model_validate({"engine_arguments": []}).api_keys == (ALICE,)
@@ -140,7 +131,6 @@ def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("keys", [None, ALICE])
 def test_printed_example_shows_no_key(keys: str | None) -> None:
-    """The first command that the server prints has a placeholder instead."""
     told = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
     assert ("Authorization: Bearer $API_KEY" in told) is (keys is not None)
     assert ALICE not in told

@@ -37,7 +37,6 @@ async def pages(served: ScriptedServer, path: str, limit: int) -> list[dict[str,
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
 async def test_items_of_every_type_are_listed(served: ScriptedServer, limit: int) -> None:
-    """Items of a conversation and inputs of a response come back whole, for any page size."""
     await served.store.conversations.create(stored_conversation(), "", ITEMS)
     await store_response(served.store, stored_response("resp_1", *ITEMS))
     for path in ("/v1/conversations/conv_1/items", "/v1/responses/resp_1/input_items"):
@@ -45,7 +44,6 @@ async def test_items_of_every_type_are_listed(served: ScriptedServer, limit: int
 
 
 async def test_items_of_every_type_are_found_and_deleted(served: ScriptedServer) -> None:
-    """Each has an id of its own."""
     await served.store.conversations.create(stored_conversation(), "", ITEMS)
     for item in WIRE:
         path = f"/v1/conversations/conv_1/items/{item['id']}"

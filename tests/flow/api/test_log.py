@@ -33,7 +33,6 @@ def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
 
 
 async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
-    """The line has status, end of the response, tokens, seconds and id."""
     _, answer = await served.post({"input": "A secret"})
     await served.stream({"input": "A secret", "previous_response_id": answer["id"]})
     (first, one), (second, two) = lines(log, "penstock.api.http.access_log")
@@ -50,7 +49,6 @@ async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest
 async def test_requests_of_one_connection_have_their_own_ids(
     served: ScriptedServer, log: pytest.LogCaptureFixture
 ) -> None:
-    """A request without a response does not inherit the id of the previous one."""
     _, answer = await served.post({"input": "Hi"})
     await served.get("/v1/models")
     await served.get(f"/v1/responses/{answer['id']}")
@@ -62,7 +60,6 @@ async def test_requests_of_one_connection_have_their_own_ids(
 async def test_abandoned_request_is_logged(
     served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
-    """An abandoned request has its line too."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
     await answer.content.readline()
@@ -76,7 +73,6 @@ async def test_abandoned_request_is_logged(
 async def test_background_response_is_logged_in_two_lines(
     served: ScriptedServer, log: pytest.LogCaptureFixture
 ) -> None:
-    """The request's line says queued; at its end another one with the same id has the status."""
     response_id = await start_background(served)
     await wait_for_end(served, response_id)
     await wait_until(lambda: lines(log, "penstock.api.runs.background"))
@@ -94,7 +90,6 @@ async def test_background_response_is_logged_in_two_lines(
 async def test_cancel_logs_no_warning(
     served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
 ) -> None:
-    """A cancelled response, queued or running, logs nothing above the level info."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     served.scheduler.background.limit = 1
     async with open_stream(served, {"background": background}) as stream:
@@ -117,7 +112,6 @@ async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCap
 async def test_failure_is_logged_with_its_response(
     served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
-    """Every line of a stage about a response has its id, and the request's line says failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     _, answer = await served.post({"input": "Hi"})
     assert {said for said, _ in lines(log, "penstock.stages.emit.emit")} == {answer["id"]}
@@ -127,7 +121,6 @@ async def test_failure_is_logged_with_its_response(
 async def test_outputs_are_logged_with_their_response(
     encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
 ) -> None:
-    """With the log stage, each item is logged with the id of its response."""
     folder = tmp_path_factory.mktemp("store")
     logged = lambda pipeline: pipeline.insert_after("emit", "log", log_outputs)  # noqa: E731
     async with running_server(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:

@@ -100,7 +100,6 @@ async def cutting(size: int) -> AsyncGenerator[Way, None]:
 
 @pytest.mark.defect("39")
 async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEncoding, store_at: str) -> None:
-    """For any breaks the reader misses nothing and gets nothing twice."""
     async with (
         cutting(4_000) as way,
         running_server(counting(encoding), encoding, store_at, url=way.url) as one,
@@ -122,7 +121,6 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
 
 @pytest.mark.defect("B15")
 async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Readers get an end once the response has ended there, and a cancel is a 503."""
     async with (
         running_server(counting(encoding), encoding, store_at, url=NOWHERE) as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
@@ -138,8 +136,6 @@ async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, st
 
 @pytest.mark.defect("B15")
 async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that accepts connections and never answers counts as lost after a while."""
-
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
 
@@ -183,7 +179,6 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
 
 
 async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that was taken for dead cannot change responses that others have settled."""
     async with (
         running_server(counting(encoding), encoding, store_at, heartbeat=NEVER) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
@@ -203,7 +198,6 @@ async def test_silent_server_cannot_overwrite_settled_responses(encoding: Harmon
 
 
 async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEncoding, store_at: str) -> None:
-    """It no longer runs what others have settled or taken, and its readers reconnect."""
     async with (
         running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=0.5) as one,
         running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,

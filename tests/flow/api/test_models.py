@@ -18,7 +18,6 @@ def models() -> tuple[str, ...]:
 
 
 async def test_every_name_is_a_model(served: ScriptedServer) -> None:
-    """The list has all names, adapters included, and each of them by itself."""
     status, models = await served.get("/v1/models")
     assert (status, models["object"]) == (200, "list")
     assert tuple(model["id"] for model in models["data"]) == NAMES
@@ -29,7 +28,6 @@ async def test_every_name_is_a_model(served: ScriptedServer) -> None:
 
 
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:
-    """An unknown model is a 404."""
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
 
@@ -43,7 +41,6 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", BODIES)
 async def test_counted_tokens_equal_usage(served: ScriptedServer, body: dict[str, Any]) -> None:
-    """The count is the usage of the same request, and the engine is not used."""
     status, counted = await served.post(body, "/v1/responses/input_tokens")
     assert served.engine.prompts == []
     _, answer = await served.post(body)
@@ -52,7 +49,6 @@ async def test_counted_tokens_equal_usage(served: ScriptedServer, body: dict[str
 
 
 async def test_count_includes_the_history(served: ScriptedServer) -> None:
-    """History counts too."""
     _, first = await served.post({"input": "Hi"})
     body = {"input": "And?", "previous_response_id": first["id"]}
     _, counted = await served.post(body, "/v1/responses/input_tokens")
@@ -61,12 +57,10 @@ async def test_count_includes_the_history(served: ScriptedServer) -> None:
 
 
 async def test_uncountable_request_is_refused(served: ScriptedServer) -> None:
-    """The refusals are the same as for a response."""
     for body in ({"input": 7}, {}, {"input": "Hi", "model": "gpt-9"}, b"{"):
         assert await served.post(body, "/v1/responses/input_tokens") == await served.post(body)
 
 
 async def test_openai_python_counts_tokens(sdk: openai.AsyncOpenAI) -> None:
-    """The client reads the count."""
     counted = await sdk.responses.input_tokens.count(model="tiny", input="Hi")
     assert (counted.object, counted.input_tokens > 10) == ("response.input_tokens", True)

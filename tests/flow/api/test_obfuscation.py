@@ -27,7 +27,6 @@ def data(frame: bytes) -> dict[str, Any]:
 @examples(50)
 @given(st.text(min_size=1, max_size=40))
 def test_size_of_a_delta_is_hidden(text: str) -> None:
-    """The size of frames grows in blocks, for any delta; nothing else changes."""
     event = OutputTextDelta(7, "msg_1", 0, 0, text)
     frame, plain = obfuscated(event), to_sse(event)
     body = data(frame)
@@ -38,7 +37,6 @@ def test_size_of_a_delta_is_hidden(text: str) -> None:
 
 
 def test_other_events_are_unchanged() -> None:
-    """Only deltas are obfuscated, of every kind."""
     done = OutputTextDone(7, "msg_1", 0, 0, "text")
     assert obfuscated(done) == to_sse(done)
     assert len(data(obfuscated(FunctionCallArgumentsDelta(7, "fc_1", 0, "{}")))["obfuscation"]) == BLOCK - 2
@@ -46,12 +44,10 @@ def test_other_events_are_unchanged() -> None:
 
 @pytest.mark.parametrize("options", [None, {}, {"include_obfuscation": False}])
 async def test_obfuscation_is_off_by_default(served: ScriptedServer, options: Any) -> None:
-    """A stream has no obfuscation by itself."""
     assert b"obfuscation" not in await served.stream({"input": "Hi", "tools": [WEATHER], "stream_options": options})
 
 
 async def test_obfuscation_is_on_if_requested(served: ScriptedServer) -> None:
-    """Each delta of the stream has random characters, and so has the replayed stream."""
     body = await served.stream({"input": "Hi", "stream_options": {"include_obfuscation": True}})
     response = final(read_sse(body))
     path = f"/v1/responses/{response.id}?stream=true"

@@ -19,14 +19,12 @@ SPELLED_OUT = BARE | {"description": None, "parameters": None, "strict": None}
 
 
 async def test_raw_reasoning_events_are_renamed(served: ScriptedServer) -> None:
-    """The stream keeps every rule; only the events of raw reasoning have other names."""
     body = await served.stream({"input": "Hi"}, f"{BASE}/responses")
     assert body.count(b"event: response.reasoning.delta\n") == body.count(b'"type":"response.reasoning.delta"') > 0
     assert final(read_sse(in_responses_names(body))).status == "completed"
 
 
-async def test_responses_are_found_under_both_base_urls(served: ScriptedServer) -> None:
-    """Both share one store, and each sends responses and streams in its own form."""
+async def test_responses_are_stored_once_for_both_base_urls(served: ScriptedServer) -> None:
     _, theirs = await served.post({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")
     _, ours = await served.get(f"/v1/responses/{theirs['id']}")
     assert theirs["tools"] == [SPELLED_OUT]
@@ -40,7 +38,6 @@ async def test_responses_are_found_under_both_base_urls(served: ScriptedServer) 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])
 async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: HarmonyEncoding, text: str) -> None:
-    """The stream has the names of its base URL to the end."""
     cut = text.partition("A greeting" if text == HELLO else "Look")[0]
     served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
     response = final(
@@ -50,8 +47,7 @@ async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: 
     assert response.tools == (SPELLED_OUT,)
 
 
-async def test_all_routes_answer(served: ScriptedServer) -> None:
-    """Every route under /v1 also exists under this base URL."""
+async def test_every_route_exists_under_this_base_url(served: ScriptedServer) -> None:
     _, answer = await served.post({"input": "Hi"}, f"{BASE}/responses")
     path = f"{BASE}/responses/{answer['id']}"
     expected: list[tuple[str, str, Any, int]] = [

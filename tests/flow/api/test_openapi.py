@@ -36,7 +36,6 @@ def references(value: Any) -> set[str]:
 
 
 async def test_every_schema_is_valid(description: Description) -> None:
-    """Each component is valid JSON Schema 2020-12, and every reference exists."""
     assert description.document["openapi"] == "3.1.0"
     schemas = description.document["components"]["schemas"]
     for schema in schemas.values():
@@ -45,7 +44,6 @@ async def test_every_schema_is_valid(description: Description) -> None:
 
 
 async def test_every_route_is_described_and_no_other(served: ScriptedServer, description: Description) -> None:
-    """The document and the router have the same operations, each with a summary and an answer."""
     described = {(method, path) for method, path, _ in description.operations}
     app = served.api.app(1000)
     routed = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
@@ -61,7 +59,6 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
 
 
 async def test_readme_names_every_route(description: Description) -> None:
-    """The table has the server's routes; the second base URL has the same ones."""
     for method, path, _ in description.operations:
         shown = path.replace("/openresponses/", "/").replace("{model}", "{name}")
         shown = shown.replace("{response_id}", "{id}").replace("{conversation_id}", "{id}")
@@ -69,13 +66,11 @@ async def test_readme_names_every_route(description: Description) -> None:
 
 
 async def test_every_parameter_is_described(description: Description) -> None:
-    """The request body has all fields that the server reads."""
     (body,) = description.operation("POST", "/v1/responses")["requestBody"]["content"].values()
     assert set(description.resolved(body["schema"])["properties"]) == set(CreateResponse.model_fields)
 
 
 async def test_answers_match_their_schemas(served: ScriptedServer, description: Description, encoding: Any) -> None:
-    """A response and each event of a stream are valid, under both base URLs."""
     served.engine.script = script(encoding, CALL)
     for base in ("/v1", "/openresponses/v1"):
         answers = description.operation("POST", f"{base}/responses")["responses"]["200"]["content"]
@@ -87,7 +82,6 @@ async def test_answers_match_their_schemas(served: ScriptedServer, description: 
 
 
 async def test_schema_requires_every_field(served: ScriptedServer, description: Description) -> None:
-    """All 31 fields of a response are required, and so are those of some states only."""
     _, answer = await served.post({"input": "Hi"})
     schema = {"$ref": "#/components/schemas/Response"}
     for name in ("usage", "error", "completed_at", "object", "output", "metadata"):

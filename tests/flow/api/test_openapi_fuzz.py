@@ -118,7 +118,6 @@ def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
 
 @pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
 def test_no_conversation_body_causes_a_server_error(target: Target, end: str) -> None:
-    """The same holds for conversations and their items."""
     template = f"/v1/conversations{end}"
     (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
 
@@ -149,7 +148,6 @@ PLAIN = [
 
 @pytest.mark.parametrize(("method", "template"), PLAIN)
 def test_no_path_or_query_causes_a_server_error(target: Target, method: str, template: str) -> None:
-    """The same holds for any path and query, of every operation without a body."""
     parameters = target.description.operation(method, template)["parameters"]
     queried = {each["name"]: query_values(each["schema"]) for each in parameters if each["in"] == "query"}
     names = st.one_of(
@@ -170,7 +168,6 @@ def test_no_path_or_query_causes_a_server_error(target: Target, method: str, tem
 
 
 def test_every_operation_is_fuzzed(target: Target) -> None:
-    """These tests cover all operations; those of the second base URL are the same."""
     bodied = {(method, path) for method, path, operation in target.description.operations if "requestBody" in operation}
     named = {(method, path) for method, path, _ in target.description.operations}
     assert {each for each in named - bodied if not each[1].startswith("/openresponses")} == set(PLAIN)

@@ -198,12 +198,10 @@ async def is_stored(served: ScriptedServer, stream: bytes) -> None:
 
 
 async def test_stalled_store_delays_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Neither tokens nor, for long, the end wait for the store; later everything is stored."""
     await held_up_by(encoding, Stalled(FaultyDatabase(database_at(store_at))))
 
 
 async def test_locked_file_delays_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Streams go on while another process holds the SQLite file."""
     await held_up_by(encoding, Held(tmp_path / "store.sqlite3"))
 
 
@@ -217,7 +215,6 @@ async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
 
 
 async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
-    """A stream goes on and can be replayed; new stored responses are refused, and leave no trace."""
     async with talking(encoding, outage.database) as served:
         before = await wait_for_end(served, await start_background(served))
         kept = (await served.store.sweep(3600, 3600)).responses
@@ -240,7 +237,6 @@ async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage)
 async def test_responses_lost_in_an_outage_are_logged(
     encoding: HarmonyEncoding, store_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server stops without its store, and the log names the responses that were lost."""
     faulty = FaultyDatabase(database_at(store_at))
     async with asyncio.timeout(2 * HANGS), talking(encoding, faulty) as served:
         stream = await streamed_through(served, Gone(faulty))
@@ -249,7 +245,6 @@ async def test_responses_lost_in_an_outage_are_logged(
 
 
 async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Over the limit new stored responses are refused, others go on; afterwards all work again."""
     faulty = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     async with talking(encoding, faulty) as served:
         faulty.stalls.clear()
@@ -263,7 +258,6 @@ async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_pa
 
 
 async def test_missing_store_ends_the_start_in_one_line() -> None:
-    """The line has store and reason, without a password."""
     store = "postgresql://me:secret@127.0.0.1:1/penstock"
     command = (sys.executable, "-m", "penstock.api.cli", "serve", "tiny", "--port", "0", "--store", store)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)

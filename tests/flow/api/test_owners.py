@@ -121,7 +121,6 @@ def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, st
 @pytest.mark.defect("V21", "B30")
 @pytest.mark.parametrize("live", [True, False])
 async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], live: bool) -> None:
-    """For Bob, Alice's objects are like unknown ones, and his requests do not change them."""
     alice, bob = people
     hers, his = await alice.own(), await bob.own()
     await cancel_response(bob, his.response_id)

@@ -32,7 +32,6 @@ def walked(items: list[Item], limit: int, order: str) -> list[Item]:
 
 @given(size=st.integers(0, 50), limit=st.integers(1, 60), order=orders)
 def test_pages_join_to_the_list(size: int, limit: int, order: str) -> None:
-    """For any size and order nothing is missing or repeated."""
     items = listed([str(number) for number in range(size)])
     assert walked(items, limit, order) == (items if order == "asc" else items[::-1])
 
@@ -44,7 +43,6 @@ def test_pages_end_with_repeated_ids(names: list[str], limit: int, order: str) -
 
 
 def test_unknown_position_is_refused() -> None:
-    """``after`` an unknown item is an error that shortens a long id."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         PageRequest(1, "asc", "x" * 1000).of(listed(["a"]))
     assert caught.value.param == "after"

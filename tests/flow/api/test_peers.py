@@ -43,7 +43,6 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 @pytest.mark.defect("39")
 @given(response_frames(), st.lists(st.integers(0), max_size=20), st.booleans())
 def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
-    """The bytes of a stream pass in whole frames for any packets, and each event is counted."""
     events = written_events(frames)
     data, relayed, passed = body(events, silences=silences), SseRelay(), bytearray()
     for piece in pieces(data, cuts):
@@ -68,7 +67,6 @@ def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences:
     ],
 )
 def test_server_knows_its_own_url(options: dict[str, str], url: str) -> None:
-    """By default it is the address on which the server listens, which suffices on the machine of the store."""
     assert settings(**options).reached_at(81) == url
 
 
@@ -113,7 +111,6 @@ def frames_of(stream: bytes) -> list[bytes]:
 
 @pytest.mark.defect("18")
 async def test_servers_share_stored_responses(pair: Pair) -> None:
-    """A response of one server is retrieved, listed, streamed, continued and deleted at another."""
     one, other = pair
     one.engine.say_all()
     _, answer = await one.post({"input": "Hi"})
@@ -130,7 +127,6 @@ async def test_servers_share_stored_responses(pair: Pair) -> None:
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("base", DIALECTS)
 async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
-    """From any number, for any number of readers, it is the stream of the server that makes it."""
     one, other = pair
     response_id, numbers = await api_clients.start_background(one), (-1, 0, 7, 40, 41)
     async with AsyncExitStack() as stack:
@@ -151,7 +147,6 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
 
 
 async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
-    """Events reach the other server's client before the end, and obfuscation is kept."""
     one, other = pair
     path = f"{stream_of(await api_clients.start_background(one))}&include_obfuscation=true"
     async with other.client.get(other.url + path) as answer:
@@ -162,8 +157,7 @@ async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
         assert final(read_sse(await reader.rest())).status == "completed"
 
 
-async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
-    """A reader that leaves closes only its own connections."""
+async def test_reader_that_leaves_another_server_ends_nothing(pair: Pair) -> None:
     one, other = pair
     response_id = await api_clients.start_background(one)
     async with other.client.get(other.url + stream_of(response_id)) as answer:
@@ -175,7 +169,6 @@ async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
 @pytest.mark.defect("13", "42")
 @pytest.mark.parametrize("background", [True, False])
 async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, store_at: str, background: bool) -> None:
-    """A response that another server runs ends for all, and every cancel has the same answer."""
     one, other = pair
     async with api_clients.open_stream(one, {"background": background}) as first:
         response_id = await first.response_id()
@@ -194,7 +187,6 @@ async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, stor
 
 @pytest.mark.defect("13")
 async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> None:
-    """It never runs at any server."""
     one, other = pair
     running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
     assert (await api_clients.get_response(other, waiting))["status"] == "queued"
@@ -205,7 +197,6 @@ async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> Non
 
 
 async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
-    """The server that runs it stops."""
     one, other = pair
     response_id = await api_clients.start_background(one)
     await api_clients.wait_until(lambda: one.engine.running == 1)
@@ -215,7 +206,6 @@ async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
 
 
 async def test_request_is_forwarded_once(pair: Pair) -> None:
-    """A forwarded request is answered from the store, or with a 503."""
     one, other = pair
     response_id = await api_clients.start_background(one)
     await api_clients.wait_until(lambda: one.engine.running == 1)

@@ -55,7 +55,6 @@ VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
 @pytest.mark.parametrize("size", [1, 17, 100_000])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: aiohttp.HttpVersion, size: int) -> None:
-    """For any packets and any HTTP version, the client reads what was sent."""
     async with (
         proxied(served.url, version=version, size=size) as url,
         openai_client(url) as client,
@@ -77,7 +76,6 @@ async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: 
 async def test_proxy_gets_events_as_they_come(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
-    """The first event passes the proxy before the last is made."""
     slow = PacedEngine(script(encoding), initial=0)
     async with (
         running_server(slow, encoding, tmp_path) as served,
@@ -96,7 +94,6 @@ async def test_proxy_gets_events_as_they_come(
 async def test_client_that_leaves_its_proxy_aborts_the_engine(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
-    """The proxy disconnects, and the engine stops."""
     endless = ScriptedEngine(script(encoding, "<|channel|>final<|message|>la la", endless=True, latency=0.005))
     async with (
         running_server(endless, encoding, tmp_path) as served,

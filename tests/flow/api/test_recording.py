@@ -51,7 +51,6 @@ async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncod
 
 @pytest.mark.parametrize("text", [server.HELLO, server.CALL, server.COUNT], ids=["hello", "call", "count"])
 async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tmp_path: Path, text: str) -> None:
-    """A replay from the parser or any later stage gives the bytes that the client got."""
     engine = ScriptedEngine(server.script(encoding, text, chunk_size=3))
     async with server.recording_server(engine, encoding, tmp_path / "recorded") as served:
         seen = await served.stream({**ASKED, "tools": [server.WEATHER]})
@@ -61,8 +60,7 @@ async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tm
         assert await replayed(folder, stage, source, encoding) == seen
 
 
-async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The recording passes the tests of fixtures: every stage gives the recorded output again."""
+async def test_recording_passes_the_tests_of_fixtures(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(encoding, server.CALL, chunk_size=4), models=("tiny",))
     async with server.recording_server(engine, encoding, tmp_path / "recorded") as served:
         tool = {**server.WEATHER, "unknown": {"key": 1}}
@@ -76,7 +74,6 @@ async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path)
 
 
 async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It may be streamed, unstreamed, in the background or detached."""
     async with server.recording_server(
         ScriptedEngine(server.script(encoding)), encoding, tmp_path / "r", detaches=True
     ) as served:
@@ -91,8 +88,7 @@ async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp
         assert not server.read_stage(folder, "emit").end.abandoned
 
 
-async def test_refused_request_leaves_no_recording(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Neither does a request that only counts tokens."""
+async def test_refused_or_counted_request_leaves_no_recording(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
     async with server.recording_server(engine, encoding, tmp_path) as served:
         assert (await served.post(ASKED))[0] == 503
@@ -102,7 +98,6 @@ async def test_refused_request_leaves_no_recording(encoding: HarmonyEncoding, tm
 
 
 async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Each file has the error; after emit it is an event like others."""
     engine = ScriptedEngine(server.script(encoding, server.COUNT, error=EngineFailed("the engine broke")))
     async with server.recording_server(engine, encoding, tmp_path / "r") as served:
         seen = await served.stream(ASKED)
@@ -117,7 +112,6 @@ async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: P
 
 
 async def test_abandoned_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """All files have an end with the reason, and there is no final response."""
     engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, encoding, tmp_path) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
@@ -129,7 +123,6 @@ async def test_abandoned_response_is_recorded(encoding: HarmonyEncoding, tmp_pat
 
 
 async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The engine's last frame says cancelled, and the stream has an end."""
     engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
@@ -145,7 +138,6 @@ async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_pat
 
 
 async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Interrupted recordings have an end that says so."""
     engine = ScriptedEngine(server.script(encoding, server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
@@ -156,8 +148,7 @@ async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, t
     assert server.read_stage(folder, "generate").end.failure or server.read_stage(folder, "generate").end.abandoned
 
 
-async def test_turns_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The conversed frames of several turns are recorded, and replay."""
+async def test_turns_of_a_response_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
     turns = (server.script(encoding, lost), server.script(encoding))
     async with server.recording_server(
@@ -172,15 +163,13 @@ async def test_turns_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> 
 
 
 async def test_only_named_junctions_are_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """``--record-after`` names them."""
     engine = ScriptedEngine(server.script(encoding))
     async with server.recording_server(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
         await served.post(ASKED)
     assert server.recorded_files(server.only_recording(tmp_path)) == {"tokens.jsonl"}
 
 
-async def test_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """With a condition only requests with the header are recorded, and the header is not."""
+async def test_header_of_the_request_decides_if_it_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     condition = Condition.parse("x-record=yes")
     taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
     async with server.recording_server(ScriptedEngine(server.script(encoding)), encoding, tmp_path, **taken) as served:
@@ -196,7 +185,6 @@ SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path"
 
 
 async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Keys, owners, and secrets of MCP servers, caches and traces are left out."""
     key = "k" * 20
     tool = {
         "type": "mcp",
@@ -225,7 +213,6 @@ async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: P
 
 
 async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Other users of the machine cannot read them."""
     async with server.recording_server(ScriptedEngine(server.script(encoding)), encoding, tmp_path / "r") as served:
         await served.post(ASKED)
     folder = server.only_recording(tmp_path / "r")
@@ -234,7 +221,6 @@ async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_pa
 
 
 async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The header has the served name, the server's versions, and the start time to which frame times are relative."""
     async with server.recording_server(
         ScriptedEngine(server.script(encoding, latency=0.01)), encoding, tmp_path
     ) as served:
@@ -251,7 +237,6 @@ async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path
 async def test_slow_disk_cuts_the_recording(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stream goes on, the log reports it, and a file with a gap has no end."""
     slow = {"pause": 60.0, "most_waiting": 20}
     async with server.recording_server(
         ScriptedEngine(server.script(encoding, server.COUNT)), encoding, tmp_path, recorder=slow
@@ -263,7 +248,6 @@ async def test_slow_disk_cuts_the_recording(
 
 
 async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The response and other recordings go on."""
     engine = server.PacedEngine(server.script(encoding, server.COUNT), initial=20)
     async with server.recording_server(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
         streaming = asyncio.create_task(served.post(ASKED))
@@ -278,7 +262,6 @@ async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, t
 
 
 async def test_many_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Neither files nor entries are left, even if clients leave."""
     engine = ScriptedEngine(server.script(encoding, chunk_size=8))
     async with server.recording_server(engine, encoding, tmp_path) as served:
         await served.post(ASKED)
@@ -300,7 +283,6 @@ TALKATIVE = server.HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
 
 
 async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """No file has a word of the user or of the model."""
     body = {
         "model": "tiny",
         "instructions": f"{CANARY} one",

@@ -24,7 +24,6 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
-    """Each file can be read up to its cut, and the error names the line."""
     recorded = tmp_path / "recorded"
     async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
         await server.post({"input": "Count.", "background": True})
@@ -42,7 +41,6 @@ async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
 
 
 async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
-    """The error comes before anything is loaded."""
     (tmp_path / "file").write_text("")
     options = ("--store", str(tmp_path / "s.sqlite3"), "--record", str(tmp_path / "file/folder"))
     assert await exit_status(tmp_path / "log", serve_script, "quick", "--port", "0", *options) == 1
@@ -54,19 +52,16 @@ async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
     ("option", "value"), [("record", ""), ("record_after", "generate,persist"), ("record_if", "2.0")]
 )
 def test_unusable_recording_options_are_refused(option: str, value: str) -> None:
-    """Unknown stages and malformed conditions are errors."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
-def test_stages_are_separated_by_commas() -> None:
-    """The command line separates them in the same way."""
+def test_recorded_stages_are_separated_by_commas() -> None:
     chosen = Settings.model_validate({"engine_arguments": [], "record_after": "generate,emit"})
     assert chosen.record_after == ("generate", "emit")
 
 
 def test_header_has_only_changed_options() -> None:
-    """Defaults are left out; a replay makes the same ``ChatOptions`` of the rest."""
     said = ChatOptions(tool_call_parser="hermes", default_chat_template_kwargs={"enable_thinking": False})
     assert set(options(said)) == {"tool_call_parser", "default_chat_template_kwargs"}
     assert ChatOptions(**options(said)) == said

@@ -13,7 +13,6 @@ from tests.support.server import ScriptedServer
 
 
 async def test_stream_is_complete(served: ScriptedServer) -> None:
-    """A streamed response keeps every rule, down to its bytes."""
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "completed"
     assert [getattr(item, "text", "") for item in response.output] == ["A greeting.", "Hello!"]
@@ -23,7 +22,6 @@ async def test_stream_is_complete(served: ScriptedServer) -> None:
 
 
 async def test_unstreamed_answer_is_the_final_response(served: ScriptedServer) -> None:
-    """It equals the response of the stream's terminal event."""
     status, answer = await served.post({"input": "Hi"})
     streamed = final(read_sse(await served.stream({"input": "Hi"})))
     assert status == 200
@@ -33,13 +31,11 @@ async def test_unstreamed_answer_is_the_final_response(served: ScriptedServer) -
 
 
 async def test_stored_response_is_found(served: ScriptedServer) -> None:
-    """GET returns the response of the terminal event, as soon as that was sent."""
     _, answer = await served.post({"input": "Hi"})
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
 async def test_unstored_response_is_not_found(served: ScriptedServer) -> None:
-    """A response that must not be stored is not found."""
     _, answer = await served.post({"input": "Hi", "store": False})
     status, error = await served.get(f"/v1/responses/{answer['id']}")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
@@ -72,7 +68,6 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 async def test_bad_input_is_refused(
     body: Any, status: int, param: str | None, code: str, stream: bool, served: ScriptedServer
 ) -> None:
-    """Bad input is a 4xx with OpenAI's error body, before any header of a stream."""
     served.engine.context_length = 8192
     wanted = {**body, "stream": stream} if isinstance(body, dict) else body
     answered, answer = await served.post(wanted)
@@ -85,7 +80,6 @@ async def test_bad_input_is_refused(
 
 
 async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
-    """A wrong path or method has the error body that clients read."""
     for path, status in (("/v2/nothing", 404), ("/v1/responses", 405), ("/v1/responses/resp_0", 404)):
         answered, answer = await served.get(path)
         assert answered == status
@@ -93,7 +87,6 @@ async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
 
 
 async def test_body_with_wrong_encoding_is_refused(served: ScriptedServer) -> None:
-    """A body that does not match its ``Content-Encoding`` is a client error."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
         assert answer.status == 400
@@ -109,7 +102,6 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS, ids=str)
 async def test_refusal_of_the_engine_is_a_status(refusal: Any, status: int, code: str, served: ScriptedServer) -> None:
-    """Before the engine accepts the prompt, its refusal is an HTTP status."""
     served.engine.script = Script(refusal=refusal)
     answered, answer = await served.post({"input": "Hi", "stream": True})
     assert (answered, answer["error"]["code"]) == (status, code)

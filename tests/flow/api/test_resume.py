@@ -54,7 +54,6 @@ async def test_stored_response_is_streamed_again(
     *,
     background: bool,
 ) -> None:
-    """For any end, in the background or not, the stream is the same byte by byte."""
     served.engine.script = script(encoding, text, **options)
     first = await served.stream({"input": "Hi", "tools": [WEATHER], "background": background, **body})
     response = final(read_sse(first))
@@ -68,7 +67,6 @@ async def test_stored_response_is_streamed_again(
 
 @pytest.mark.defect("V3", "B15")
 async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
-    """After each number the rest is the same, and after the last there is only the end, at once."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
     for number in numbers(first):
@@ -90,7 +88,6 @@ async def test_reader_beyond_the_end_gets_the_last_event(served: ScriptedServer)
 async def test_live_stream_has_any_number_of_readers(
     served: ScriptedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """They start at any number, even of later events, and read the same."""
     served.engine.script = script(encoding, latency=0.02)
     async with api_clients.open_stream(served, {"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
@@ -105,7 +102,6 @@ async def test_live_stream_has_any_number_of_readers(
 
 @pytest.mark.defect("B15")
 async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """From before the first token until after the last, each reads the whole stream."""
     served.engine.script = script(encoding, latency=0.01)
     path = f"/v1/responses/{await api_clients.start_background(served)}?stream=true"
     readers = list[asyncio.Task[bytes]]()
@@ -119,7 +115,6 @@ async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: Ha
 
 @pytest.mark.defect("V2")
 async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """All of them get the same end, later readers included."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     response_id = await api_clients.start_background(served)
     path = f"/v1/responses/{response_id}?stream=true"
@@ -132,8 +127,7 @@ async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServe
     assert [*others, await served.again(path)] == [first] * 3
 
 
-async def test_leaving_reader_ends_nothing(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The response goes on for its own client."""
+async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     served.engine.script = script(encoding, latency=0.01)
     async with api_clients.open_stream(served) as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
@@ -143,7 +137,6 @@ async def test_leaving_reader_ends_nothing(served: ScriptedServer, encoding: Har
 
 
 async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: str) -> None:
-    """A reader of a queued response gets headers and comments at once."""
     engine = ScriptedEngine(script(encoding))
     async with running_server(engine, encoding, where, keep_alive=0.03, limit=0) as served:
         response_id = await api_clients.start_background(served)
@@ -155,7 +148,6 @@ async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: s
 
 @pytest.mark.defect("41")
 async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
-    """After ``--stream-ttl`` streaming a response is a 400, and the response stays."""
     _, answer = await served.post({"input": "Hi"})
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.store.sweep(3600, 0)
@@ -169,7 +161,6 @@ async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
 
 
 async def test_both_base_urls_read_one_log(served: ScriptedServer) -> None:
-    """A stream of one base URL is replayed under the other, with its names and the same numbers."""
     first = await served.stream({"input": "Hi"}, "/openresponses/v1/responses")
     assert b"response.reasoning.delta" in first
     path = f"responses/{final_id(first)}?stream=true"
@@ -183,7 +174,6 @@ def final_id(body: bytes) -> str:
 
 
 async def test_openai_python_resumes_a_background_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """The client loses its connection again and again, and gets every event once."""
     served.engine.script = script(encoding, latency=0.005)
     async with api_clients.openai_client(served.url) as sdk:
         stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)

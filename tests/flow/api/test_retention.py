@@ -21,7 +21,6 @@ from tests.support.stores import FaultyDatabase, database_at
 async def test_expired_responses_are_swept(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sweeping begins at once and goes on after an outage; each time the log reports what remains."""
     kept = FaultyDatabase(database_at(str(tmp_path / "store.sqlite3")))
     async with running_server(ScriptedEngine(script(encoding)), encoding, kept) as served:
         _, answer = await served.post({"input": "Hi"})

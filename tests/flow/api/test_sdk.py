@@ -13,7 +13,6 @@ from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 
 async def test_stream_helper_accumulates_the_response(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
-    """The helper of openai-python ends with the final response."""
     async with sdk.responses.stream(model="tiny", input="Hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
         response = await stream.get_final_response()
@@ -23,7 +22,6 @@ async def test_stream_helper_accumulates_the_response(served: ScriptedServer, sd
 async def test_function_call_makes_the_round(
     served: ScriptedServer, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
 ) -> None:
-    """Call, output and answer are linked by ``previous_response_id``; the prompt has all of them."""
     served.engine.script = script(encoding, CALL)
     tools: Any = [WEATHER]
     first = await sdk.responses.create(model="tiny", input="Weather?", tools=tools)
@@ -44,7 +42,6 @@ async def test_function_call_makes_the_round(
 
 
 async def test_errors_become_sdk_exceptions(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
-    """The exceptions have param and code."""
     with pytest.raises(openai.NotFoundError):
         await sdk.responses.retrieve("resp_0")
     with pytest.raises(openai.BadRequestError) as refused:

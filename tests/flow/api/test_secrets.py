@@ -80,7 +80,6 @@ async def waiting(served: ScriptedServer) -> Run:
 async def test_secrets_of_a_request_are_not_shown(
     served: ScriptedServer, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are in no answer, event or log, even if the MCP server fails."""
     server = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp"}
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
     with caplog.at_level(logging.DEBUG):
@@ -100,7 +99,6 @@ async def test_secrets_of_a_request_are_not_shown(
 async def test_background_response_has_its_secrets(
     encoding: HarmonyEncoding, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It waits in the store without them and runs with them; store and log never have them."""
     watched = Watched()
     with caplog.at_level(logging.DEBUG):
         async with running_server(
@@ -119,7 +117,6 @@ async def test_background_response_has_its_secrets(
 
 
 async def test_other_server_runs_without_secrets(encoding: HarmonyEncoding, where: str) -> None:
-    """A response taken over from another server runs, but cannot have its secrets."""
     watched = Watched()
     async with running_server(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
         response_id = (await waiting(served)).response.id
@@ -164,7 +161,6 @@ def looked_at() -> Iterator[None]:
 async def test_secrets_are_forgotten_with_the_run(
     encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[ScriptedServer, Run], Awaitable[None]]
 ) -> None:
-    """After any end of a run the process no longer has them."""
     engine, before = ScriptedEngine(script(encoding)), known_secrets()
     async with running_server(engine, encoding, tmp_path, limit=0) as served:
         run = await waiting(served)
@@ -175,7 +171,6 @@ async def test_secrets_are_forgotten_with_the_run(
 
 
 def test_recordings_have_no_secrets(tmp_path: Path) -> None:
-    """A frame of any junction reads back unchanged, except for the secrets."""
     asked = secretive(request_of(queued_response()))
     response, tools = asked.response, asked.tools
     for frame in (

@@ -68,7 +68,6 @@ TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
 async def test_call_limit_makes_a_response_incomplete(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
 ) -> None:
-    """The first call beyond the limit is incomplete, is not run, and is the last item."""
     turns, limit, done, reason = TOO_MANY[many]
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
         heard = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
@@ -84,7 +83,6 @@ async def test_call_limit_makes_a_response_incomplete(
 async def test_truncated_call_is_not_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """The token limit covers all turns; a call cut by it does not run."""
     hang = call_markup("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
     async with tool_server(encoding, tmp_path, [hang]) as served:
@@ -102,7 +100,6 @@ async def test_truncated_call_is_not_made(
 async def test_mixed_turn_continues_with_the_clients_output(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
 ) -> None:
-    """The server's calls have run; after the client's output the model reads all results."""
     turn = join_calls(python_markup("print(6 * 7)"), ECHO, ASK)
     include = ["code_interpreter_call.outputs"]
     async with tool_server(encoding, tmp_path, [turn], sandbox=sandbox) as served:
@@ -134,7 +131,6 @@ async def test_mixed_turn_continues_with_the_clients_output(
 async def test_private_url_of_a_request_is_not_reached(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """Nothing is sent to it: the listing fails as an item, and so does opening a page."""
     before = http.state()["requests"]
     async with (
         running_site() as site,
@@ -152,7 +148,6 @@ async def test_private_url_of_a_request_is_not_reached(
 
 
 async def test_operator_may_allow_an_address(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
-    """With ``--allow-address`` a request's server there is called."""
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
         tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
         async with tool_server(
@@ -178,7 +173,6 @@ def where(tmp_path: Path) -> str:
 async def test_secrets_go_to_their_server_only(
     encoding: HarmonyEncoding, where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
 ) -> None:
-    """No item, event, prompt, log or store has them, even if the server reveals them."""
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
     tools = [mcp_tool(url=http.url()) | secret, mcp_tool("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
@@ -227,7 +221,6 @@ async def test_started_response_waits_for_a_full_engine(
 async def test_new_response_is_refused_by_a_full_engine(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox
 ) -> None:
-    """Before its first event it is a 503, with any tools; in the background it waits."""
     async with tool_server(encoding, tmp_path, [answer_markup()], sandbox=sandbox, limits=SOON) as served:
         is_full(served)
         status, error = await served.post({"input": "Hi", "tools": [CODE_TOOL]})
@@ -240,7 +233,6 @@ async def test_new_response_is_refused_by_a_full_engine(
 async def test_response_waiting_for_the_engine_can_be_cancelled(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """It ends at once, with its items so far."""
     async with (
         tool_server(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
     ):

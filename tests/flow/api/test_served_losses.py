@@ -104,7 +104,6 @@ STATE = call_markup("docs.state", {})
 async def test_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
-    """The server gets a cancel for each call, no task is left, and the next response can call it."""
     tool, servers = (
         (mcp_tool(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp_tool(url=http.url()), {})
     )
@@ -128,7 +127,6 @@ async def test_calls_end_with_their_response(
 
 @pytest.mark.defect("30")
 async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Its only connection works after a cancelled call."""
     async with tool_server(encoding, tmp_path, servers={"docs": stdio_server()}) as served:
         states = []
         for _ in range(2):
@@ -149,7 +147,6 @@ async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding
 async def test_call_ends_with_its_unstreamed_client(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """Closing the connection of an unstreamed request ends its call."""
     async with tool_server(encoding, tmp_path, [HANG, answer_markup()]) as served:
         before, (begun, over) = running_tasks(), await hung(http)
         asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp_tool(url=http.url())]}))
@@ -162,7 +159,6 @@ async def test_call_ends_with_its_unstreamed_client(
 
 @pytest.mark.defect("30")
 async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
-    """It goes on with its tools without a client, and then releases them."""
     door = tmp_path / "door"
     turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
     async with tool_server(encoding, tmp_path, turns, detaches=True) as served:
@@ -179,7 +175,6 @@ async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_p
 async def test_response_can_be_cancelled_during_a_listing(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
 ) -> None:
-    """The listing has failed, and no turn begins."""
     tools = [mcp_tool("mute", http.url("mute")), mcp_tool(url=http.url())]
     async with tool_server(encoding, tmp_path) as served, open_stream(served, {"tools": tools, **way}) as stream:
         response_id = await stream.response_id()
@@ -194,10 +189,9 @@ async def test_response_can_be_cancelled_during_a_listing(
 
 @pytest.mark.defect("30")
 @ending
-async def test_code_ends_with_its_response(
+async def test_processes_of_code_end_with_its_response(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
 ) -> None:
-    """No process of the code is left, in any state."""
     async with tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
         await respond(served, "stream", {"tools": [CODE_TOOL], "tool_choice": "none"})
         before, others = running_tasks(), descendants(os.getpid())
@@ -212,7 +206,6 @@ async def test_code_ends_with_its_response(
 
 @pytest.mark.defect("30")
 async def test_finished_response_leaves_no_process(encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox) -> None:
-    """Processes that its code started end with the response, and not before."""
     turns = [python_markup("x = 1"), python_markup("print(x)"), answer_markup()]
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
         others = descendants(os.getpid())
@@ -231,7 +224,6 @@ NOBODY = "http://127.0.0.1:9/mcp"
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", MODES)
 async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
-    """The model goes on without the server, and an invented call of it ends nothing."""
     async with tool_server(encoding, tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
         assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
@@ -253,7 +245,6 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", ["background stream"])
 async def test_server_that_dies_in_a_call_is_restarted(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
-    """Its call has failed, and the next one gets a new process."""
     turns = [STATE, call_markup("docs.die", {}), STATE, answer_markup()]
     async with tool_server(encoding, tmp_path, turns, servers={"docs": stdio_server()}) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool()]})

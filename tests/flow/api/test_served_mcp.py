@@ -51,7 +51,6 @@ def assert_echoed(heard: tool_servers.ClientResponse, label: str) -> None:
 async def test_servers_are_called_in_every_mode(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
-    """A connection lives as long as its response: streamed, in the background, both, and unstored."""
     tool, servers = (
         (tool_servers.mcp_tool(), {"docs": stdio_server()})
         if owner == "operator"
@@ -72,7 +71,6 @@ async def test_servers_are_called_in_every_mode(
 async def test_running_call_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: tool_servers.Json
 ) -> None:
-    """While the call runs, its stream has no event after the arguments."""
     door = tmp_path / "door"
     turns = [tool_servers.call_markup("docs.wait", {"path": str(door)}), tool_servers.answer_markup()]
     async with (
@@ -106,7 +104,6 @@ async def test_stream_sends_comments_during_a_call(
 async def test_failed_call_is_a_failed_item(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """The model reads the error, also of a wrong name or arguments, and the response completes."""
     turns = [
         tool_servers.call_markup("docs.boom", {}),
         tool_servers.call_markup("docs.add", {"a": "x"}),
@@ -130,7 +127,6 @@ async def test_failed_call_is_a_failed_item(
 async def test_hanging_call_times_out(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
 ) -> None:
-    """The response completes without its result."""
     turns = [tool_servers.call_markup("docs.hang", {}), tool_servers.answer_markup()]
     async with tool_servers.tool_server(
         encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)

@@ -51,7 +51,6 @@ async def site() -> AsyncIterator[Site]:
 async def test_code_call_is_one_item_with_outputs(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
 ) -> None:
-    """It streams from its first character to its outputs; variables live as long as the response."""
     turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
         heard = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
@@ -82,7 +81,6 @@ async def test_code_call_is_one_item_with_outputs(
 async def test_running_code_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, way: Json
 ) -> None:
-    """While endless code runs, its stream shows only that it runs; then it is incomplete."""
     async with (
         tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served,
         open_stream(served, {"tools": [CODE_TOOL], "include": [OUTPUTS], **way}) as stream,
@@ -101,7 +99,6 @@ async def test_running_code_has_not_completed(
 async def test_outputs_and_sources_are_optional(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Site, mode: str
 ) -> None:
-    """Items have them only with ``include``; the model reads the same."""
     turns = [join_calls(python_markup("print(1)"), browser_markup("search", {"query": "gates"})), answer_markup()]
     async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         body = {"tools": [CODE_TOOL, SEARCH_TOOL]}
@@ -122,7 +119,6 @@ async def test_outputs_and_sources_are_optional(
 @pytest.mark.defect("V9", "V10", "B12")
 @pytest.mark.parametrize("mode", MODES)
 async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_path: Path, site: Site, mode: str) -> None:
-    """Every call is one item with the real URL, and the final text cites the page."""
     turns = [
         browser_markup("search", {"query": "gates"}),
         browser_markup("open", {"id": 0}),
@@ -158,7 +154,6 @@ async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_pat
 async def test_page_being_fetched_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, site: Site, way: Json
 ) -> None:
-    """While a page is fetched, the item's stream shows only the search."""
     site.gate.clear()
     turns = [browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup()]
     async with (
@@ -180,7 +175,6 @@ async def test_page_being_fetched_has_not_completed(
 async def test_broken_arguments_fail_their_call(
     encoding: HarmonyEncoding, tmp_path: Path, site: Site, arguments: str, mode: str
 ) -> None:
-    """The model reads the reason, and no URL is invented."""
     async with tool_server(
         encoding, tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url
     ) as served:
@@ -200,7 +194,6 @@ async def test_broken_arguments_fail_their_call(
 async def test_stream_with_tools_can_be_resumed_anywhere(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Site
 ) -> None:
-    """After any number the rest is byte for byte the same."""
     turns = [
         join_calls(
             THOUGHT,

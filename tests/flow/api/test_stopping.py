@@ -42,7 +42,6 @@ async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) 
 
 
 async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A response that ends within the drain time completes, in the background or not."""
     engine = PacedEngine(script(encoding), initial=5)
     async with running_server(engine, encoding, store_at) as served:
         background = await api_clients.start_background(served)
@@ -59,7 +58,6 @@ async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at:
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
 async def test_stopping_server_refuses_new_responses(served: ScriptedServer, body: dict[str, Any]) -> None:
-    """From the first moment on each is a 503 with a time to retry."""
     await served.scheduler.drain(0)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -67,7 +65,6 @@ async def test_stopping_server_refuses_new_responses(served: ScriptedServer, bod
 
 
 async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
-    """If the server stops between reading a request and its start, the conversation is free."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
         _, conversation = await served.post({}, "/v1/conversations")
         read = await served.scheduler.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
@@ -81,7 +78,6 @@ async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEnc
 async def test_slow_response_fails_at_the_stop(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
 ) -> None:
-    """A response that exceeds the drain time fails with its output so far, sent and stored."""
     async with (
         running_server(endless, encoding, store_at) as served,
         api_clients.open_stream(served, {"background": background}) as stream,
@@ -99,7 +95,6 @@ async def test_slow_response_fails_at_the_stop(
 async def test_queued_responses_are_left_to_the_next_server(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
 ) -> None:
-    """Their readers' connections break, and the next server runs them."""
     async with running_server(endless, encoding, store_at, url=URL, limit=1) as served:
         await api_clients.start_background(served)
         await api_clients.wait_until(lambda: endless.running == 1)
@@ -122,7 +117,6 @@ async def test_queued_responses_are_left_to_the_next_server(
 async def test_interrupted_responses_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
 ) -> None:
-    """With ``--resume-interrupted`` a stop requeues background responses; the next server decides again."""
     async with running_server(endless, encoding, store_at, url=URL, restarts=True) as served:
         async with api_clients.open_stream(served) as stream:
             in_front = await stream.response_id()
@@ -160,7 +154,6 @@ async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_at: str, background: bool) -> None:
-    """The next server ends it after its stored events, and every reader gets that end."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
         api_clients.open_stream(served, {"background": background}) as stream,
@@ -185,7 +178,6 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
 
 
 async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at: str) -> None:
-    """The next server runs the queued responses in order."""
     async with dead_server(encoding, store_at, limit=0) as (served, kept):
         waiting = [await api_clients.start_background(served, {"input": str(number)}) for number in range(4)]
         await die(served, kept)
@@ -198,7 +190,6 @@ async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at
 async def test_response_of_a_dead_server_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, background: bool
 ) -> None:
-    """With ``--resume-interrupted`` a background response starts again; a foreground one has failed."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
         api_clients.open_stream(served, {"background": background}) as stream,
@@ -238,7 +229,6 @@ class Forgetful(FaultyDatabase):
 
 
 async def test_unsettled_response_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that claimed a response and could not read it tries again."""
     forgetful = Forgetful(database_at(store_at))
     async with settled_over(encoding, store_at, forgetful):
         assert forgetful.asked > 1
@@ -259,14 +249,12 @@ class Unsure(FaultyDatabase):
 
 
 async def test_uncertain_claim_is_retried(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that does not know if its claim succeeded tries again."""
     unsure = Unsure(database_at(store_at))
     async with settled_over(encoding, store_at, unsure):
         assert unsure.claims > 1
 
 
 async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A response with a damaged log fails, and later ones are settled too."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
         api_clients.open_stream(served) as broken,
@@ -285,7 +273,6 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
 
 
 async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Its unfinished response is not added, and the conversation is free."""
     async with dead_server(encoding, store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}

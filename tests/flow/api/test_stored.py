@@ -26,21 +26,18 @@ from tests.support.server import ScriptedServer
     ],
 )
 async def test_bad_query_is_refused(served: ScriptedServer, query: str, param: str) -> None:
-    """A negative number, a wrong type or an unknown value is a 400 that names the parameter."""
     _, answer = await served.post({"input": "Hi"})
     status, error = await served.get(f"/v1/responses/{answer['id']}?{query}")
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_known_includes_are_accepted(served: ScriptedServer) -> None:
-    """Both spellings of ``include`` work, and do not change the stored response."""
+async def test_known_includes_are_accepted_in_both_spellings(served: ScriptedServer) -> None:
     _, answer = await served.post({"input": "Hi"})
     query = "include=message.output_text.logprobs&include[]=reasoning.encrypted_content"
     assert await served.get(f"/v1/responses/{answer['id']}?{query}") == (200, answer)
 
 
 async def test_deleted_response_is_gone(served: ScriptedServer) -> None:
-    """Any later use of its id is an error."""
     _, answer = await served.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}"
     assert await served.delete(path) == (200, {"id": answer["id"], "object": "response", "deleted": True})
@@ -66,7 +63,6 @@ def texts(page: dict[str, Any]) -> list[str]:
 
 
 async def test_input_items_are_the_whole_input(served: ScriptedServer) -> None:
-    """The history counts as input; the newest item comes first by default."""
     response_id, said = await chained(served)
     status, page = await served.get(f"/v1/responses/{response_id}/input_items")
     assert (status, texts(page)) == (200, said[::-1])
@@ -81,7 +77,6 @@ async def test_input_items_are_the_whole_input(served: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> None:
-    """Pages of any size join to the list, and only the last has no more."""
     response_id, said = await chained(served)
     path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
     for has_more in (True, False):
@@ -105,7 +100,6 @@ async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> 
     ],
 )
 async def test_bad_page_query_is_refused(served: ScriptedServer, query: str, param: str) -> None:
-    """The 400 names the parameter."""
     response_id, _ = await chained(served)
     status, error = await served.get(f"/v1/responses/{response_id}/input_items?{query}")
     assert (status, error["error"]["param"]) == (400, param)
@@ -122,7 +116,6 @@ async def test_pages_end_with_repeated_ids(served: ScriptedServer) -> None:
 
 
 async def test_repeated_item_is_listed_once(served: ScriptedServer) -> None:
-    """A reference to an item of the history adds no second one."""
     _, first = await served.post({"input": "Hi"})
     again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]
     _, second = await served.post({"input": again, "previous_response_id": first["id"]})
@@ -135,7 +128,6 @@ async def test_repeated_item_is_listed_once(served: ScriptedServer) -> None:
 
 
 async def test_openai_python_uses_stored_responses(sdk: openai.AsyncOpenAI) -> None:
-    """The client retrieves, streams, lists, counts and deletes."""
     response = await sdk.responses.create(model="tiny", input="Hi")
     includes: Any = ["message.output_text.logprobs"]
     assert (await sdk.responses.retrieve(response.id, include=includes)).output_text == "Hello!"
@@ -151,7 +143,6 @@ async def test_openai_python_uses_stored_responses(sdk: openai.AsyncOpenAI) -> N
 
 
 async def test_stream_helper_resumes(sdk: openai.AsyncOpenAI) -> None:
-    """The helper streams a stored response again, and skips events on its own."""
     response = await sdk.responses.create(model="tiny", input="Hi")
     async with sdk.responses.stream(response_id=response.id, starting_after=3) as stream:
         assert all([event.sequence_number > 3 async for event in stream])

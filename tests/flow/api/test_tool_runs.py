@@ -86,7 +86,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.defect("V17", "B22")
 async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> None:
-    """The tool is cancelled and its session closed without the engine, which has nothing to end."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
         status, answer = await cancel_response(served, response_id)
@@ -101,7 +100,6 @@ async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> Non
 
 
 async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None:
-    """After the drain time the response fails, sent and stored, and its tool is cancelled."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
         reader = asyncio.create_task(stream.rest())
@@ -115,7 +113,6 @@ async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None
 
 
 async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTool) -> None:
-    """A detached or background response keeps its tool."""
     busy.stream.answer.close()
     if busy.needs_client:
         await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))

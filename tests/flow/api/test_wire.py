@@ -33,7 +33,6 @@ FIELDS = {
 
 @pytest.mark.defect("24")
 async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> None:
-    """Reasoning is a separate item, and its tokens are part of the output tokens."""
     _, answer = await served.post({"input": "Hi"})
     details = answer["usage"]["output_tokens_details"]
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
@@ -46,8 +45,7 @@ async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> No
     ("body", "refusal"),
     [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
 )
-async def test_error_body_has_an_error_status(served: ScriptedServer, body: Any, refusal: Any, stream: bool) -> None:
-    """No error is sent with status 200."""
+async def test_error_body_never_has_status_200(served: ScriptedServer, body: Any, refusal: Any, stream: bool) -> None:
     served.engine.script = Script(refusal=refusal)
     status, answer = await served.post(body | {"stream": stream})
     assert status >= 400
@@ -56,8 +54,7 @@ async def test_error_body_has_an_error_status(served: ScriptedServer, body: Any,
 
 @pytest.mark.defect("36", "45", "B29")
 @pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
-async def test_storing_is_the_default(served: ScriptedServer, said: dict[str, Any]) -> None:
-    """A response is stored unless the request says otherwise, and ``store`` is echoed."""
+async def test_response_is_stored_by_default(served: ScriptedServer, said: dict[str, Any]) -> None:
     _, answer = await served.post({"input": "Hi", **said})
     assert answer["store"] is True
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
@@ -65,7 +62,6 @@ async def test_storing_is_the_default(served: ScriptedServer, said: dict[str, An
 
 @pytest.mark.defect("B29")
 async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> None:
-    """The response is not found later."""
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
@@ -73,7 +69,6 @@ async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> N
 
 @pytest.mark.defect("B29")
 async def test_failing_store_is_reported(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Streams are unharmed, health is degraded, and the response is stored once the store is back."""
     database = FaultyDatabase(SqliteDatabase(tmp_path / "responses.sqlite3"))
     async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
         database.is_down = True
@@ -103,8 +98,7 @@ async def test_stream_closes_after_its_terminal_event(served: ScriptedServer, ve
 
 
 @pytest.mark.defect("40")
-async def test_first_event_has_every_field(served: ScriptedServer) -> None:
-    """``response.created`` and ``in_progress`` have all 31 fields of a response, as the last event does."""
+async def test_first_events_have_every_field_of_a_response(served: ScriptedServer) -> None:
     stream = await served.stream({"input": "Hi", "tools": [WEATHER]})
     bodies = [json.loads(frame.partition("data: ")[2]) for frame in stream.decode().split("\n\n")[:-2]]
     responses = [body["response"] for body in bodies if "response" in body]
@@ -123,8 +117,7 @@ async def test_echoed_namespace_has_a_description(served: ScriptedServer) -> Non
 
 
 @pytest.mark.defect("40")
-async def test_client_inputs_are_tolerated(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    """Outputs in parts, custom tools, hosted tools and unknown keys are accepted."""
+async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     served.engine.script = script(encoding, CALL)
     tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
     _, first = await served.post({"input": "Hi", "tools": tools, "client_metadata": {"a": "b"}, "include": []})
@@ -138,7 +131,6 @@ async def test_client_inputs_are_tolerated(served: ScriptedServer, encoding: Har
 
 @pytest.mark.defect("44")
 async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A header forbids it, comments fill silence, and each event is sent when it is made."""
     silent = PacedEngine(script(encoding), initial=0)
     async with running_server(silent, encoding, tmp_path, keep_alive=0.02) as served:
         body = {"input": "Hi", "stream": True}
@@ -153,7 +145,6 @@ async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Pat
 @pytest.mark.defect("B31")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_early_errors_have_their_status(served: ScriptedServer, stream: bool) -> None:
-    """An error before the first event has its own code, streamed or not, never a 500."""
     served.engine.context_length = 8192
     for body, code in (
         ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_not_found"),
@@ -165,7 +156,6 @@ async def test_early_errors_have_their_status(served: ScriptedServer, stream: bo
 
 
 async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
-    """The headers of W3C Trace Context are passed with the prompt, and no others."""
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
     headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}, headers=headers) as answer:
@@ -186,8 +176,6 @@ async def test_head_of_a_stream_is_refused(served: ScriptedServer) -> None:
 
 @pytest.mark.defect("11")
 async def test_error_after_the_headers_closes_the_connection() -> None:
-    """An error in mid-stream does not write a second answer into the first."""
-
     async def breaks(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
         request[STREAMING] = True

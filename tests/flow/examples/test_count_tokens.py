@@ -35,7 +35,6 @@ def counted() -> Counter[str]:
 @FEW_EXAMPLES
 @given(any_case())
 def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
-    """For any output the channels sum to the usage."""
     already = counted()
     answer = response_with(frames, counting)
     new = counted() - already
@@ -56,7 +55,6 @@ def scraped(url: str) -> dict[str, float]:
 async def test_prometheus_reads_the_counts(
     encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scraped counts equal the usage, streamed or in the background."""
     monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
     engine = ScriptedEngine(script(encoding, COUNT))
     already = counted()

@@ -46,14 +46,12 @@ def at_the(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 @FEW_EXAMPLES
 @given(any_case())
 def test_guard_without_a_match_changes_nothing(frames: list[TokenFrame]) -> None:
-    """Every fixture gives the same response as without the guard."""
     assert response_with(frames, never) == response_with(frames, unedited)
 
 
 @FEW_EXAMPLES
 @given(any_case(), st.sampled_from([(at_e, "e"), (at_the, "th")]))
 def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, str]) -> None:
-    """The text before it stays, the item is incomplete, and the usage counts the tokens until then."""
     install_guard, word = guard
     before, after = response_with(frames, unedited), response_with(frames, install_guard)
     assert before.usage is not None
@@ -74,7 +72,6 @@ def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, s
 
 
 def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard is not installed without words."""
     monkeypatch.setenv("GUARD_WORDS", ",")
     with pytest.raises(ValueError, match="names no words"):
         install(recorded_responses())
@@ -92,7 +89,6 @@ async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> Non
 
 
 async def test_guard_stops_the_engine(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """In every mode the generation is aborted, and the sent text stays."""
     engine = ScriptedEngine(script(encoding, TELLS, endless=True, latency=0.001))
     async with running_server(engine, encoding, tmp_path, edit=install) as served:
         body = await served.stream({"input": "Hi"})

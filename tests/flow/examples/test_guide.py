@@ -50,7 +50,6 @@ async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> 
 
 
 async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The redaction has at most ten lines, and the same patterns as the tested example."""
     assert await answered(plugin("redact"), encoding, tmp_path) == ["Write to [e-mail], please."]
     assert len([line for line in CODE["redact"].splitlines() if line]) <= 10
     for pattern in (redact_emails.ADDRESS, redact_emails.MAYBE_ONE):
@@ -58,12 +57,10 @@ async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncodi
 
 
 async def test_any_function_over_frames_is_a_stage(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A function over frames is enough."""
     assert await answered(plugin("shout"), encoding, tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
 
 
 async def test_plugins_combine_in_order(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The stage nearer to the parser comes first."""
     redact, shout = plugin("redact"), plugin("shout")
     both = await answered(lambda pipeline: redact(shout(pipeline)), encoding, tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
@@ -83,7 +80,6 @@ def kinds() -> dict[str, Any]:
 
 
 def test_table_names_every_place() -> None:
-    """A stage over the frames of its row fits there, and one over other frames does not."""
     pipeline: Pipeline[Any, Any] = recorded_responses()
     assert [anchor or where for where, anchor, _ in PLACES] == ["normalize", *pipeline.names()[:1], *inside(pipeline)]
     for where, anchor, kind in PLACES:
@@ -101,7 +97,6 @@ def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
 
 
 def test_entry_point_of_the_guide_is_valid() -> None:
-    """It is in the group that penstock reads."""
     [snippet] = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
     [(name, value)] = tomllib.loads(snippet)["project"]["entry-points"][GROUP].items()
     assert EntryPoint(name, value, GROUP).attr == "install"

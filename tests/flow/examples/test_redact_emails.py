@@ -39,7 +39,6 @@ pieces = st.one_of(
 @fixture_cases.FEW_EXAMPLES
 @given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
 def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) -> None:
-    """The output is the redaction of the whole text."""
     text, data = drawn
     frames = fixture_cases.generation_of(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
     answer = fixture_cases.response_with(data.draw(fixture_cases.in_any_chunks(frames)), install)
@@ -63,7 +62,6 @@ def _mark(text: str) -> str:
 @fixture_cases.FEW_EXAMPLES
 @given(fixture_cases.any_case())
 def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
-    """Every fixture's texts are redacted as a whole; calls are unchanged."""
     before, after = (
         fixture_cases.response_with(frames, fixture_cases.unedited),
         fixture_cases.response_with(frames, marked),
@@ -80,7 +78,6 @@ def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
 @fixture_cases.FEW_EXAMPLES
 @given(fixture_cases.any_case())
 def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None:
-    """Texts, statuses and usage are the same."""
     before, after = (
         fixture_cases.response_with(frames, fixture_cases.unedited),
         fixture_cases.response_with(frames, install),
@@ -90,7 +87,6 @@ def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None
 
 
 def test_only_a_possible_address_is_held() -> None:
-    """The words before a possible address are sent as soon as it begins."""
     told = fixture_cases.events_with(
         fixture_cases.generation_of("<|channel|>final<|message|>One two three four<|return|>"), install
     )
@@ -99,7 +95,6 @@ def test_only_a_possible_address_is_held() -> None:
 
 
 async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """This holds for every mode, for raw messages, and for continuations."""
     engine = ScriptedEngine(script(encoding, ANSWER))
     async with running_server(engine, encoding, tmp_path, edit=install) as served:
         wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}

@@ -47,7 +47,6 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
 
 @pytest.mark.defect("18", "V2", "B15")
 async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_path: Path) -> None:
-    """Its reader gets the stored events and one end; queued responses run at the other server."""
     async with AsyncExitStack() as stack:
         servers = (running_process(store_at, tmp_path, text, "--max-background", "1") for text in ("long", "quick"))
         one, other = await asyncio.gather(*map(stack.enter_async_context, servers))  # over a new store
@@ -69,7 +68,6 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
 
 
 async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
-    """A restarted server settles at once, and the client reads on to the end."""
     async with running_process(store_at, tmp_path, "long") as server:
         async with open_stream(server, {"background": True}) as stream:
             response_id = await stream.response_id()

@@ -77,7 +77,6 @@ async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGen
 
 @pytest.mark.defect("B21")
 async def test_completed_response_is_whole(cell: Cell) -> None:
-    """Its client and all later readers get the same response."""
     cell.let_say(COUNT)
     await cell.client.ask()
     assert cell.client.is_complete
@@ -88,7 +87,6 @@ async def test_completed_response_is_whole(cell: Cell) -> None:
 
 @pytest.mark.defect("V17")
 async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
-    """The response has all its output so far, and can be continued."""
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
     assert cell.client.is_complete
@@ -99,7 +97,6 @@ async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
 
 @pytest.mark.defect("V1", "B14")
 async def test_engine_error_fails_the_response(cell: Cell) -> None:
-    """The response fails after all output of the engine."""
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
     assert cell.client.is_complete
@@ -110,7 +107,6 @@ async def test_engine_error_fails_the_response(cell: Cell) -> None:
 
 @pytest.mark.defect("V1", "B14")
 async def test_engine_death_fails_the_response(cell: Cell) -> None:
-    """The response can still be read; new ones are a 503 meanwhile."""
     cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
     await cell.client.ask()
     assert cell.client.is_complete
@@ -125,7 +121,6 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
 
 @pytest.mark.defect("42", "B22", "V17", "B23")
 async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The response has a terminal event, for its client as well."""
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
@@ -140,7 +135,6 @@ async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pyte
 
 @pytest.mark.defect("31", "43")
 async def test_leaving_client_cancels_a_foreground_response(cell: Cell) -> None:
-    """Its output so far is stored; a background response goes on."""
     goes_on = cell.client.mode.background
     cell.let_say(COUNT, latency=0.005)
     asking = await cell.is_at_it()

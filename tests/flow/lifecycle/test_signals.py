@@ -148,7 +148,6 @@ def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
 
 
 async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: api_clients.Mode) -> None:
-    """A response that ends within the drain time completes as usual."""
     client = stopped.near_the_end[mode]
     assert client.is_complete
     told = await stopped.after(client)
@@ -158,7 +157,6 @@ async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode:
 
 @pytest.mark.defect("V1")
 async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.Mode) -> None:
-    """It fails with all its output, and its client gets the end."""
     client = stopped.middle[mode]
     assert client.is_complete or client.mode.name == "background"  # a polling client may find no server any more
     told = await stopped.after(client)
@@ -167,7 +165,6 @@ async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.M
 
 
 async def test_sigterm_leaves_queued_responses_to_the_next_server(stopped: Scene) -> None:
-    """The reader's connection breaks, and a new one gets the rest."""
     assert not stopped.waiting.is_complete
     told = await stopped.after(stopped.waiting)
     await told.check("completed", stopped.waiting)
@@ -175,7 +172,6 @@ async def test_sigterm_leaves_queued_responses_to_the_next_server(stopped: Scene
 
 
 async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
-    """They are a 503, and the server exits with status 0."""
     assert (stopped.refusal, stopped.exit_status) == (503, 0)
     assert "Traceback" not in stopped.server.log.read_text()
 
@@ -185,7 +181,6 @@ async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
 
 @pytest.mark.defect("V1")
 async def test_sigkill_fails_a_running_response(killed: Scene, mode: api_clients.Mode) -> None:
-    """It fails after all output up to a moment before."""
     client = killed.middle[mode]
     assert (client.is_complete, killed.exit_status) == (False, -signal.SIGKILL)
     told = await killed.after(client)
@@ -196,7 +191,6 @@ async def test_sigkill_fails_a_running_response(killed: Scene, mode: api_clients
 @pytest.mark.defect("V2", "B15")
 @pytest.mark.parametrize("mode", [mode for mode in api_clients.MODES if mode.stream], ids=str)
 async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mode) -> None:
-    """A reader gets an end after any number, even if the store has fewer events."""
     told = await killed.after(killed.middle[mode])
     number = len(api_clients.sse_frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
@@ -209,7 +203,6 @@ async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mo
 
 
 async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: api_clients.Mode) -> None:
-    """A response whose end was sent is unchanged."""
     client = killed.near_the_end[mode]
     assert client.is_complete
     told = await killed.after(client)
@@ -217,7 +210,6 @@ async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: api_client
 
 
 async def test_sigkill_leaves_queued_responses_to_the_next_server(killed: Scene) -> None:
-    """The next server runs them, and their readers get the rest there."""
     assert not killed.waiting.is_complete
     told = await killed.after(killed.waiting)
     await told.check("completed", killed.waiting)

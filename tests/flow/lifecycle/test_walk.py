@@ -40,8 +40,6 @@ DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_O
 @pytest.mark.usefixtures("postgres")  # is up before any example runs
 @pytest.mark.parametrize("place", DATABASES)
 def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
-    """No accepted response is lost, left hanging, or read in two versions."""
-
     @examples(12)
     @example(DEATHS)
     @given(st.lists(STEPS, min_size=8, max_size=20))

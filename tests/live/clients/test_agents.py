@@ -40,15 +40,13 @@ def model(url: str) -> OpenAIResponsesModel:
     return OpenAIResponsesModel("tiny-gpt-oss", openai.AsyncOpenAI(base_url=url, api_key="none"))
 
 
-async def test_agent_answers(model: OpenAIResponsesModel) -> None:
-    """An agent answers."""
+async def test_agent_answers_a_question(model: OpenAIResponsesModel) -> None:
     agent = Agent("Greeter", model=model, model_settings=GREEDY, instructions="You greet people.")
     result = await Runner.run(agent, "Say hello.")
     assert result.final_output == "Hello! How can I help you today?"
 
 
 async def test_agent_streams_its_answer(model: OpenAIResponsesModel) -> None:
-    """The runner passes deltas on."""
     result = Runner.run_streamed(Agent("Greeter", model=model, model_settings=GREEDY), "Say hello.")
     text = ""
     async for event in result.stream_events():
@@ -59,7 +57,6 @@ async def test_agent_streams_its_answer(model: OpenAIResponsesModel) -> None:
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 async def test_agent_calls_a_tool(model: OpenAIResponsesModel, by_id: bool) -> None:
-    """The runner calls it and sends the result, with all items or with the response's id."""
     agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
     result = await Runner.run(agent, "What is the weather in Paris?", auto_previous_response_id=by_id)
     assert result.final_output == "It is 18 °C in Paris right now."
@@ -74,7 +71,6 @@ async def test_agent_calls_a_tool(model: OpenAIResponsesModel, by_id: bool) -> N
 
 
 async def test_agent_calls_a_tool_in_a_stream(model: OpenAIResponsesModel) -> None:
-    """The streamed run calls the tool as well."""
     agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
     result = Runner.run_streamed(agent, "What is the weather in Paris?")
     async for _ in result.stream_events():
@@ -83,7 +79,6 @@ async def test_agent_calls_a_tool_in_a_stream(model: OpenAIResponsesModel) -> No
 
 
 async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) -> None:
-    """The client keeps the history, and sends it with each turn."""
     agent = Agent("Listener", model=model, model_settings=GREEDY)
     session = SQLiteSession("one")
     await Runner.run(agent, "Remember the number seven.", session=session)
@@ -96,14 +91,12 @@ async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) 
 
 
 async def test_agent_answers_in_its_output_type(model: OpenAIResponsesModel) -> None:
-    """The server enforces the schema against the model's own preference."""
     agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
     result = await Runner.run(agent, "Say hello.")
     assert isinstance(result.final_output, Person)
 
 
 async def test_unknown_model_raises_not_found(url: str) -> None:
-    """The exception is openai-python's."""
     model = OpenAIResponsesModel("gpt-9", openai.AsyncOpenAI(base_url=url, api_key="none"))
     with pytest.raises(openai.NotFoundError):
         await Runner.run(Agent("Greeter", model=model), "Say hello.")

@@ -55,7 +55,6 @@ def did(items: list[RunItem]) -> list[str]:
 
 
 async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel, documents: str) -> None:
-    """The agent calls the tool that it needs."""
     worker = agent(model, server("calculator", documents), PYTHON, response_include=["code_interpreter_call.outputs"])
     added = await Runner.run(worker, SUM)
     assert added.final_output == "2 plus 3 is 5."
@@ -70,7 +69,6 @@ async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel
 
 
 async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesModel, documents: str) -> None:
-    """The runner gets the same items from a stream, each when it is done."""
     worker = agent(model, server("docs", documents), PYTHON)
     for question, did_what, answer in (
         ("Ask the docs server about penstock.", ["mcp_call"], "The docs say what a penstock is."),
@@ -83,7 +81,6 @@ async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesMod
 
 
 async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, documents: str) -> None:
-    """The session sends the calls back with the history, and the server continues from them."""
     worker = agent(model, server("calculator", documents), PYTHON)
     session = SQLiteSession("one")
     for question, answer in ((SUM, "2 plus 3 is 5."), (TWICE, "Twice 20 is 40."), (SUM, "2 plus 3 is 5.")):
@@ -93,7 +90,6 @@ async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, docu
 @pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
-    """The call is made only after the callback has approved it."""
     asked = []
 
     def approve(request: MCPToolApprovalRequest) -> Any:
@@ -116,7 +112,6 @@ async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str
 
 
 async def test_refused_call_is_not_made(model: OpenAIResponsesModel, documents: str) -> None:
-    """The model continues without the call."""
     worker = agent(
         model, server("calculator", documents, "always", lambda _: {"approve": False, "reason": "Not on Sundays."})
     )
@@ -126,7 +121,6 @@ async def test_refused_call_is_not_made(model: OpenAIResponsesModel, documents: 
 
 
 async def test_approval_by_hand_resumes_the_run(model: OpenAIResponsesModel, documents: str) -> None:
-    """Without a callback the run stops at the request, and continues from its state after the approval."""
     worker = agent(model, server("calculator", documents, "always"))
     paused = await Runner.run(worker, SUM)
     [interruption] = paused.interruptions
@@ -136,7 +130,6 @@ async def test_approval_by_hand_resumes_the_run(model: OpenAIResponsesModel, doc
 
 
 async def test_web_search_cites_its_page(model: OpenAIResponsesModel) -> None:
-    """The answer cites the page that was found and read."""
     result = await Runner.run(agent(model, WebSearchTool()), "Search the web for vLLM.")
     assert did(result.new_items) == ["web_search_call", "web_search_call", "message"]
     [cited] = result.new_items[-1].raw_item.content[0].annotations

@@ -32,19 +32,16 @@ def chat(url: str, **options: Any) -> ChatOpenAI:
 
 
 def test_model_answers_with_usage(url: str) -> None:
-    """The message has one text and its usage."""
     message: Any = chat(url).invoke("Say hello.")
     assert message.text == "Hello! How can I help you today?"
     assert message.usage_metadata["output_token_details"]["reasoning"] > 0
 
 
 def test_chunks_sum_to_the_text(url: str) -> None:
-    """The chunks sum to the text."""
     assert "".join(chunk.text for chunk in chat(url).stream("Say hello.")) == "Hello! How can I help you today?"
 
 
 def test_reasoning_summary_is_a_content_block(url: str) -> None:
-    """Summarized reasoning is a block of the message."""
     message = chat(url, reasoning={"summary": "auto"}).invoke("Say hello.")
     thoughts = [block.get("reasoning") for block in message.content_blocks if block["type"] == "reasoning"]
     assert thoughts == ["The user wants a greeting."]
@@ -52,7 +49,6 @@ def test_reasoning_summary_is_a_content_block(url: str) -> None:
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 def test_model_calls_a_tool(url: str, by_id: bool) -> None:
-    """The client sends back all messages, or the response's id."""
     model = chat(url, use_previous_response_id=by_id).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
     messages.append(model.invoke(messages))
@@ -61,7 +57,6 @@ def test_model_calls_a_tool(url: str, by_id: bool) -> None:
 
 
 def test_model_calls_a_tool_in_a_stream(url: str) -> None:
-    """The chunks sum to the message."""
     model = chat(url).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
     first, *rest = model.stream(messages)
@@ -71,18 +66,15 @@ def test_model_calls_a_tool_in_a_stream(url: str) -> None:
 
 
 def test_structured_output_is_an_instance(url: str) -> None:
-    """The chain returns an instance of its class, against the model's own preference."""
     assert isinstance(chat(url).with_structured_output(Person).invoke("Say hello."), Person)
 
 
 def test_required_tool_is_called(url: str) -> None:
-    """With ``any`` the model must call a tool."""
     message = chat(url).bind_tools([get_weather], tool_choice="any", strict=True).invoke("Say hello.")
     assert message.tool_calls[0]["name"] == "get_weather"
     assert message.tool_calls[0]["args"]["city"] in {"Paris", "Rome"}
 
 
 def test_unknown_model_raises_not_found(url: str) -> None:
-    """The exception is openai-python's."""
     with pytest.raises(openai.NotFoundError):
         chat(url, model="gpt-9").invoke("Say hello.")

@@ -22,19 +22,16 @@ def respond(url: str, **options: Any) -> Any:
 
 
 def test_response_has_its_text(url: str) -> None:
-    """The output is one text."""
     assert respond(url, input="Say hello.").output_text == "Hello! How can I help you today?"
 
 
 def test_deltas_sum_to_the_text(url: str) -> None:
-    """The deltas sum to the text."""
     events = respond(url, input="Say hello.", stream=True)
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == "Hello! How can I help you today?"
 
 
 def test_tool_call_is_continued_by_id(url: str) -> None:
-    """The client sends only the tool's output, because the server has the call."""
     called = respond(url, input="What is the weather in Paris?", tools=[WEATHER])
     call = called.output[-1]
     assert call.name == "get_weather"
@@ -44,7 +41,6 @@ def test_tool_call_is_continued_by_id(url: str) -> None:
 
 
 def test_chat_completion_is_bridged(url: str) -> None:
-    """A chat completion becomes a response, and comes back as a chat completion."""
     completion: Any = litellm.completion(
         model="openai/responses/tiny-gpt-oss",
         messages=[{"role": "user", "content": "Say hello."}],
@@ -55,6 +51,5 @@ def test_chat_completion_is_bridged(url: str) -> None:
 
 
 def test_unknown_model_raises_not_found(url: str) -> None:
-    """The exception is LiteLLM's."""
     with pytest.raises(NotFoundError):
         respond(url, model="openai/gpt-9", input="Say hello.")

@@ -15,7 +15,6 @@ FOLDER = Path(__file__).parent / "node"
 
 @pytest.mark.parametrize("suite", sorted(path.name for path in FOLDER.glob("*.test.mjs")))
 def test_node_client_works(suite: str, url: str, documents: str, request: pytest.FixtureRequest) -> None:
-    """The client's quick-start works as documented."""
     command = [request.config.getoption("--node"), "--test", suite]
     environment = {**os.environ, "BASE_URL": url, "DOCUMENTS_URL": documents}
     ran = subprocess.run(

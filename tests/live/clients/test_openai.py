@@ -36,20 +36,17 @@ def client(url: str) -> Generator[openai.OpenAI, None, None]:
 
 
 def test_response_has_its_text(client: openai.OpenAI) -> None:
-    """The output is one text."""
     response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert response.output_text == "Hello! How can I help you today?"
 
 
 def test_stream_helper_accumulates_the_text(client: openai.OpenAI) -> None:
-    """Its deltas sum to its final text."""
     with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         assert stream.get_final_response().output_text == text == "Hello! How can I help you today?"
 
 
 async def test_async_client_streams_the_text(url: str) -> None:
-    """The asynchronous client reads the same stream."""
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         events = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0, stream=True)
         text = "".join([event.delta async for event in events if event.type == "response.output_text.delta"])
@@ -57,7 +54,6 @@ async def test_async_client_streams_the_text(url: str) -> None:
 
 
 def test_reasoning_is_raw_or_a_summary(client: openai.OpenAI) -> None:
-    """Raw reasoning is the content of its item, and a summary if one is requested."""
     raw = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0).output[0]
     assert raw.type == "reasoning"
     assert raw.content
@@ -70,7 +66,6 @@ def test_reasoning_is_raw_or_a_summary(client: openai.OpenAI) -> None:
 
 
 def test_tool_call_is_continued_by_id(client: openai.OpenAI) -> None:
-    """The client sends only the tool's output, because the server has the call."""
     called = client.responses.create(
         model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
     )
@@ -88,7 +83,6 @@ def test_tool_call_is_continued_by_id(client: openai.OpenAI) -> None:
 
 
 def test_tool_call_is_continued_without_the_store(client: openai.OpenAI) -> None:
-    """The client sends all items back unchanged."""
     context: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
     called = client.responses.create(model="tiny-gpt-oss", input=context, tools=[WEATHER], temperature=0, store=False)
     context += called.output
@@ -99,13 +93,11 @@ def test_tool_call_is_continued_without_the_store(client: openai.OpenAI) -> None
 
 
 def test_parsed_output_is_an_instance(client: openai.OpenAI) -> None:
-    """``parse`` returns an instance of its class, against the model's own preference."""
     response = client.responses.parse(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0)
     assert isinstance(response.output_parsed, Person)
 
 
 def test_streamed_output_is_an_instance(client: openai.OpenAI) -> None:
-    """The stream helper parses the output as well."""
     with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
@@ -116,7 +108,6 @@ EFFORTS = pytest.mark.parametrize("effort", [None, "none"], ids=["thinking", "at
 
 @EFFORTS
 def test_choice_is_enforced(client: openai.OpenAI, effort: Any) -> None:
-    """The answer is one of two texts; reasoning is not constrained."""
     response = client.responses.create(
         model="tiny-gpt-oss",
         input="Say hello.",
@@ -130,7 +121,6 @@ def test_choice_is_enforced(client: openai.OpenAI, effort: Any) -> None:
 
 @EFFORTS
 def test_required_tool_is_called(client: openai.OpenAI, effort: Any) -> None:
-    """The model must call the tool, against its own preference."""
     response = client.responses.create(
         model="tiny-gpt-oss",
         input="Say hello.",
@@ -145,7 +135,6 @@ def test_required_tool_is_called(client: openai.OpenAI, effort: Any) -> None:
 
 
 def test_errors_become_client_exceptions(client: openai.OpenAI) -> None:
-    """An error of the server is an exception of the client's own."""
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input="Hi")
     with pytest.raises(openai.NotFoundError):
@@ -156,7 +145,6 @@ def test_errors_become_client_exceptions(client: openai.OpenAI) -> None:
 
 
 def test_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> None:
-    """Its input can be listed as well."""
     created = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert client.responses.retrieve(created.id) == created
     [item] = client.responses.input_items.list(created.id)
@@ -167,5 +155,4 @@ def test_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> None
 
 
 def test_served_models_are_listed(client: openai.OpenAI) -> None:
-    """The list has the served model."""
     assert "tiny-gpt-oss" in [model.id for model in client.models.list()]

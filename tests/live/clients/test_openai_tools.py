@@ -59,7 +59,6 @@ def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
 
 @pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
 def test_tool_items_are_the_same_in_every_mode(client: openai.OpenAI, tools: Any, way: str) -> None:
-    """Unstreamed, streamed, in the background or both, the response has the calls and their results."""
     response = answered(client, way, asked("Set x to 20 in Python, then double it.", tools))
     assert (response.status, response.output_text) == ("completed", "Twice 20 is 40.")
     *listings, first, second = did(response)
@@ -72,7 +71,6 @@ def test_tool_items_are_the_same_in_every_mode(client: openai.OpenAI, tools: Any
 
 
 def test_stream_helper_passes_on_each_step(client: openai.OpenAI, tools: Any) -> None:
-    """Its response is the stored one."""
     with client.responses.stream(**asked("Add 2 and 3 with the calculator server.", tools)) as stream:
         events = list(stream)
         response = stream.get_final_response()
@@ -84,7 +82,6 @@ def test_stream_helper_passes_on_each_step(client: openai.OpenAI, tools: Any) ->
 
 
 def test_approved_call_is_made(client: openai.OpenAI, documents: str) -> None:
-    """The call waits for its approval."""
     tools = [{"type": "mcp", "server_label": "calculator", "server_url": documents}]
     first = client.responses.create(**asked("Add 2 and 3 with the calculator server.", tools))
     request = did(first)[-1]
@@ -95,7 +92,6 @@ def test_approved_call_is_made(client: openai.OpenAI, documents: str) -> None:
 
 
 def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
-    """The response continues without the server's tools."""
     tools = [{"type": "mcp", "server_label": "docs", "server_url": "http://127.0.0.1:9/mcp"}]
     response = client.responses.create(**asked("Say hello.", tools))
     assert did(response)[0].error
@@ -104,14 +100,12 @@ def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
 
 @pytest.mark.usefixtures("shell")
 def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
-    """The output is an item after the call."""
     response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
     call, output = did(response)
     assert (call.type, output.call_id, output.output[0].stdout) == ("shell_call", call.call_id, "note\n")
 
 
 def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
-    """The addresses are in the action and in the citations."""
     response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))
     search, page = did(response)
     assert [source.url for source in search.action.sources] == [page.action.url]
@@ -120,7 +114,6 @@ def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
 
 
 def test_server_side_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -> None:
-    """Without the store, the client sends them unchanged, and the model continues from them."""
     context: Any = [{"role": "user", "content": "Set x to 20 in Python, then double it."}]
     first = client.responses.create(**asked(context, tools, store=False))
     context += [*first.output, {"role": "user", "content": "Add 2 and 3 with the calculator server."}]

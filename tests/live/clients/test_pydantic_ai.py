@@ -30,7 +30,6 @@ def get_weather(city: str) -> str:
 
 
 async def test_agent_answers_with_its_reasoning(url: str) -> None:
-    """The result has the answer and the reasoning."""
     result = await agent(url, instructions="You greet people.").run("Say hello.")
     assert result.output == "Hello! How can I help you today?"
     [thought] = [part for part in result.response.parts if isinstance(part, ThinkingPart)]
@@ -38,20 +37,17 @@ async def test_agent_answers_with_its_reasoning(url: str) -> None:
 
 
 async def test_deltas_sum_to_the_text(url: str) -> None:
-    """The deltas sum to the text."""
     async with agent(url).run_stream("Say hello.") as result:
         text = "".join([delta async for delta in result.stream_text(delta=True)])
     assert text == "Hello! How can I help you today?"
 
 
 async def test_agent_calls_a_tool(url: str) -> None:
-    """The client sends all items back with the tool's result."""
     result = await agent(url, tools=[get_weather]).run("What is the weather in Paris?")
     assert result.output == "It is 18 °C in Paris right now."
 
 
 async def test_second_run_continues_the_first(url: str) -> None:
-    """A second run sees the first."""
     listener = agent(url)
     first = await listener.run("Remember the number seven.")
     second = await listener.run("What did I say before?", message_history=first.all_messages())
@@ -63,19 +59,16 @@ async def test_second_run_continues_the_first(url: str) -> None:
 
 
 async def test_native_output_is_an_instance(url: str) -> None:
-    """The server enforces the schema against the model's own preference."""
     result = await agent(url, output_type=NativeOutput(Person)).run("Say hello.")
     assert isinstance(result.output, Person)
 
 
 async def test_tool_output_is_an_instance(url: str) -> None:
-    """The output is the arguments of a required call."""
     result = await agent(url, output_type=Person).run("Say hello.")
     assert isinstance(result.output, Person)
 
 
 async def test_unknown_model_raises_an_http_error(url: str) -> None:
-    """The exception is the client's, with the status."""
     with pytest.raises(ModelHTTPError) as unknown:
         await agent(url, model="gpt-9").run("Say hello.")
     assert unknown.value.status_code == 404

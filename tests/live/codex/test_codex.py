@@ -19,7 +19,6 @@ def completed(events: list[Json], kind: str) -> list[Json]:
 
 @pytest.mark.defect("6")
 def test_codex_runs_a_command_and_answers(codex: Codex) -> None:
-    """Codex runs the call, sends its output back, and ends with an answer."""
     events = codex.events("Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
     assert [item["exit_code"] for item in completed(events, "command_execution")] == [0]

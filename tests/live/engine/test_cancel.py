@@ -58,7 +58,6 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase
 async def test_request_is_cancelled_at_any_point(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: Phase, likely: bool
 ) -> None:
-    """The request ends at once; its frames are all generated tokens, then the reason."""
     asked = prompt(encoding, "word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
     before = stats.generated
     frames = await cancelled(engine, stats, sampled(asked, logprobs=1 if likely else None), phase)
@@ -71,7 +70,6 @@ async def test_request_is_cancelled_at_any_point(
 async def test_cancelling_one_request_leaves_the_others(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
 ) -> None:
-    """Only the named request ends; an unknown id ends none."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=ENDLESS)
     names = [f"resp_{number}" for number in range(QUEUE)]
     tasks = {name: asyncio.create_task(generate(engine, rename(asked, name))) for name in names}
@@ -92,7 +90,6 @@ async def test_cancelling_one_request_leaves_the_others(
 async def test_cancelled_response_frees_the_engine(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """After the cancel over HTTP, no request is left in the scheduler."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
         before = stats.generated
         _, queued = await served.post({"input": "Never stop talking.", "temperature": 0, "background": True})

@@ -26,7 +26,6 @@ pytestmark = [
 
 
 async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
-    """Reasoning tokens are counted."""
     response = await model.respond("Say hello.")
     thought, said = response.output
     assert isinstance(thought, Reasoning)
@@ -40,14 +39,12 @@ async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
     "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
 async def test_thinking_can_be_switched_off(model: ChatEngine, said: dict[str, Any]) -> None:
-    """A variable of the template or the effort ``none`` switches it off."""
     response = await model.respond("Say hello.", **said)
     assert not any(isinstance(item, Reasoning) for item in response.output)
     assert answer(response) == HELLO
 
 
 async def test_function_is_called_and_answered(model: ChatEngine, tmp_path: Path) -> None:
-    """The call is an item, and its output continues the response."""
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)
         body = {"tools": [WEATHER_TOOL], "temperature": 0, "max_output_tokens": 400}
@@ -62,7 +59,6 @@ async def test_function_is_called_and_answered(model: ChatEngine, tmp_path: Path
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
 async def test_required_function_is_called(model: ChatEngine, choice: Any) -> None:
-    """The model must call the function, against its own preference."""
     city = {"type": "string", "maxLength": 20}  # the model's text is unpredictable here, so it gets a limit
     tool = WEATHER_TOOL | {"parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]}}
     response = await model.respond("Say hello.", tools=[tool], tool_choice=choice)
@@ -73,7 +69,6 @@ async def test_required_function_is_called(model: ChatEngine, choice: Any) -> No
 
 
 async def test_answer_matches_its_schema(model: ChatEngine) -> None:
-    """The model may think first; its answer is JSON of the schema."""
     properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
     schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
     text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
@@ -82,14 +77,12 @@ async def test_answer_matches_its_schema(model: ChatEngine) -> None:
 
 
 async def test_adapter_answers_under_its_name(model: ChatEngine) -> None:
-    """The adapter answers only requests that name it."""
     other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
     assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
     assert answer(await model.respond("Say hello.")) == HELLO
 
 
 async def test_missing_adapter_stops_the_start(model: ChatEngine, tmp_path: Path) -> None:
-    """The error names the adapter, and the running engine is unharmed."""
     lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
     with pytest.raises(UnknownModel, match="lost"):
         await replace(model.engine, _adapters={"lost": lost}).warm_up()
@@ -97,7 +90,6 @@ async def test_missing_adapter_stops_the_start(model: ChatEngine, tmp_path: Path
 
 
 async def test_too_long_prompt_is_refused(model: ChatEngine) -> None:
-    """The error comes before the stream."""
     with pytest.raises(ContextTooLong):
         await model.respond("word " * 9000)
 
@@ -110,7 +102,6 @@ async def served(model: ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEn
 
 @pytest.mark.defect("13")
 async def test_background_response_can_be_cancelled(model: ChatEngine, tmp_path: Path) -> None:
-    """The response needs no connected client, and keeps its output so far."""
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"

@@ -46,7 +46,6 @@ def thinks(response: Response) -> bool:
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("thinking", [True, False])
 async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: bool) -> None:
-    """The schema binds the answer with or without reasoning, which it does not bind."""
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
     said = json.loads(answer(response))
@@ -70,7 +69,6 @@ async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: boo
 async def test_structured_outputs_hold_for_the_answer(
     model: ChatEngine, structured: Any, fits: Any, thinking: bool
 ) -> None:
-    """All of vLLM's options work, with reasoning or without."""
     response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
     assert fits(answer(response))
@@ -79,7 +77,6 @@ async def test_structured_outputs_hold_for_the_answer(
 
 @pytest.mark.defect("23")
 async def test_tool_is_called_beside_a_format(model: ChatEngine) -> None:
-    """The model may call, and its answer has the format."""
     response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
     assert calls(response) == [("get_weather", {"city": "Paris"})]
     response = await model.respond("Say hello.", text=FORMAT, tools=[WEATHER])
@@ -100,7 +97,6 @@ async def test_tool_is_called_beside_a_format(model: ChatEngine) -> None:
 )
 @pytest.mark.parametrize("thinking", [True, False])
 async def test_required_tool_is_called(model: ChatEngine, choice: Any, names: set[str], thinking: bool) -> None:
-    """The call fits its schema, for any question."""
     response = await model.respond(
         "Say hello.", thinking=thinking, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
@@ -110,6 +106,5 @@ async def test_required_tool_is_called(model: ChatEngine, choice: Any, names: se
 
 
 async def test_optional_strict_tool_is_called_or_not(model: ChatEngine) -> None:
-    """Without a call, the answer is free text."""
     assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
     assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []

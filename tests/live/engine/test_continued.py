@@ -27,7 +27,6 @@ WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type"
 
 
 async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The prompt begins with all tokens that the engine has read and written, and these are cached."""
     body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()

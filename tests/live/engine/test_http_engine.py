@@ -70,7 +70,6 @@ async def running(url: str) -> float:
 
 
 async def test_server_is_described(elsewhere: HttpEngine) -> None:
-    """Names, context, vocabulary and support for grammars are known."""
     assert elsewhere.models == ("tiny-gpt-oss",)
     told = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
     assert told == (CONTEXT_LENGTH, True, str(CHECKPOINT))
@@ -79,7 +78,6 @@ async def test_server_is_described(elsewhere: HttpEngine) -> None:
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEngine) -> None:
-    """The recorded prompt gives the recorded tokens."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
     frames = [frame async for frame in Generate(elsewhere)(source_of(prompts))]
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
@@ -91,7 +89,6 @@ async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEn
 
 
 async def test_logprobs_belong_to_their_tokens(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """In greedy generation each token is its own top alternative."""
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), logprobs=3))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -103,7 +100,6 @@ async def test_logprobs_belong_to_their_tokens(elsewhere: HttpEngine, encoding: 
 async def test_http_engine_equals_the_engine_in_process(
     elsewhere: HttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
 ) -> None:
-    """Greedy tokens are the same, with similar logprobs."""
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
         asked = sampled(prompt(encoding, text, max_tokens=60), logprobs=2)
         there, here = await ask(elsewhere, asked), await generate(engine, asked)
@@ -115,7 +111,6 @@ async def test_http_engine_equals_the_engine_in_process(
 
 
 async def test_grammar_is_enforced_from_the_first_token(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """A grammar binds the first token as well."""
     asked = prompt(encoding, "Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
     text = encoding.decode(token_ids(from_grammar)[:-1])
@@ -131,22 +126,21 @@ def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
 
 
 async def test_stop_text_ends_the_generation(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """The server searches all output for the stop text."""
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
     assert "ell" in encoding.decode(token_ids(frames))
     assert last(frames).reason == "stop"
 
 
 async def test_prefix_cache_is_reported_and_salted(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """A repeated prompt is read from the cache, unless its salt differs."""
     asked, salt = prompt(encoding, "Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
     salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
     cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
     assert [bool(tokens) for tokens in cached] == [False, True, False]
 
 
-async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str) -> None:
-    """No request keeps running in the server."""
+async def test_leaving_and_cancelling_abort_the_request(
+    elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str
+) -> None:
     asked = prompt(encoding, "Never stop talking.", max_tokens=None)
     async with elsewhere.open(asked) as stream:
         await anext(aiter(stream))
@@ -162,7 +156,6 @@ async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: Har
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
 async def test_unknown_token_ids_are_refused(elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int) -> None:
-    """The server refuses them, and keeps running."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))

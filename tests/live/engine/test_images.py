@@ -123,7 +123,6 @@ def read(response: Response) -> int:
 
 
 async def test_image_tokens_are_counted_by_the_engine(seeing: Seeing) -> None:
-    """Usage has the tokens of each image, for which the prompt has placeholders only."""
     assert seeing.chat.sees_images
     without = read(await seeing.answer(text()))
     for count in (1, 2, MOST_IMAGES):
@@ -131,7 +130,6 @@ async def test_image_tokens_are_counted_by_the_engine(seeing: Seeing) -> None:
 
 
 async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
-    """The same question about another image, or none, has another answer."""
     likely = []
     for parts in ([image(RED_URL)], [image(BLUE_URL)], [], [image(RED_URL)], [image(RED_URL), image(BLUE_URL)]):
         await seeing.answer(text(), *parts)
@@ -143,7 +141,6 @@ async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
 
 
 async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
-    """A fetched image gives the same answer as its data URL."""
     gallery = Gallery()
     async with web_server(gallery.show) as url:
         shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOOPBACK))
@@ -154,7 +151,6 @@ async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
 
 
 async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
-    """The image is part of the prompt."""
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     said = [{"role": "user", "content": "Look."}, call]
     output = {"type": "function_call_output", "call_id": "c"}
@@ -167,7 +163,6 @@ async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
 
 
 async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
-    """A continuation has the images of its history."""
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         seeing.store = store
         first = await seeing.answer(text(), image())
@@ -176,7 +171,6 @@ async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> Non
 
 
 async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
-    """A salt works as it does without images, and changes nothing else."""
     long = text("What is this? " * 20)
     salted = [await seeing.answer(long, image(), cache_salt=salt) for salt in ("a", "a", "b")]
     cached = [response.usage.input_tokens_details.cached_tokens for response in salted if response.usage]
@@ -196,7 +190,6 @@ async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
     ],
 )
 async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
-    """The answer is a 400, and nothing is fetched."""
     gallery = Gallery()
     async with web_server(gallery.show) as server:
         with pytest.raises(InvalidRequest) as refused:
@@ -206,7 +199,6 @@ async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Se
 
 
 async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
-    """An allowed server cannot redirect to another one."""
     gallery = Gallery()
     async with web_server(gallery.show) as url:
         inside = url.replace("127.0.0.1", "127.0.0.2")
@@ -218,7 +210,6 @@ async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
 
 
 async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
-    """Too many images, a broken one or too long a prompt is a 400, and the engine keeps running."""
     with pytest.raises(InvalidRequest, match=f"At most {MOST_IMAGES}") as many:
         await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
@@ -246,7 +237,6 @@ def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -
 
 @pytest.mark.defect("V14")
 async def test_text_model_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The engine itself refuses them; for a prompt without images it gives no token count."""
     asked = prompt(encoding, "Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):
         await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))

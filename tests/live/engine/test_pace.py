@@ -16,7 +16,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("seed", range(20))
 def test_vllm_sends_every_token_once_at_any_interval(seed: int) -> None:
-    """Tokens come in order, the first at once, and the waiting ones with the end."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - takes seconds
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason  # noqa: PLC0415
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: PLC0415

@@ -16,7 +16,6 @@ from tests.support.serve_command import WEATHER, Command
 
 
 def test_recording_replays_to_the_same_bytes(server: Command) -> None:
-    """The replay begins at the parser, and needs no model."""
     body = {"model": "tiny-gpt-oss", "input": "What is the weather in Paris?", "tools": [WEATHER], "stream": True}
     request = urllib.request.Request(
         f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -20,7 +20,6 @@ def client(server: Command) -> openai.OpenAI:
 
 
 def test_unstreamed_response_is_one_object(client: openai.OpenAI) -> None:
-    """Without streaming, one object comes back."""
     response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert response.status == "completed"
     assert response.output_text == "Hello! How can I help you today?"
@@ -30,7 +29,6 @@ def test_unstreamed_response_is_one_object(client: openai.OpenAI) -> None:
 
 
 def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
-    """Characters of several tokens are whole."""
     events = list(
         client.responses.create(model="tiny-gpt-oss", input="Say hello in many scripts.", temperature=0, stream=True)
     )
@@ -42,7 +40,6 @@ def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
 
 
 def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
-    """The helper's response equals the final one."""
     with client.responses.stream(model="tiny-gpt-oss", input="Count from 1 to 100.", temperature=0) as stream:
         for _ in stream:
             pass
@@ -50,7 +47,6 @@ def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
 
 
 def test_function_call_is_continued_by_id(client: openai.OpenAI) -> None:
-    """The model calls, the client answers, the model writes its answer."""
     called = client.responses.create(
         model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
     )
@@ -69,7 +65,6 @@ def test_function_call_is_continued_by_id(client: openai.OpenAI) -> None:
 
 
 def test_function_call_is_continued_by_replay(client: openai.OpenAI) -> None:
-    """Without the store the client sends all items back."""
     asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
     called = client.responses.create(model="tiny-gpt-oss", input=asked, tools=[WEATHER], temperature=0, store=False)
     call: Any = called.output[-1]
@@ -82,7 +77,6 @@ def test_function_call_is_continued_by_replay(client: openai.OpenAI) -> None:
 
 
 def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
-    """A second question sees the first."""
     first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
     second = client.responses.create(
         model="tiny-gpt-oss", input="What did I say before?", previous_response_id=first.id, temperature=0
@@ -91,7 +85,6 @@ def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
 
 
 def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
-    """The items are in order, and each turn reads the earlier ones."""
     conversation = client.conversations.create()
     asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
     answers = [
@@ -111,7 +104,6 @@ def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
 
 @pytest.mark.defect("B22")
 def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
-    """The response keeps its output and usage so far."""
     response = client.responses.create(
         model="tiny-gpt-oss", input="Never stop talking.", temperature=0, background=True
     )
@@ -128,7 +120,6 @@ def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
 
 
 def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
-    """The response and its last item have the status."""
     response = client.responses.create(
         model="tiny-gpt-oss", input="Never stop talking.", temperature=0, max_output_tokens=40
     )
@@ -141,7 +132,6 @@ def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
 
 
 def test_raw_stream_keeps_every_rule(server: Command) -> None:
-    """The raw stream keeps every rule of the wire."""
     body = json.dumps({"input": "Compare London and Tokyo.", "tools": [WEATHER], "stream": True, "temperature": 0})
     request = urllib.request.Request(f"{server.url}/v1/responses", body.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
@@ -150,7 +140,6 @@ def test_raw_stream_keeps_every_rule(server: Command) -> None:
 
 
 def test_errors_come_before_the_stream(client: openai.OpenAI) -> None:
-    """A full context and an unknown model are exceptions of the SDK."""
     with pytest.raises(openai.BadRequestError) as long:
         client.responses.create(model="tiny-gpt-oss", input="word " * 9000, stream=True)
     assert long.value.code == "context_length_exceeded"

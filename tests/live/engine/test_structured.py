@@ -74,8 +74,9 @@ def reasoned(response: Response) -> str:
 
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
-async def test_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
-    """The schema binds the answer only; reasoning is free text."""
+async def test_schema_binds_the_answer_and_not_the_reasoning(
+    engine: VllmEngine, encoding: HarmonyEncoding, text: str
+) -> None:
     response = await respond(engine, encoding, text, text=PERSON)
     assert response.status == "completed"
     msgspec.json.decode(answer(response), type=Person)
@@ -86,15 +87,13 @@ async def test_schema_leaves_room_to_think(engine: VllmEngine, encoding: Harmony
 
 
 @pytest.mark.defect("22")
-async def test_schema_holds_without_reasoning(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The JSON is the answer, not the reasoning."""
+async def test_schema_binds_an_answer_without_reasoning(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     response = await respond(engine, encoding, "Answer directly.", text=PERSON)
     msgspec.json.decode(answer(response), type=Person)
     assert "{" not in reasoned(response)
 
 
 async def test_json_object_is_enforced(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Any object is accepted, and nothing else."""
     response = await respond(
         engine, encoding, "Describe a person in plain JSON.", text={"format": {"type": "json_object"}}
     )
@@ -103,7 +102,6 @@ async def test_json_object_is_enforced(engine: VllmEngine, encoding: HarmonyEnco
 
 @pytest.mark.defect("23")
 async def test_schema_and_tools_work_together(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The output is a call with valid arguments, or a valid answer."""
     called = the_call(await respond(engine, encoding, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
     answered = await respond(engine, encoding, "Describe a person as JSON.", text=PERSON, tools=[WEATHER])
@@ -112,7 +110,6 @@ async def test_schema_and_tools_work_together(engine: VllmEngine, encoding: Harm
 
 
 async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """With ``auto``, the output is free text, or arguments of the schema."""
     called = the_call(await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
     answered = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP])
@@ -120,14 +117,12 @@ async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine, encodin
 
 
 async def test_strict_arguments_override_the_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The schema prevents output that the model was trained to write."""
     for text in ("Call the tool with broken arguments.", "What is the weather on Mars?"):
         called = the_call(await respond(engine, encoding, text, tools=[WEATHER]))
         msgspec.json.decode(called.arguments, type=City)
 
 
 async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A model that prefers to answer calls one of the tools."""
     response = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
     (call, *_) = calls(response)
     assert isinstance(call, FunctionCall)
@@ -143,7 +138,6 @@ async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEnco
     ids=["named", "allowed"],
 )
 async def test_chosen_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
-    """A named tool, or the only allowed one, is called even if the model prefers another."""
     response = await respond(
         engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
@@ -153,14 +147,12 @@ async def test_chosen_tool_is_called(engine: VllmEngine, encoding: HarmonyEncodi
 
 
 async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """With ``auto``, no other tool is called, though the prompt has it."""
     only: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "lookup"}]}
     response = await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=only)
     assert {call.name for call in calls(response)} <= {"lookup"}
 
 
 async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Two calls in one turn are possible unless the request allows only one."""
     tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
     asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
     both = await respond(engine, encoding, "Compare London and Tokyo.", **asked)
@@ -187,7 +179,6 @@ async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding:
 async def test_custom_tool_input_matches_its_grammar(
     engine: VllmEngine, encoding: HarmonyEncoding, syntax: str, definition: str, pattern: str
 ) -> None:
-    """The input of a custom tool is raw text of its grammar."""
     tool = custom("act", syntax, definition)
     response = await respond(
         engine, encoding, "Say hello.", tools=[tool], tool_choice="required", parallel_tool_calls=False
@@ -198,7 +189,6 @@ async def test_custom_tool_input_matches_its_grammar(
 
 
 async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """At a high temperature, calls and formats are still enforced."""
     wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
     asked = [
         respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)

@@ -59,7 +59,6 @@ async def stored_events(path: Path, response_id: str, count: int) -> int:
 @pytest.mark.last(2)
 @pytest.mark.defect("V2", "B15")
 def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
-    """The stream has all stored events, and one terminal event with the reason."""
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True)
     resumed = list(events)
     assert resumed[: len(killed.stored)] == killed.stored
@@ -75,7 +74,6 @@ def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
 @pytest.mark.defect("V3", "B15")
 @pytest.mark.parametrize("which", [0, 10, -1])
 def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
-    """A client gets the later events and the end, even after an event that was never stored."""
     number = killed.seen[which].sequence_number
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)
     resumed = list(events)
@@ -85,7 +83,6 @@ def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
 
 @pytest.mark.last(3)
 def test_sigterm_ends_running_responses(killed: Killed) -> None:
-    """Streams get an end, the server exits with 0, and background responses are stored as failed."""
     client = killed.server.client
     background = client.responses.create(**ENDLESS)
     types = []

@@ -139,7 +139,6 @@ def names(events: list[ResponseEvent]) -> list[str]:
 
 
 async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> None:
-    """Variables persist between calls; each prompt begins with the tokens in the prefix cache."""
     events = await turns.events(
         "Set x to 20 in Python, then double it.",
         [PYTHON],
@@ -166,7 +165,6 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
 
 
 async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
-    """A model that never stops calling ends at ``max_tool_calls``."""
     response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
     assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
     assert response.incomplete_details is not None
@@ -174,7 +172,6 @@ async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
 
 
 async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
-    """A model that never stops calling ends at the server's limit."""
     response = await turns.response("Keep calling the tool.", [PYTHON], Limits(turns=3))
     assert [item["status"] for item in items(response)] == ["completed"] * 2 + ["incomplete"]
     assert response.incomplete_details is not None
@@ -182,7 +179,6 @@ async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
 
 
 async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpServers) -> None:
-    """The model calls a tool that is new to it, and reads the result."""
     docs = {"type": "mcp", "server_label": "docs", "server_url": servers.url("browser"), "require_approval": "never"}
     response = await turns.response("Ask the docs server about penstock.", [docs])
     listing, call = items(response)
@@ -195,7 +191,6 @@ async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpSe
 
 
 async def test_configured_mcp_server_needs_approval(turns: Turns) -> None:
-    """The call waits for the client's approval, and the model continues."""
     tools = [CALCULATOR | {"require_approval": "always"}]
     asked = await turns.response("Add 2 and 3 with the calculator server.", tools)
     assert kinds(asked) == ["mcp_list_tools", "mcp_approval_request"]
@@ -209,7 +204,6 @@ async def test_configured_mcp_server_needs_approval(turns: Turns) -> None:
 
 
 async def test_read_pages_are_cited(turns: Turns) -> None:
-    """After a search and a page, the answer has a link and an annotation."""
     search, included = {"type": "web_search"}, ["web_search_call.action.sources"]
     response = await turns.response("Search the web for vLLM.", [search], include=included)
     searched, read = items(response)
@@ -227,7 +221,6 @@ async def test_read_pages_are_cited(turns: Turns) -> None:
 
 
 async def test_shell_output_is_read_by_the_model(turns: Turns) -> None:
-    """Command and output are items."""
     await available("container")
     response = await turns.response("Make a note in the container.", [SHELL])
     call, output = items(response)
@@ -239,7 +232,6 @@ async def test_shell_output_is_read_by_the_model(turns: Turns) -> None:
 
 
 async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
-    """The server makes its own call, and the model continues after the client's."""
     called = await turns.response("Compute 6 times 7, and ask me for my name.", [PYTHON, ASK_NAME])
     assert (called.status, kinds(called)) == ("completed", ["code_interpreter_call", "function_call"])
     output = {"type": "function_call_output", "call_id": items(called)[-1]["call_id"], "output": "Ada"}
@@ -252,7 +244,6 @@ async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
 
 @pytest.mark.defect("V8")
 async def test_undeclared_tool_is_answered_once(turns: Turns) -> None:
-    """A call of an unavailable built-in tool gets an error, and the model continues without it."""
     response = await turns.response("Any news today?", [PYTHON])
     assert (response.status, kinds(response)) == ("completed", [])
     assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.frames[1].token_ids)

@@ -56,7 +56,6 @@ RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exis
 async def test_greedy_tokens_equal_the_recording(
     folder: Path, engine: VllmEngine, request: pytest.FixtureRequest
 ) -> None:
-    """The recorded prompt gives the recorded tokens; ``--regen`` records them again."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
     stage = Generate(engine)(source_of(prompts))
     frames = [frame async for frame in stage]
@@ -70,7 +69,6 @@ async def test_greedy_tokens_equal_the_recording(
 
 
 async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Every token is passed on, even the token that ends the turn."""
     frames = await generate(engine, prompt(encoding, "Say hello."))
     assert token_ids(frames)[-1] == STOP_TOKENS[0]
     finished = frames[-1]
@@ -88,7 +86,6 @@ async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
 
 
 async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Tokens that were generated in the meantime arrive together, and none is missing."""
     asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, asked), await read_late(engine, asked)
     assert token_ids(quick) == token_ids(slow)
@@ -96,22 +93,21 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: Harmon
 
 
 async def test_token_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``max_tokens`` holds, and the finish reason is ``length``."""
     frames = await generate(engine, prompt(encoding, "Never stop talking.", max_tokens=20))
     assert len(token_ids(frames)) == 20
     assert isinstance(frames[-1], GenerationFinished)
     assert frames[-1].reason == "length"
 
 
-async def test_leaving_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Leaving the block leaves no request in the engine."""
+async def test_leaving_the_block_aborts_the_request(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     async with engine.open(prompt(encoding, "Never stop talking.", max_tokens=5000)) as stream:
         await anext(aiter(stream))
     await until_idle(engine)
 
 
-async def test_cancelling_aborts(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
-    """A cancelled task leaves no request in the engine."""
+async def test_cancelled_task_aborts_its_request(
+    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
+) -> None:
     before = stats.generated
     task = asyncio.create_task(generate(engine, prompt(encoding, "Never stop talking.", max_tokens=5000)))
     await stats.until(lambda: stats.generated > before)
@@ -124,7 +120,6 @@ async def test_cancelling_aborts(engine: VllmEngine, stats: EngineStats, encodin
 async def test_client_that_leaves_aborts_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """A closed connection frees the engine."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
         body = {"input": "Never stop talking.", "temperature": 0, "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
@@ -137,7 +132,6 @@ async def test_client_that_leaves_aborts_the_engine(
 async def test_stopping_ends_running_generations(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
 ) -> None:
-    """Running generations fail at once, no new one begins, and no request stays."""
     ending = stoppable(engine)
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
@@ -151,7 +145,6 @@ async def test_stopping_ends_running_generations(
 
 
 async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A prompt that is too long, empty or has an unknown token id is refused; the next one still works."""
     good = prompt(encoding, "Say hello.")
     for tokens, error in (
         ([5] * CONTEXT_LENGTH, errors.ContextTooLong),
@@ -166,14 +159,12 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
 
 
 async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The error comes before the stream, as penstock's own exception."""
     refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
     with pytest.raises(errors.InvalidPrompt):
         await generate(engine, refused)
 
 
 async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
-    """A request over vLLM's limit gets a retryable error, and queued requests continue."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     names = [f"resp_{number}" for number in range(QUEUE)]
     inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
@@ -191,7 +182,6 @@ async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, en
 
 
 async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Each token has its own logprob and the top alternatives in order; a greedy token is the first of them."""
     frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -204,7 +194,6 @@ async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: Har
 
 
 async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Its logprob is below the top alternative's."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
@@ -217,8 +206,7 @@ async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: 
     assert unlikely
 
 
-async def test_logprobs_may_have_no_alternatives(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """With 0 each token has only its own; without the option there are none."""
+async def test_logprobs_may_have_no_alternatives_or_be_absent(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     asked = prompt(encoding, "Say hello.")
     frames = await generate(engine, sampled(asked, logprobs=0))
     assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
@@ -226,7 +214,6 @@ async def test_logprobs_may_have_no_alternatives(engine: VllmEngine, encoding: H
 
 
 async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Excluded tokens are no alternatives; the sampled token always is one."""
     asked = sampled(prompt(encoding, "Say hello.", max_tokens=40), logprobs=3)
     frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
     told = logprobs(frames)
@@ -238,7 +225,6 @@ async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyE
 
 
 async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Merged outputs keep a logprob for each token, with its alternatives."""
     frames = await read_late(engine, sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3))
     assert [type(frame) for frame in frames] == [TokenChunk, TokenChunk, GenerationFinished]
     for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
@@ -247,14 +233,12 @@ async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: Harm
 
 
 async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Over vLLM's ``--max-logprobs`` the error names the API's parameter."""
     with pytest.raises(errors.InvalidRequest, match="21") as refused:
         await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
     assert refused.value.param == "top_logprobs"
 
 
 async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Another seed gives other tokens."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(asked, temperature=2.0)
     await generate(engine, wild)  # all later requests find the prompt in the cache, so they compute the same
@@ -265,7 +249,6 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: Harm
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
 async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEncoding, narrow: dict[str, Any]) -> None:
-    """If only the top token may be sampled, it is, at any temperature."""
     asked = prompt(encoding, "Say hello.")
     wild = sampled(asked, temperature=2.0, **narrow)
     assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
@@ -277,7 +260,6 @@ async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEn
 async def test_penalties_change_the_output(
     engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
 ) -> None:
-    """With a penalty, an uncertain model that repeats itself writes something else."""
     asked = adapted(prompt(encoding, "Say hello.", max_tokens=100))
     without = token_ids(await generate(engine, asked))
     assert len(set(without)) < len(without)
@@ -285,14 +267,12 @@ async def test_penalties_change_the_output(
 
 
 async def test_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The generation ends with the token that completes the text, with the reason ``stop``."""
     frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
     assert encoding.decode(token_ids(frames)).endswith("19 20 21")
     assert last(frames).reason == "stop"
 
 
 async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The response's text ends before the stop text, and the response is complete."""
     response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
     assert response.status == "completed"
     assert answer(response).endswith("18 19 ")
@@ -302,7 +282,6 @@ async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncodin
 
 
 async def test_salt_separates_caches(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A prompt is found only under its own salt."""
     asked = prompt(encoding, "Pepper. " * 300, max_tokens=1)
     salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
     cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
@@ -343,7 +322,6 @@ class Seam:
 
 
 async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The headers are passed to vLLM, and have no effect if its tracing is off."""
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     seam = Seam(engine._llm)
     watched = replace(engine, _llm=seam)
@@ -364,8 +342,7 @@ async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> Non
 # Adapters
 
 
-async def test_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A LoRA adapter answers under its own name, and does not affect the model."""
+async def test_adapter_answers_under_its_own_name(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     assert engine.models == ("tiny-gpt-oss", "nonsense")
     body: dict[str, Any] = {"max_output_tokens": 40}
     before = await respond(engine, encoding, "Say hello.", **body)
@@ -378,7 +355,6 @@ async def test_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding)
 
 
 async def test_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
-    """The error names the adapter."""
     lost = msgspec.structs.replace(
         engine._adapters["nonsense"], lora_name="lost", lora_int_id=9, lora_path=str(tmp_path / "nowhere")
     )
@@ -390,7 +366,6 @@ async def test_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Pat
 
 @pytest.mark.defect("B27")
 async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Their bytes join to its text, characters of several tokens included."""
     response = await respond(
         engine,
         encoding,
@@ -410,7 +385,6 @@ async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEn
 
 
 async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The error comes before the stream, and the engine keeps running."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(errors.InvalidRequest):
         await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
@@ -418,7 +392,6 @@ async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: Harmon
 
 
 async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Other responses continue."""
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
     asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
     with pytest.raises(errors.EngineFailed):
@@ -432,7 +405,6 @@ async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, enco
 async def test_leaving_at_any_point_aborts(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: str, bound: bool
 ) -> None:
-    """Leaving in the queue, in prefill or in decode leaves nothing in the engine."""
     text = "word " * 7000 if phase == "prefill" else "Never stop talking."
     asked = prompt(encoding, text, max_tokens=1000)
     if bound:
@@ -448,7 +420,6 @@ async def test_leaving_at_any_point_aborts(
 
 @pytest.mark.defect("31")
 async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A request that is cancelled while vLLM accepts it leaves nothing in the engine."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
     for steps in range(12):
         task = asyncio.create_task(generate(engine, asked))
@@ -464,7 +435,6 @@ async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: Harmony
 async def test_dead_engine_fails_streams_and_health(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """The stream has one ``response.failed``."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
         before = stats.generated
         reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))

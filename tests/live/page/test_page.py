@@ -50,7 +50,6 @@ def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny
 
 @pytest.mark.parametrize("case", ["function_call", "served_mcp", "stray_markers_in_content", "unicode_final"])
 def test_page_shows_every_token(case: str, show: ShowPage) -> None:
-    """Tokens are in order, each with its id."""
     page = show(FIXTURES / case)
     recorded = [token for each in flow_at(FIXTURES / case).placed for token in [each.id]]
     titles = page.eval_on_selector_all("[data-token]", "all => all.map(each => each.title)")
@@ -78,7 +77,6 @@ async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
 
 @pytest.mark.parametrize("case", ["function_call", "start_missing"])
 def test_token_and_events_highlight_each_other(case: str, show: ShowPage) -> None:
-    """A token highlights the events that it caused; an event highlights the tokens of its chunk."""
     page = show(FIXTURES / case)
     page.evaluate(UNFOLD)
     frames = read_recording(FIXTURES / case / "tokens.jsonl", TokenFrame).frames
@@ -97,7 +95,6 @@ def test_token_and_events_highlight_each_other(case: str, show: ShowPage) -> Non
 
 
 def test_turns_have_prompt_and_tool_results(show: ShowPage) -> None:
-    """Each turn begins with its prompt, and a tool's result is in the item of its call."""
     page = show(FIXTURES / "served_mcp")
     assert texts(page, ".row.turn h3") == ["Turn 1", "Turn 2"]
     assert page.locator(".item:has-text('read_page') .tool pre").last.text_content() == (
@@ -109,14 +106,12 @@ def test_turns_have_prompt_and_tool_results(show: ShowPage) -> None:
 
 
 def test_repairs_are_marked(show: ShowPage) -> None:
-    """A repair is marked at the token and at the item."""
     page = show(FIXTURES / "stray_markers_in_content")
     assert set(texts(page, ".tokens .repair")) == {"stray marker"}
     assert texts(page, ".chips .repair") == ["stray marker"]
 
 
 def test_hostile_text_stays_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Text of a recording is never markup or script."""
     page = show(said(encoding, HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
     assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
     assert page.locator(".text").text_content() == HOSTILE
@@ -126,7 +121,6 @@ def test_hostile_text_stays_text(show: ShowPage, encoding: HarmonyEncoding, tmp_
 
 
 def test_policy_blocks_injected_scripts(show: ShowPage, complaints: list[str]) -> None:
-    """A script that gets into the page does not run."""
     page = show(FIXTURES / "greeting")
     with pytest.raises(Exception, match="TrustedHTML"):
         page.evaluate("document.body.innerHTML = '<b>no</b>'")
@@ -138,7 +132,6 @@ def test_policy_blocks_injected_scripts(show: ShowPage, complaints: list[str]) -
 
 
 def test_page_works_by_keyboard(show: ShowPage) -> None:
-    """Keys move along tokens and events, follow causes, and go back."""
     page = show(FIXTURES / "function_call")
     page.locator("[data-token]").first.focus()
     for _ in range(3):
@@ -165,7 +158,6 @@ def test_page_works_by_keyboard(show: ShowPage) -> None:
 
 
 def test_search_finds_text_across_tokens(show: ShowPage) -> None:
-    """Enter selects the found text."""
     page = show(FIXTURES / "function_call")
     page.keyboard.press("/")
     page.keyboard.type("call get_weather")
@@ -175,7 +167,6 @@ def test_search_finds_text_across_tokens(show: ShowPage) -> None:
 
 
 def test_whitespace_can_be_shown(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Whitespace shows on request."""
     page = show(said(encoding, "one two\n", tmp_path / "spaces"))
     page.keyboard.press("w")
     assert "".join(texts(page, ".token.final")) == "one·two↵\n"
@@ -184,7 +175,6 @@ def test_whitespace_can_be_shown(show: ShowPage, encoding: HarmonyEncoding, tmp_
 
 
 def test_tokens_without_a_model_are_numbers(show: ShowPage) -> None:
-    """Without a model, the causes of events are unknown."""
     page = show(Path("fixtures/chat/qwen3_call"))
     assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
     page.locator("[data-token]").first.click()
@@ -193,7 +183,6 @@ def test_tokens_without_a_model_are_numbers(show: ShowPage) -> None:
 
 
 def test_logprobs_are_shown(show: ShowPage) -> None:
-    """A token has its probability and the alternatives."""
     page = show(FIXTURES / "logprobs_top")
     page.locator(".token.final").first.click()
     assert "probability" in (page.locator(".token.final").first.get_attribute("title") or "")
@@ -201,7 +190,6 @@ def test_logprobs_are_shown(show: ShowPage) -> None:
 
 
 def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
-    """Without recorded times, the page shows a note."""
     page = show(FIXTURES / "function_call")
     expect(page.locator("#axis-is")).to_contain_text("No times")
     page = show(timed(FIXTURES / "function_call", tmp_path / "timed"))
@@ -223,7 +211,6 @@ def timed(folder: Path, copy: Path) -> Path:
 @pytest.mark.parametrize("width", [320, 1600])
 @pytest.mark.parametrize("case", ["served_mcp", "stray_markers_in_content"])
 def test_page_is_accessible(scheme: str, width: int, case: str, show: ShowPage) -> None:
-    """Axe finds nothing, contrast included, with a selection or without; nothing is cut off."""
     page = show(FIXTURES / case, color_scheme=scheme, viewport={"width": width, "height": 900})
     page.evaluate(AXE.read_text("utf-8"))
     page.evaluate("document.querySelectorAll('.prompt summary').forEach(each => each.click())")
@@ -236,7 +223,6 @@ def test_page_is_accessible(scheme: str, width: int, case: str, show: ShowPage) 
 
 
 def test_dark_mode_follows_the_system(show: ShowPage) -> None:
-    """A button switches the mode."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = show(FIXTURES / "greeting", color_scheme="light").evaluate(background)
     page = show(FIXTURES / "greeting", color_scheme="dark")
@@ -246,7 +232,6 @@ def test_dark_mode_follows_the_system(show: ShowPage) -> None:
 
 
 def test_long_recording_is_shown_whole(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Any of twenty thousand tokens can be selected."""
     answer = "A line of some words.\n" * 3_334
     page = show(said(encoding, answer, tmp_path / "long"))
     assert page.locator("[data-token]").count() > 20_000

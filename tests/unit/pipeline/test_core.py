@@ -104,12 +104,10 @@ def names(pipeline: Pipeline[Any, Any]) -> list[str]:
 
 
 async def test_frames_flow_in_order() -> None:
-    """Stages run in the order of their declaration."""
     assert await run(numbers()) == [Number(1), Number(2), Number(3)]
 
 
 async def test_edits_return_new_pipelines() -> None:
-    """An edit never changes the pipeline that it starts from."""
     original = numbers()
     edited = (
         original.insert_before("add", "keep", keep)
@@ -123,7 +121,6 @@ async def test_edits_return_new_pipelines() -> None:
 
 
 async def test_since_and_upto_cut_at_a_name() -> None:
-    """A tail takes the frames of its first junction, a head gives those of its last."""
     assert names(numbers().from_stage("add")) == ["add"]
     assert names(numbers().through("count")) == ["count"]
     async with numbers().from_stage("add").open(one(Number(41))) as frames:
@@ -131,7 +128,6 @@ async def test_since_and_upto_cut_at_a_name() -> None:
 
 
 async def test_inner_stages_are_reached_by_name() -> None:
-    """Every edit finds its anchor inside a composite stage, and leaves the rest of it alone."""
     assert await run(nested()) == [Number(v) for v in (111, 111, 112, 112, 113, 113)]
     edited = (
         nested()
@@ -144,7 +140,6 @@ async def test_inner_stages_are_reached_by_name() -> None:
 
 
 def test_cut_inside_a_composite_leaves_the_composite_out() -> None:
-    """A head or a tail that is cut inside a composite stage has the inner stages as its own."""
     assert names(nested().from_stage("shift")) == ["shift", "add"]
     assert names(nested().through("double")) == ["count", "double"]
     assert names(nested().following("twice")) == names(nested().following("shift")) == ["add"]
@@ -154,7 +149,6 @@ def test_cut_inside_a_composite_leaves_the_composite_out() -> None:
     "edit", ["insert_before", "insert_after", "replace", "remove", "from_stage", "through", "stage", "inner"]
 )
 def test_unknown_name_lists_the_known_ones(edit: str) -> None:
-    """A misspelt anchor is answered with all names, inner ones included."""
     inserted = ("x", keep)
     arguments: dict[str, Any] = {"insert_before": inserted, "insert_after": inserted, "replace": (keep,)}
     with pytest.raises(LookupError, match="count, twice, double, shift, add"):
@@ -162,7 +156,6 @@ def test_unknown_name_lists_the_known_ones(edit: str) -> None:
 
 
 def test_inner_of_a_plain_stage_is_refused() -> None:
-    """Only composite stages have an inner pipeline."""
     with pytest.raises(LookupError, match="no inner pipeline"):
         numbers().inner("add")
 
@@ -171,7 +164,6 @@ def test_inner_of_a_plain_stage_is_refused() -> None:
 
 
 def test_wrong_order_is_refused_when_built() -> None:
-    """Neighbours that disagree are named, with the frames that do not fit."""
     with pytest.raises(
         JunctionError, match=r"annotate gives Number \| Note, and add takes Number: it does not accept Note"
     ):
@@ -179,7 +171,6 @@ def test_wrong_order_is_refused_when_built() -> None:
 
 
 def test_edits_are_checked_again() -> None:
-    """No edit may leave neighbours that disagree."""
     pipeline = Pipeline.start("count", count).then("annotate", annotate).then("spell", spell)
     with pytest.raises(JunctionError, match="gives Letter, and annotate takes Number"):
         pipeline.remove("count").insert_before("annotate", "letters", keep_letters)
@@ -193,7 +184,6 @@ async def keep_letters(source: AsyncIterator[Letter]) -> AsyncGenerator[Letter, 
 
 
 def test_pass_through_stage_fits_any_junction() -> None:
-    """A stage over a bare type variable gives the type that arrives, and the next junction is checked with it."""
     pipeline = (
         numbers()
         .insert_before("count", "first", keep)
@@ -206,8 +196,6 @@ def test_pass_through_stage_fits_any_junction() -> None:
 
 
 def test_subclass_of_an_accepted_frame_fits() -> None:
-    """A stage accepts instances of its frame classes, and so subclasses."""
-
     class Special(Number):
         pass
 
@@ -235,7 +223,6 @@ async def look(source: AsyncIterator[object]) -> AsyncGenerator[Any, None]:
 
 
 def test_stage_that_takes_anything_may_give_another_type() -> None:
-    """The next junction is checked with the type that the stage gives."""
     assert names(Pipeline.start("spell", spell).then("measure", measure).then("add", Add(1)))[-1] == "add"
     assert str(Pipeline.start("count", count).then("measure", measure)).splitlines()[-1] == "measure : Number -> Number"
     with pytest.raises(JunctionError, match="measure gives Number, and count takes Letter"):
@@ -243,7 +230,6 @@ def test_stage_that_takes_anything_may_give_another_type() -> None:
 
 
 def test_any_and_object_accept_everything() -> None:
-    """A stage over ``Any`` or ``object`` fits after any other; ``Any`` fits before any other as well."""
     pipeline = Pipeline.start("annotate", annotate).then("dump", dump).then("look", look).then("add", Add(1))
     assert names(pipeline) == ["annotate", "dump", "look", "add"]
     with pytest.raises(JunctionError, match="gives object, and add takes Number"):
@@ -269,7 +255,6 @@ async def plus(source: AsyncIterator[Number], *, amount: int) -> AsyncGenerator[
 
 
 async def test_methods_and_partials_are_stages() -> None:
-    """Any callable that is annotated with its frames is a stage, and is checked as one."""
     partials = (partial(times, 3), partial(plus, amount=1))
     pipeline = numbers().then("method", Scale().method).then("times", partials[0]).then("plus", partials[1])
     assert await run(pipeline) == [Number(7), Number(13), Number(19)]
@@ -279,22 +264,18 @@ async def test_methods_and_partials_are_stages() -> None:
 
 
 def test_names_are_unique_inside_and_outside() -> None:
-    """A name stands for one stage only."""
     with pytest.raises(ValueError, match="repeat: add"):
         numbers().then("add", Add(1))
     with pytest.raises(ValueError, match="repeat: shift"):
         nested().then("shift", Add(1))
 
 
-def test_empty_pipeline_is_refused() -> None:
-    """Without a stage there is no flow."""
+def test_pipeline_without_stages_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one stage"):
         Pipeline.start("count", count).remove("count")
 
 
 def test_stage_without_annotations_is_refused() -> None:
-    """A stage that cannot be checked is not composed."""
-
     async def bare(source):  # type: ignore[no-untyped-def]
         yield source
 
@@ -309,7 +290,6 @@ def test_stage_without_annotations_is_refused() -> None:
 
 
 def test_drawing_shows_names_and_junctions() -> None:
-    """A pipeline draws itself, inner pipelines indented, with the names of its annotations."""
     assert str(nested().insert_after("count", "note", keep)).splitlines() == [
         "count    : Letter -> Number",
         "note     : Number -> Number",
@@ -407,21 +387,18 @@ Leave = Callable[[Pipeline[Letter, Letter], Log], Awaitable[None]]
 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_cancellation_between_frames, leave_unread])
 async def test_leaving_closes_downstream_first(leave: Leave) -> None:
-    """However the consumer leaves, every stage is closed before the block ends, the last stage first."""
     log = Log()
     await leave(watched(log), log)
     assert log.closed == DOWNSTREAM_FIRST
 
 
 async def test_end_of_source_closes_every_stage() -> None:
-    """No stage is left open."""
     log = Log()
     assert await run(watched(log)) == [Letter("a"), Letter("b"), Letter("c")]
     assert sorted(log.closed) == ["one", "three", "two"]
 
 
 async def test_broken_stage_closes_the_rest() -> None:
-    """An error in the middle reaches the consumer, and the stages on both sides of it are closed."""
     log = Log()
     with pytest.raises(RuntimeError, match="two broke"):
         async with watched(log, two=2).open(endless(log)) as frames:
@@ -432,7 +409,6 @@ async def test_broken_stage_closes_the_rest() -> None:
 
 
 async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
-    """A consumer that is cancelled while the source waits leaves nothing open."""
     log = Log()
     waiting = asyncio.Event()
 
@@ -458,7 +434,6 @@ async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
 
 
 async def test_unread_stages_are_never_run() -> None:
-    """Opening and leaving at once runs no stage and leaves no generator open."""
     log = Log()
     async with watched(log).open(endless(log)):
         pass
@@ -466,7 +441,6 @@ async def test_unread_stages_are_never_run() -> None:
 
 
 async def test_pipeline_serves_many_runs_at_once() -> None:
-    """State belongs to a run: interleaved runs of one pipeline do not see each other."""
     pipeline = numbers()
     async with pipeline.open(letters()) as first, pipeline.open(letters()) as second:
         assert await anext(first) == await anext(second) == Number(1)

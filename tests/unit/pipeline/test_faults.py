@@ -47,7 +47,6 @@ def three(broken: str, at: int = 1) -> Pipeline[int, int]:
 @pytest.mark.parametrize("broken", ["one", "two", "three"])
 @pytest.mark.parametrize("at", [0, 1])
 async def test_error_names_the_stage_that_raised_it(broken: str, at: int) -> None:
-    """This holds inside a composite stage, and if several stages run the same code."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with three(broken, at).open(source_of([0, 1])) as numbers:
             [number async for number in numbers]
@@ -57,7 +56,6 @@ async def test_error_names_the_stage_that_raised_it(broken: str, at: int) -> Non
 
 @pytest.mark.parametrize("broken", ["one", "two"])
 async def test_stage_of_a_caught_error_can_be_named(broken: str) -> None:
-    """A stage that catches an error, as ``emit`` does, can name the stage that raised it."""
     named: list[str] = []
 
     async def catch(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
@@ -73,7 +71,6 @@ async def test_stage_of_a_caught_error_can_be_named(broken: str) -> None:
 
 
 async def test_error_of_the_reader_names_no_stage() -> None:
-    """An error that is raised in the block comes from no stage."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with three("").open(source_of([0])) as numbers:
             await anext(numbers)
@@ -106,7 +103,6 @@ async def test_run_is_released_after_its_end() -> None:
 
 
 async def test_stream_without_a_frame_breaks_a_rule() -> None:
-    """The error names the rule."""
     assert await first(source_of([1])) == 1
     with pytest.raises(InvariantBroken, match="a stream has a first frame"):
         await first(source_of([]))

@@ -164,31 +164,26 @@ def edited(*names: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["shouting.py:install", "./shouting.py:install", "shouting:install"])
 def test_plugin_is_a_file_or_a_module(name: str) -> None:
-    """Both are found in the working directory."""
     assert edited(name)[4:7] == ["parse", "shout", "emit"]
 
 
-def test_no_plugins_change_nothing() -> None:
-    """The pipeline is returned itself."""
+def test_pipeline_without_plugins_is_returned_itself() -> None:
     pipeline = recorded_responses()
     assert load(())(pipeline) is pipeline
 
 
 def test_plugins_are_installed_in_order() -> None:
-    """A later one knows the stages of the earlier ones."""
     assert edited("shouting.py:install", "shouting.py:again")[4:7] == ["parse", "shout", "again"]
     with pytest.raises(WrongPlugin, match="no stage named 'shout'"):
         edited("shouting.py:again", "shouting.py:install")
 
 
 def test_function_may_be_anywhere_in_its_module() -> None:
-    """Its path is written as in Python."""
     assert edited("shouting:Place.install")[4:7] == ["first", "parse", "shout"]
 
 
 @pytest.mark.usefixtures("installed")
 def test_entry_point_is_installed_only_if_named() -> None:
-    """An installed package alone changes nothing."""
     assert "shout" not in edited()
     assert "shout" in edited("shout")
     with pytest.raises(WrongPlugin, match=re.escape("--with lost: shouting has no function gone")):
@@ -218,7 +213,6 @@ def test_entry_point_is_installed_only_if_named() -> None:
     ],
 )
 def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
-    """The error comes before anything is started."""
     with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: ")) as caught:
         load([name])
     assert told in str(caught.value)
@@ -243,7 +237,6 @@ def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
     ],
 )
 def test_misfit_plugin_is_reported_with_its_junction(function: str, told: str) -> None:
-    """The error names the frames that arrive and the frames that the stage accepts."""
     with pytest.raises(WrongPlugin, match=re.escape(f"--with shouting.py:{function}: ")) as caught:
         edited(f"shouting.py:{function}")
     assert told in str(caught.value)
@@ -276,7 +269,6 @@ async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, Non
 
 
 def test_ends_of_a_composite_are_checked() -> None:
-    """Both ends of a composite stage are junctions as well."""
     with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
         recorded_responses().insert_after("parse", "count", count_words)
     with pytest.raises(JunctionError, match="converse -> listen: converse gives Conversation, and listen takes int"):
@@ -289,7 +281,6 @@ async def unfit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
 
 
 def test_only_misfit_frames_are_reported() -> None:
-    """Frames that fit are not listed."""
     with pytest.raises(JunctionError, match=r"unfit gives ParsedFrame \| int, .*: it does not accept int$"):
         recorded_responses().insert_after("parse", "unfit", unfit)
 
@@ -328,7 +319,6 @@ def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 @pytest.mark.io
 async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Plug-in stages around ``normalize`` and ``render`` affect responses and token counts alike."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         assert (first.instructions, first.status) == ("Be brief.", "completed")
@@ -342,13 +332,11 @@ async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: Harmon
 
 @pytest.mark.io
 async def test_serve_command_installs_plugins(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The output of a plug-in is served."""
     install = load(["shouting.py:install"])
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
         assert item_texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
 
 
 def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error comes before anything is started."""
     with pytest.raises(SystemExit, match=r"^penstock: --with nobody.py:install: there is no file nobody.py$"):
         main(["tiny", "--with", "shouting.py:install", "--with", "nobody.py:install"])

@@ -15,19 +15,16 @@ SERVER = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": 
 
 
 def test_secret_appears_in_no_text() -> None:
-    """It can be revealed any number of times, and no text of its holder shows it."""
     assert SERVER.headers.reveal() == SERVER.headers.reveal() == {"Authorization": "Bearer canary"}
     assert "canary" not in f"{SERVER} {SERVER!r} {SERVER.headers} {SERVER.headers!r} {[SERVER]}"
 
 
 def test_revealed_headers_are_a_copy() -> None:
-    """Changes to them do not reach the secret."""
     SERVER.headers.reveal()["Authorization"] = "other"
     assert SERVER.headers.reveal() == {"Authorization": "Bearer canary"}
 
 
 def test_secret_is_written_as_null() -> None:
-    """A value that is read back equals the written one, but has no headers."""
     written = msgspec.json.encode(SERVER, enc_hook=unwritten)
     assert json.loads(written)["headers"] is None
     read = msgspec.json.decode(written, type=McpServer, dec_hook=unread)
@@ -44,7 +41,6 @@ def test_encoding_a_secret_without_the_hook_fails() -> None:
 
 @pytest.mark.parametrize("value", [object(), 1j])
 def test_hooks_handle_secrets_only(value: Any) -> None:
-    """Other values that cannot be written are errors."""
     with pytest.raises(NotImplementedError):
         msgspec.json.encode([value], enc_hook=unwritten)
     with pytest.raises(NotImplementedError):

@@ -54,7 +54,6 @@ def check_causes(trace: Trace) -> None:
 
 @given(st.lists(st.integers(0, 3)))
 async def test_frame_is_caused_by_last_frame_its_stage_took(numbers: list[int]) -> None:
-    """A frame's effects are the frames that the stage gave before it took the next one."""
     pipeline = Pipeline.start("repeat", repeat).then("pair", pair)
     trace = await traced(pipeline, source_of(numbers), "numbers")
     check_causes(trace)
@@ -67,7 +66,6 @@ async def test_frame_is_caused_by_last_frame_its_stage_took(numbers: list[int]) 
 
 
 async def test_error_ends_the_trace() -> None:
-    """The trace has the frames until then, and the error."""
     trace = await traced(Pipeline.start("fail", fail_at_three).then("repeat", repeat), source_of([1, 2, 3, 4]))
     assert isinstance(trace.error, EngineFailed)
     assert trace.after("source").frames == [1, 2, 3]
@@ -75,7 +73,6 @@ async def test_error_ends_the_trace() -> None:
 
 
 async def test_junction_is_found_by_its_stage() -> None:
-    """A missing one is named in the error."""
     trace = await traced(Pipeline.start("repeat", repeat), source_of([1]))
     with pytest.raises(LookupError, match="'pair'"):
         trace.after("pair")
