@@ -42,7 +42,7 @@ from penstock.pipeline.errors import (
     StoreFailed,
     StreamExpired,
 )
-from penstock.pipeline.frames import Conversation, Prompt
+from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import Item
@@ -75,7 +75,7 @@ class _PreparedRequest:
     ``streams`` is True for a stream of events, and ``hides`` if the stream obfuscates the lengths of its deltas.
     """
 
-    conversation: Conversation
+    conversation: ResolvedRequest
     streams: bool
     hides: bool
 

@@ -1,11 +1,11 @@
 """Frames: the values that pass between the stages, one tagged union per junction.
 
-    CreateResponse -> normalize -> Conversation -> converse -> ConversedFrame -> emit -> EmittedFrame
+    CreateResponse -> normalize -> ResolvedRequest -> converse -> ConversedFrame -> emit -> EmittedFrame
                    -> persist -> ResponseEvent
 
 and within ``converse``, once for each turn of the model:
 
-    Conversation -> render -> Prompt -> generate -> TokenFrame -> parse -> ParsedFrame
+    ResolvedRequest -> render -> Prompt -> generate -> TokenFrame -> parse -> ParsedFrame
 
 The first frame of every junction carries everything that later stages need to know of the request, ids and times
 included.  So a recording of one junction is complete, and replays to the same bytes.
@@ -89,7 +89,7 @@ class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_TEMPLATE_OPTIONS = TemplateOptions()
 
 
-class Conversation(_Frame, frozen=True):
+class ResolvedRequest(_Frame, frozen=True, tag="Conversation"):
     """The request, validated; ``input`` came with it, ``history`` is the past that it continues.
 
     ``response`` is the response object at its start, and ``tools`` is read from its tool parameters.  ``date`` is the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.pipeline.core import Pipeline, Stage
-from penstock.pipeline.frames import Conversation, ParsedFrame, Prompt, TokenFrame
+from penstock.pipeline.frames import ParsedFrame, Prompt, ResolvedRequest, TokenFrame
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.converse.converse import Converse
@@ -69,8 +69,8 @@ def chat_responses(
 
 
 def _turn(
-    render: Stage[Conversation, Prompt], engine: Engine, parse: Stage[TokenFrame, ParsedFrame]
-) -> Pipeline[Conversation, ParsedFrame]:
+    render: Stage[ResolvedRequest, Prompt], engine: Engine, parse: Stage[TokenFrame, ParsedFrame]
+) -> Pipeline[ResolvedRequest, ParsedFrame]:
     return Pipeline.start("render", render).then("generate", Generate(engine)).then("parse", parse)
 
 

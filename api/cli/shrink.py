@@ -32,7 +32,7 @@ from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.faults import name_stage
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
@@ -301,7 +301,7 @@ def _write_files(case: Case, out: Path) -> None:
         (out / name).write_bytes(data)
 
 
-def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: RecordedModel) -> None:
+def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model: RecordedModel) -> None:
     """Render and write the prompt, and try the case with the `GenerationStarted` frame that belongs to this prompt.
 
     If the case no longer fails with it, the old frame is kept.

@@ -11,11 +11,11 @@ from typing import Any
 from penstock.api.cli.rerun import Rerun, part, rerun, unedited
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
-    Conversation,
     GenerationStarted,
     ItemClosed,
     McpListToolsOpened,
     Prompt,
+    ResolvedRequest,
     ShellOutputOpened,
     TokenChunk,
     TurnFinished,
@@ -96,7 +96,7 @@ class Story:
     header: Header
     source: str
     end: End
-    conversation: Conversation | None
+    conversation: ResolvedRequest | None
     prompts: tuple[str, ...]
     tokens: tuple[Token, ...]
     junctions: tuple[Junction, ...]

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from penstock.api.http.access_log import outcome_of
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.runs.run import Run, RunRegistry
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 RETRY_PAUSE = 1.0
 """Seconds before a response that could not begin is tried again."""
 
-Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
+Make: TypeAlias = Callable[[ResolvedRequest], Awaitable[None]]
 """A function that runs a response to its end, and raises only errors that keep it from beginning."""
 
 
@@ -151,6 +151,6 @@ class BackgroundQueue:
         return True
 
 
-def _with_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
+def _with_secrets(conversation: ResolvedRequest, servers: tuple[McpServer, ...]) -> ResolvedRequest:
     """Put the MCP servers of the request, secrets included, into its stored conversation, if they are known."""
     return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation

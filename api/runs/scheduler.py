@@ -30,7 +30,7 @@ from penstock.pipeline.errors import (
     StageError,
 )
 from penstock.pipeline.faults import first, name_stage
-from penstock.pipeline.frames import Conversation, Prompt
+from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -95,9 +95,9 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
 
     def __post_init__(self) -> None:
-        self._reading: Pipeline[CreateResponse, Conversation] = self.pipeline.through("normalize")
-        self._making: Pipeline[Conversation, ResponseEvent] = self.pipeline.following("normalize")
-        self._rendering: Pipeline[Conversation, Prompt] = self._making.through("render")
+        self._reading: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
+        self._making: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
+        self._rendering: Pipeline[ResolvedRequest, Prompt] = self._making.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         self.background = BackgroundQueue(self._make, self.runs, self.store, self.in_flight, self.limit)
@@ -105,7 +105,7 @@ class Scheduler:
 
     # Beginning
 
-    async def prepare(self, request: CreateResponse) -> Conversation:
+    async def prepare(self, request: CreateResponse) -> ResolvedRequest:
         """Normalize a request; raise the `StageError` for what is wrong with it.
 
         If its response belongs to a conversation, the conversation is locked from here on.
@@ -122,7 +122,7 @@ class Scheduler:
                 )
         return conversation
 
-    def run(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
+    def run(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response, and return its events; an error before the first event keeps it from beginning."""
         response = conversation.response
         if response.background:
@@ -131,7 +131,7 @@ class Scheduler:
             return self._detached(conversation)
         return self._in_front(conversation)
 
-    async def queue(self, conversation: Conversation) -> Run:
+    async def queue(self, conversation: ResolvedRequest) -> Run:
         """Queue a response for the background; it is stored before this returns.
 
         Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
@@ -144,7 +144,7 @@ class Scheduler:
         stored = StoredResponse(queued, conversation.input, conversation.origin)
         return await asyncio.shield(self._accept(stored, conversation))  # completes even if the client disconnects
 
-    async def _accept(self, stored: StoredResponse, conversation: Conversation) -> Run:
+    async def _accept(self, stored: StoredResponse, conversation: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):
             await self.store.accept(stored, conversation)
         run = self.runs.queue(stored)
@@ -156,7 +156,7 @@ class Scheduler:
         if not self.engine.is_alive:
             raise EngineDead("The engine has died.")
 
-    async def _check_prompt(self, conversation: Conversation) -> None:
+    async def _check_prompt(self, conversation: ResolvedRequest) -> None:
         """Render the prompt once, to raise its errors now rather than when its turn comes."""
         async with self._rendering.open(source_of([conversation])) as prompts:
             length = len((await first(prompts)).token_ids)
@@ -175,7 +175,7 @@ class Scheduler:
 
     # Making
 
-    async def _in_front(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
+    async def _in_front(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         response_id = conversation.response.id
         async with self._making.open(source_of([conversation])) as events:
@@ -200,13 +200,13 @@ class Scheduler:
                 async for event in rest:
                     yield event
 
-    async def _in_background(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
+    async def _in_background(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         run = await self.queue(conversation)
         async with aclosing(run.follow()) as events:
             async for event in events:
                 yield event
 
-    async def _detached(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
+    async def _detached(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._make_detached(conversation, begun))
@@ -217,14 +217,14 @@ class Scheduler:
             async for event in events:
                 yield event
 
-    async def _make_detached(self, conversation: Conversation, begun: asyncio.Future[None]) -> None:
+    async def _make_detached(self, conversation: ResolvedRequest, begun: asyncio.Future[None]) -> None:
         try:
             with self._unlocking(conversation.response), self.in_flight:
                 await self._make(conversation, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
-    async def _make(self, conversation: Conversation, begun: Callable[[], None] = lambda: None) -> None:
+    async def _make(self, conversation: ResolvedRequest, begun: Callable[[], None] = lambda: None) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         async with self._making.open(source_of([conversation])) as events:
             try:
@@ -243,7 +243,7 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
 
-    def _run_of(self, conversation: Conversation) -> Run:
+    def _run_of(self, conversation: ResolvedRequest) -> Run:
         run = self.runs.get(conversation.response.id, conversation.origin.owner)
         if run is None:
             raise RuntimeError("a response that has begun is among the live ones")

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from penstock.pipeline.frames import (
-    Conversation,
     GenerationFinished,
     GenerationStarted,
+    ResolvedRequest,
     TokenChunk,
     TokenFrame,
     TokenLogprob,
@@ -64,7 +64,7 @@ class Case:
     turns: tuple[Turn, ...]
     failure: Failure | None = None
     abandoned: bool = False
-    conversation: Conversation | None = None
+    conversation: ResolvedRequest | None = None
 
     @property
     def size(self) -> int:
@@ -114,16 +114,16 @@ def read_case(folder: Path) -> Case:
     )
 
 
-def _conversation(path: Path) -> Conversation | None:
+def _conversation(path: Path) -> ResolvedRequest | None:
     if not path.is_file():
         return None
-    conversations = read_recording(path, Conversation).frames
+    conversations = read_recording(path, ResolvedRequest).frames
     if len(conversations) != 1:
         raise UnreadableRecording(path, 2, f"{len(conversations)} conversations are here, where one was had")
     return conversations[0]  # type: ignore[no-any-return]
 
 
-def request_of(conversation: Conversation) -> dict[str, Any]:
+def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     """Return the body of an equivalent request, with the history as part of its input."""
     response = conversation.response
     fields = _wire(response)

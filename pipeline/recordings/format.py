@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
-from penstock.pipeline.frames import Conversation, ConversedFrame, EmittedFrame, ParsedFrame, Prompt, TokenFrame
+from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread, unwritten
 
@@ -25,7 +25,7 @@ FORMAT = 2
 """The version of the file format.  Files of version 1 are read too (see `older`), and all others are rejected."""
 
 FILES: Mapping[str, tuple[str, Any]] = {
-    "normalize": ("conversation.jsonl", Conversation),
+    "normalize": ("conversation.jsonl", ResolvedRequest),
     "render": ("prompt.jsonl", Prompt),
     "generate": ("tokens.jsonl", TokenFrame),
     "parse": ("parsed.jsonl", ParsedFrame),

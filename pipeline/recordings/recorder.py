@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
@@ -230,10 +230,10 @@ class Tap:
 class Remembering:
     """The normalize stage of a recorded pipeline; keeps the body of the task's latest request for the recorder."""
 
-    normalize: Stage[CreateResponse, Conversation]
+    normalize: Stage[CreateResponse, ResolvedRequest]
     condition: Condition
 
-    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
+    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield the conversations of the wrapped stage."""
         async for request in source:
             async with aclosing(self.normalize(source_of([request]))) as conversations:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.pipeline.frames import Conversation, GenerationStarted
+from penstock.pipeline.frames import GenerationStarted, ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.tools import Tool, Toolset
 from penstock.pipeline.recordings.case import Case, Token, Turn
@@ -182,7 +182,7 @@ class Said:
     at: int = 0
 
 
-_Asked = TypeVar("_Asked", Conversation, GenerationStarted)
+_Asked = TypeVar("_Asked", ResolvedRequest, GenerationStarted)
 
 
 def _request(case: Case) -> tuple[list[Said], Callable[[Collection[Said]], Case]]:
@@ -200,13 +200,13 @@ def _request(case: Case) -> tuple[list[Said], Callable[[Collection[Said]], Case]
     return parts, keeping
 
 
-def _said(frame: Conversation | GenerationStarted) -> Iterator[Said]:
+def _said(frame: ResolvedRequest | GenerationStarted) -> Iterator[Said]:
     response = frame.response
     yield from (Said("tool", at) for at in range(len(response.tools)))
     groups = _groups(frame.input)
     # the group of the last item stays: it is what the response answers
     yield from (Said("item", at) for at in dict.fromkeys(groups) if at != groups[-1])
-    if isinstance(frame, Conversation) and frame.history:
+    if isinstance(frame, ResolvedRequest) and frame.history:
         yield Said("history")
     yield from (Said(field) for field, plain in _PLAIN.items() if getattr(response, field) != plain)
 
@@ -223,7 +223,7 @@ def _without(frame: _Asked, left_out: Collection[Said]) -> _Asked:
         ),
         "tools": _toolset(frame.tools, gone, is_free="tool_choice" in plain),
     }
-    if Said("history") in left_out and isinstance(frame, Conversation):
+    if Said("history") in left_out and isinstance(frame, ResolvedRequest):
         changes |= {"history": (), "tokens": {}, "results": {}}
     return msgspec.structs.replace(frame, **changes)
 

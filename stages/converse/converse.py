@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.pipeline.frames import Conversation, ConversedFrame, ItemDelta, ParsedFrame
+from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.converse.exchange import Exchange, Limits
 from penstock.stages.services.tools import Toolbox
 
@@ -24,12 +24,12 @@ from penstock.stages.services.tools import Toolbox
 class Converse:
     """Let the model that ``inner`` runs use the tools in ``toolbox``; ``clock`` returns monotonic seconds."""
 
-    inner: Pipeline[Conversation, ParsedFrame]
+    inner: Pipeline[ResolvedRequest, ParsedFrame]
     toolbox: Toolbox = field(default_factory=Toolbox)
     limits: Limits = field(default_factory=Limits)
     clock: Callable[[], float] = time.monotonic
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ConversedFrame, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ConversedFrame, None]:
         """Yield the frames of all turns of each conversation.
 
         An error in the first prompt is raised before the first frame, unless MCP frames had to come before the prompt.

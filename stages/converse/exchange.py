@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
-    Conversation,
     ConversedFrame,
     FinishReason,
     ItemClosed,
     ItemDelta,
     McpCallOpened,
     McpListToolsOpened,
+    ResolvedRequest,
     ResponseStarted,
     ServerCallOpened,
     TurnFinished,
@@ -50,7 +50,7 @@ class Exchange:
     """The state of one response; ``conversation`` is the model's next input."""
 
     def __init__(
-        self, conversation: Conversation, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]
+        self, conversation: ResolvedRequest, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]
     ) -> None:
         self.conversation = conversation
         self.transcript = Transcript(conversation.response)
@@ -223,7 +223,7 @@ class Exchange:
             self.transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
 
 
-def _approved(conversation: Conversation) -> list[McpApprovalRequest]:
+def _approved(conversation: ResolvedRequest) -> list[McpApprovalRequest]:
     """Return the approval requests that the client has granted in its input and whose calls have not been made."""
     items = (*conversation.history, *conversation.input)
     requests = {item.id: item for item in of_type(items, McpApprovalRequest)}

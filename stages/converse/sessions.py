@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from penstock.pipeline.frames import BrowserAction, CallData, CallFinished, CodeOutputs, Conversation
+from penstock.pipeline.frames import BrowserAction, CallData, CallFinished, CodeOutputs, ResolvedRequest
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import Called
 from penstock.stages.services.tools import Citable, Outcome, Session, Source, Toolbox, bounded
@@ -27,7 +27,7 @@ class Sessions:
     A call may take ``seconds``, and the model reads at most ``longest`` characters of its result.
     """
 
-    def __init__(self, toolbox: Toolbox, conversation: Conversation, seconds: float, longest: int) -> None:
+    def __init__(self, toolbox: Toolbox, conversation: ResolvedRequest, seconds: float, longest: int) -> None:
         self._toolbox = toolbox
         self._conversation = conversation
         self._seconds = seconds

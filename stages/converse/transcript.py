@@ -14,7 +14,6 @@ from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
     CodeCallOpened,
-    Conversation,
     ConversedFrame,
     CustomToolCallOpened,
     FunctionCallOpened,
@@ -28,6 +27,7 @@ from penstock.pipeline.frames import (
     Opened,
     ReasoningOpened,
     RefusalOpened,
+    ResolvedRequest,
     ResponseStarted,
     ShellCallOpened,
     ShellOutput,
@@ -95,7 +95,7 @@ class Transcript:
                 self.texts.clear()
                 self._started, self._finished = CallStarted(), CallFinished()
 
-    def continued(self, conversation: Conversation) -> Conversation:
+    def continued(self, conversation: ResolvedRequest) -> ResolvedRequest:
         """Return the conversation with the items added since the last call of this method."""
         items, self.items = self.items, []
         return replace(

@@ -1,4 +1,4 @@
-"""Normalize: turn a request body and the history that it continues into one Conversation.
+"""Normalize: turn a request body and the history that it continues into one ResolvedRequest.
 
 The ids and the time of a response are chosen here and nowhere else, so that all later stages give the same output for
 the same input.
@@ -26,7 +26,7 @@ from penstock.pipeline.errors import (
     StoreFailed,
     UnsupportedParameter,
 )
-from penstock.pipeline.frames import NO_TEMPLATE_OPTIONS, Conversation, Origin, Sampling, Scheduling, TemplateOptions
+from penstock.pipeline.frames import NO_TEMPLATE_OPTIONS, Origin, ResolvedRequest, Sampling, Scheduling, TemplateOptions
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem
@@ -101,7 +101,7 @@ class Normalize:
     salt_caches: bool = False
     """True if ``prompt_cache_key`` separates prefix caches for requests without a ``cache_salt``."""
 
-    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
+    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield one conversation per request.
 
         Raises `InvalidRequest` for a request that is invalid, that this server does not support, or that names an
@@ -110,7 +110,7 @@ class Normalize:
         async for request in source:
             yield await self._conversation(request)
 
-    async def _conversation(self, request: CreateResponse) -> Conversation:
+    async def _conversation(self, request: CreateResponse) -> ResolvedRequest:
         refuse_unsupported(request)
         self._refuse_foreign(request)
         model, pace = self._model(request), Pace()
@@ -129,7 +129,7 @@ class Normalize:
         await reader.check_calls((*past.items, *before), items, pace)
         await check_images(past.items, items, pace)
         tools, sampling = await offer.toolset(request, pace), _sampling(request, self.advised)
-        return Conversation(
+        return ResolvedRequest(
             response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
             history=past.items,
             input=(*before, *await unrepeated(past.items, items, pace)),

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
-    Conversation,
     ConversedFrame,
     GenerationStarted,
     McpCallOpened,
     ParsedFrame,
+    ResolvedRequest,
     ResponseStarted,
     TurnFinished,
 )
@@ -64,7 +64,7 @@ class Match:
 
     recordings: Recordings
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield the same conversations."""
         async for conversation in source:
             self.recordings.find(conversation)
@@ -75,11 +75,11 @@ class Match:
 class ConverseAsRecorded:
     """Answers each conversation from a recording, ``speed`` times as fast as recorded; None means without waiting."""
 
-    inner: Pipeline[Conversation, ParsedFrame]
+    inner: Pipeline[ResolvedRequest, ParsedFrame]
     recordings: Recordings
     speed: float | None = None
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ConversedFrame, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ConversedFrame, None]:
         """Yield the recorded frames, and raise a recorded failure again, even if it came before the first frame.
 
         Raise `EngineFailed` if the recording can no longer be read, or was abandoned.
@@ -123,7 +123,7 @@ async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[An
 
 
 async def _answering(
-    conversation: Conversation, recorded: Recorded, frames: AsyncGenerator[Any, None]
+    conversation: ResolvedRequest, recorded: Recorded, frames: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
     """Yield the frames with the response, the input and the approval ids of this conversation."""
     approvals = dict(zip(recorded.asked.approvals, Asked.by(conversation).approvals, strict=False))

@@ -17,7 +17,7 @@ from heapq import nlargest
 from pathlib import Path
 
 from penstock.pipeline.errors import NotRecorded
-from penstock.pipeline.frames import Conversation, GenerationStarted
+from penstock.pipeline.frames import GenerationStarted, ResolvedRequest
 from penstock.pipeline.recordings.format import (
     FILES,
     SOURCES,
@@ -84,7 +84,7 @@ class Recordings:
         """True if any recording is of a model with a chat template."""
         return any(recorded.header.encoding == "chat" for recorded in self.all)
 
-    def next(self, conversation: Conversation) -> Recorded:
+    def next(self, conversation: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
         matches = self.find(conversation)
         names = tuple(recorded.name for recorded in matches)
@@ -92,7 +92,7 @@ class Recordings:
         self._told[names] += 1
         return matches[turn % len(matches)]
 
-    def find(self, conversation: Conversation) -> Sequence[Recorded]:
+    def find(self, conversation: ResolvedRequest) -> Sequence[Recorded]:
         """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
         if named := self._by_name.get(conversation.response.model):
             return [named]

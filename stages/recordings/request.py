@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from penstock.pipeline.frames import Conversation, GenerationStarted, ResponseStarted
+from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
 from penstock.pipeline.protocol.items import Item, McpApprovalRequest, Reasoning
 from penstock.pipeline.protocol.response import Response
 
@@ -57,10 +57,10 @@ class Asked:
     stop: tuple[str, ...] = ()
 
     @classmethod
-    def by(cls, first: Conversation | GenerationStarted | ResponseStarted) -> Asked:
+    def by(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> Asked:
         """Return the request that the first frame of a recording belongs to."""
         match first:
-            case Conversation():
+            case ResolvedRequest():
                 return cls(first.response, first.input, first.history, first.sampling.stop)
             case GenerationStarted(stop=stop):
                 return cls(first.response, first.input, _no_history(first.response), stop)

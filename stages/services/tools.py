@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from penstock.pipeline.frames import CallData, Conversation
+from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, McpServer
 
@@ -80,7 +80,7 @@ class Citable(Protocol):
 class Host(Protocol):
     """Runs the calls of one built-in tool."""
 
-    def session(self, conversation: Conversation) -> Session:
+    def session(self, conversation: ResolvedRequest) -> Session:
         """Return a new session for one response."""
         ...
 

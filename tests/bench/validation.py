@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -47,7 +47,7 @@ def agent_body() -> dict[str, Any]:
     return {"input": turn * 50, "tools": tools, "instructions": words * 4, "tool_choice": "auto"}
 
 
-async def validation(normalize: Pipeline[CreateResponse, Conversation], body: bytes) -> tuple[float, float]:
+async def validation(normalize: Pipeline[CreateResponse, ResolvedRequest], body: bytes) -> tuple[float, float]:
     """Return milliseconds of CPU from body to conversation: the longest time without a yield, and the total."""
     holds: list[float] = []
 

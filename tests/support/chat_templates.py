@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation, GenerationStarted, Prompt
+from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
@@ -120,7 +120,7 @@ def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatM
 
 
 async def prompt(
-    conversation: Conversation, template: str = QWEN_TEMPLATE, *, context_length: int = 100_000, **settings: Any
+    conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, *, context_length: int = 100_000, **settings: Any
 ) -> Prompt:
     """The prompt of a conversation."""
     (rendered,) = await run_stage(RenderChat(model_with_template(template, **settings), context_length), [conversation])
@@ -128,19 +128,19 @@ async def prompt(
     return rendered
 
 
-async def text(conversation: Conversation, template: str = QWEN_TEMPLATE, **settings: Any) -> str:
+async def text(conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, **settings: Any) -> str:
     """The prompt as text."""
     return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
 
 
-def lay_out_messages(conversation: Conversation, *, images: Mapping[str, str] | None = None) -> Layout:
+def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> Layout:
     """The messages of a conversation."""
     instructions, items = split(conversation)
     ends = model_with_template().stop_token_ids
     return lay_out(instructions, items, Surroundings(conversation, ToolNames(conversation.tools), images or {}, ends))
 
 
-def messages_in_brief(conversation: Conversation) -> list[dict[str, Any]]:
+def messages_in_brief(conversation: ResolvedRequest) -> list[dict[str, Any]]:
     """The messages of a conversation without reasoning and empty fields; a call is its name and arguments."""
     return [_short(message) for message in lay_out_messages(conversation).messages]
 

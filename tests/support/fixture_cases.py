@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from penstock.api.cli.page.flow import Flow, flow_of
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import (
-    Conversation,
     ConversedFrame,
     EmittedFrame,
     FinishReason,
@@ -29,6 +28,7 @@ from penstock.pipeline.frames import (
     ItemTokens,
     ParsedFrame,
     Prompt,
+    ResolvedRequest,
     ResponseStarted,
     TokenChunk,
     TokenFrame,
@@ -95,7 +95,7 @@ class Case:
         """The suffix of its ids, its time and its model: as recorded, else a suffix from its name, and defaults."""
         if self.regen or not self.has("conversation.jsonl"):
             return suffix_of(self.folder), CREATED_AT, self.header.model
-        response = self.read("conversation.jsonl", Conversation)[0].response
+        response = self.read("conversation.jsonl", ResolvedRequest)[0].response
         return response.id.removeprefix("resp_"), float(response.created_at), response.model
 
 
@@ -131,12 +131,12 @@ async def check_conversation(case: Case, store: Store, tools: RecordedTools | No
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = await read_request(case.path("request.json").read_bytes())
-    case.expect("conversation.jsonl", await run_stage(normalize, [request]), Conversation)
+    case.expect("conversation.jsonl", await run_stage(normalize, [request]), ResolvedRequest)
 
 
 async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTools | None) -> None:
     """Make the turns of a case, and compare the frames at each junction."""
-    given = case.read("conversation.jsonl", Conversation)
+    given = case.read("conversation.jsonl", ResolvedRequest)
     render, parse = RenderHarmony(encoding), ParseHarmony(encoding)
     if case.regen and completion_files(case.folder):
         prompt = (await run_stage(render, given))[0]
@@ -161,7 +161,7 @@ async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTool
         case.expect("conversed.jsonl", conversed, ConversedFrame)
 
 
-def with_tools(turn: Pipeline[Conversation, Any], tools: RecordedTools) -> Pipeline[Conversation, ConversedFrame]:
+def with_tools(turn: Pipeline[ResolvedRequest, Any], tools: RecordedTools) -> Pipeline[ResolvedRequest, ConversedFrame]:
     return Pipeline.start("converse", Converse(turn, tools.toolbox, clock=lambda: 0.0))
 
 

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 
-async def greedy(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+async def greedy(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     """Set the temperature to 0."""
     async for conversation in source:
         yield replace(conversation, sampling=replace(conversation.sampling, temperature=0.0))

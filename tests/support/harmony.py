@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
 
-from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.items import (
     CallStatus,
     CodeInterpreterCall,
@@ -75,7 +75,7 @@ def conversation(
     text_format: Mapping[str, Any] | None = None,
     truncation: Literal["auto", "disabled"] = "disabled",
     sampling: Sampling = SAMPLING,
-) -> Conversation:
+) -> ResolvedRequest:
     """A request with ``items`` as its input."""
     toolset = tools if isinstance(tools, Toolset) else Toolset(tuple(tools))
     response = Response(
@@ -99,7 +99,7 @@ def conversation(
         safety_identifier=None,
         prompt_cache_key=None,
     )
-    return Conversation(response, tuple(history), items, sampling, DATE, toolset)
+    return ResolvedRequest(response, tuple(history), items, sampling, DATE, toolset)
 
 
 def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
@@ -266,12 +266,12 @@ def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str
     return text.removeprefix("<|start|>developer<|message|>").removesuffix("<|end|>")
 
 
-def prompt_text(conversation: Conversation) -> str:
+def prompt_text(conversation: ResolvedRequest) -> str:
     """The prompt as text, after the system message."""
     return vocabulary.load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
 
 
-def prompt_ids(conversation: Conversation) -> list[int]:
+def prompt_ids(conversation: ResolvedRequest) -> list[int]:
     encode = vocabulary.load_encoding().encode
     layout = lay_out(conversation)
     segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())

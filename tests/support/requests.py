@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
@@ -105,7 +105,7 @@ async def normalize(
     labels: frozenset[str] = frozenset(),
     sees: bool = False,
     **body: Any,
-) -> Conversation:
+) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
     stage = Normalize(
         store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels, sees_images=sees
@@ -130,7 +130,7 @@ async def store_answer(
     tokens: Mapping[str, TokenIds] | None = None,
     results: Mapping[str, str] | None = None,
     **body: Any,
-) -> Conversation:
+) -> ResolvedRequest:
     """Normalize one body, and store its response with ``output`` as the answer of the model."""
     conversation = await normalize(store, suffix, **body)
     began, origin = conversation.response, conversation.origin

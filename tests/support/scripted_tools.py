@@ -17,7 +17,6 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     CallData,
     CodeCallOpened,
-    Conversation,
     ConversedFrame,
     FinishReason,
     FunctionCallOpened,
@@ -30,6 +29,7 @@ from penstock.pipeline.frames import (
     MessageOpened,
     ParsedFrame,
     ReasoningOpened,
+    ResolvedRequest,
     Sampling,
     ShellCallOpened,
     TurnFinished,
@@ -84,13 +84,13 @@ def turn(*items: list[ParsedFrame], reason: FinishReason = "stop") -> list[Parse
     return [frame for frames in items for frame in frames] + [ending]
 
 
-def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> Conversation:
+def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> ResolvedRequest:
     """A request with all built-in tools and a server of tools called ``docs``."""
     hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
     asked = Message("msg_0", "completed", "user", (InputText("Hello."),))
     begun = response("resp_1", status="in_progress", output=(), completed_at=None)
     max_tool_calls = fields.pop("max_tool_calls", None)
-    return Conversation(
+    return ResolvedRequest(
         replace(begun, max_tool_calls=max_tool_calls),
         history=(),
         input=items or (asked,),
@@ -108,9 +108,9 @@ class ScriptedModel:
     turns: Sequence[Turn]
     error: Exception | None = None
     """Raised after the last turn."""
-    read: list[Conversation] = field(default_factory=list)
+    read: list[ResolvedRequest] = field(default_factory=list)
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ParsedFrame, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
         async for given in source:
             at = len(self.read)
             self.read.append(given)
@@ -209,7 +209,7 @@ class ScriptedConverse:
         inner = Pipeline.start("model", self.model)
         self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
 
-    async def talk(self, given: Conversation | None = None) -> list[ConversedFrame]:
+    async def talk(self, given: ResolvedRequest | None = None) -> list[ConversedFrame]:
         """Run one conversation; return all frames."""
         async with aclosing(self.converse(source_of([given or conversation()]))) as frames:
             return [frame async for frame in frames]
@@ -229,7 +229,7 @@ def finish_reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
 
 RunCell = Callable[..., Awaitable[str]]
 
-NO_CONVERSATION = cast("Conversation", None)
+NO_CONVERSATION = cast("ResolvedRequest", None)
 """A conversation for hosts that do not read it."""
 
 
@@ -288,7 +288,7 @@ class RecordedHost:
     namespace: str
     play: ScriptPlayer
 
-    def session(self, conversation: Conversation) -> Session:
+    def session(self, conversation: ResolvedRequest) -> Session:
         return self
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:

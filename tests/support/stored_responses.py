@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -126,9 +126,9 @@ def queued_response(response_id: str = "resp_1", *items: Item, **fields: Any) ->
     return stored_response(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
 
 
-def request_of(stored: StoredResponse) -> Conversation:
+def request_of(stored: StoredResponse) -> ResolvedRequest:
     """The conversation that a stored response runs."""
-    return Conversation(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
+    return ResolvedRequest(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
 
 
 async def store_response(store: Store, stored: StoredResponse) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
-from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.converse.exchange import Limits
@@ -277,10 +277,10 @@ async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamRespon
 
 def conversation_with(
     history: tuple[Item, ...] = (), given: tuple[Item, ...] = (), results: Mapping[str, str] | None = None
-) -> Conversation:
+) -> ResolvedRequest:
     """A conversation with a history."""
     begun = response(status="in_progress", completed_at=None, output=())
-    return Conversation(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
+    return ResolvedRequest(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
 
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar, assert_type
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation, Prompt, TokenFrame
+from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenFrame
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -30,7 +30,7 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
 
 def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
     understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
-    assert_type(understood, Pipeline[CreateResponse, Conversation])
+    assert_type(understood, Pipeline[CreateResponse, ResolvedRequest])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])
     generated = rendered.then("generate", Generate(ScriptedEngine())).then("tap", tap)

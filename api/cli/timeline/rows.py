@@ -17,12 +17,12 @@ from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
-    Conversation,
     GenerationFinished,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
     Prompt,
+    ResolvedRequest,
     ResponseStarted,
     TokenChunk,
     TurnFinished,
@@ -123,7 +123,7 @@ def _kind(junction: Junction) -> str:
         return "events"
     if junction.stage == "generate" or any(isinstance(frame, (TokenChunk, GenerationFinished)) for frame in frames):
         return "tokens"
-    return "" if any(isinstance(frame, (Conversation, Prompt)) for frame in frames) else "items"
+    return "" if any(isinstance(frame, (ResolvedRequest, Prompt)) for frame in frames) else "items"
 
 
 @dataclass(frozen=True)

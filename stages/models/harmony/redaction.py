@@ -15,7 +15,14 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import Conversation, GenerationFinished, GenerationStarted, ItemTokens, Prompt, TokenChunk
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    ItemTokens,
+    Prompt,
+    ResolvedRequest,
+    TokenChunk,
+)
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.pipeline.recordings.format import Failure
@@ -140,7 +147,7 @@ class WithoutTexts(Redaction):
     def _without_tokens(self, frame: Any) -> Any:
         """Return the frame with the tokens in its fields redacted."""
         match frame:
-            case Conversation():
+            case ResolvedRequest():
                 return replace(frame, tokens={name: self._tokens(ids) for name, ids in frame.tokens.items()})
             case Prompt():
                 return replace(frame, token_ids=self._tokens(frame.token_ids))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from penstock.pipeline.frames import ChatTurn, Conversation, Prompt, TokenIds
+from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import images_of
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
@@ -28,7 +28,7 @@ class RenderChat:
     context_length: int
     images: Images = field(default_factory=Images)
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.  Raises `InvalidRequest` for what the template refuses."""
         async for conversation in source:
             items = (*conversation.history, *conversation.input)
@@ -36,7 +36,7 @@ class RenderChat:
             images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
             yield await asyncio.to_thread(self._prompt, conversation, images)
 
-    def _prompt(self, conversation: Conversation, images: Mapping[str, str]) -> Prompt:
+    def _prompt(self, conversation: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
         rendering = Rendering(self.chat, conversation, images)
         layout, token_ids = rendering.prompt(rendering.items)
         if conversation.response.truncation == "auto":

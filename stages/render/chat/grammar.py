@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import CallSyntax, Conversation, TokenIds
+from penstock.pipeline.frames import CallSyntax, ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
 from penstock.stages.models.chat.model import ChatModel, Function
@@ -43,7 +43,7 @@ _ANY_OBJECT = json_body({"type": "object"})
 
 def grammar(
     chat: ChatModel,
-    conversation: Conversation,
+    conversation: ResolvedRequest,
     functions: Sequence[Function],
     prompt_ids: TokenIds,
     *,

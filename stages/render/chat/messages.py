@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -67,7 +67,7 @@ class Layout:
     continues: bool
 
 
-def split(conversation: Conversation) -> tuple[str, tuple[Item, ...]]:
+def split(conversation: ResolvedRequest) -> tuple[str, tuple[Item, ...]]:
     """Return the instructions, including system and developer messages at the start, and the other items."""
     items = (*conversation.history, *conversation.input)
     leading = tuple(takewhile(is_leading, items))
@@ -82,7 +82,7 @@ class Surroundings:
     ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.
     """
 
-    conversation: Conversation
+    conversation: ResolvedRequest
     names: ToolNames
     images: Mapping[str, str]
     stops: Collection[int]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
@@ -29,7 +29,7 @@ _MARKUP = 8
 class Rendering:
     """Renders the prompts of one request; truncation may need several."""
 
-    def __init__(self, chat: ChatModel, conversation: Conversation, images: Mapping[str, str]) -> None:
+    def __init__(self, chat: ChatModel, conversation: ResolvedRequest, images: Mapping[str, str]) -> None:
         names = ToolNames(conversation.tools)
         self.items: Sequence[Item]
         self._instructions, self.items = split(conversation)

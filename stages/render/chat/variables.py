@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.stages.models.chat.model import ChatModel
 
 _OURS = frozenset(
@@ -33,7 +33,7 @@ _OURS = frozenset(
 """The renderer's own parameters, which only the server may set."""
 
 
-def variables(chat: ChatModel, conversation: Conversation) -> Mapping[str, Any]:
+def variables(chat: ChatModel, conversation: ResolvedRequest) -> Mapping[str, Any]:
     """Return the variables of the next prompt.
 
     Later sources override earlier ones.  Raises `InvalidRequest` if the request sets a reserved variable, or brings a

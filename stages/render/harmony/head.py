@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item, Message
 from penstock.pipeline.protocol.response import Effort
 from penstock.pipeline.protocol.tools import HostedTool, Tool, Toolset
@@ -40,7 +40,7 @@ _KEPT_LENGTH = 200_000
 """Characters of the largest tools whose section is cached.  The cache takes 30 MB at most."""
 
 
-def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
+def head(conversation: ResolvedRequest, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
     """Yield the system message and, if it has any content, the developer message.
 
     ``leading`` are the items at the start of the conversation that only add instructions or tools.
@@ -93,7 +93,7 @@ def _shown(tools: Toolset) -> tuple[Tool, ...]:
     return () if tools.choice == "none" else tools.tools
 
 
-def _system_text(conversation: Conversation, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
+def _system_text(conversation: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
     effort = _EFFORTS[conversation.response.reasoning.effort]
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS

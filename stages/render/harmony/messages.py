@@ -8,7 +8,7 @@ from itertools import chain, pairwise, takewhile
 
 from msgspec import UNSET
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -54,7 +54,7 @@ class Layout:
         return tuple(chain.from_iterable(self.spoken))
 
 
-def lay_out(conversation: Conversation) -> Layout:
+def lay_out(conversation: ResolvedRequest) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
     items = (*conversation.history, *conversation.input)
     leading = tuple(takewhile(is_leading, items))

@@ -16,7 +16,7 @@ from threading import Lock
 
 from cachetools import LRUCache, cached
 
-from penstock.pipeline.frames import Conversation, Prompt, RawMessages, TokenIds
+from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
@@ -43,12 +43,12 @@ class RenderHarmony:
     encoding: HarmonyEncoding
     context_length: int = 131_072
 
-    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.  Raises `InvalidRequest` for a format that cannot be enforced."""
         async for conversation in source:
             yield await asyncio.to_thread(self._prompt, conversation)
 
-    def _prompt(self, conversation: Conversation) -> Prompt:
+    def _prompt(self, conversation: ResolvedRequest) -> Prompt:
         text_format = conversation.response.text.get("format") or {}
         rules = grammar(conversation.tools, text_format, conversation.structured)
         layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.stages.services.browser.backends import SearchBackend
 from penstock.stages.services.browser.fetch import Fetcher
 from penstock.stages.services.browser.reading import Reader
@@ -18,7 +18,7 @@ class BrowserHost:
         self._backend = backend
         self._reader = Reader(Fetcher(allowed))
 
-    def session(self, conversation: Conversation) -> BrowserSession:
+    def session(self, conversation: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
         return BrowserSession(self._backend, self._reader, Visits(conversation))
 

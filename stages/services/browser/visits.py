@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item, Message, WebSearchCall
 from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.pages import FIND_SUFFIX, SOURCE_PREFIX, Page
@@ -50,7 +50,7 @@ class Visit:
 class Visits:
     """The stack of one response."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ResolvedRequest) -> None:
         self._visits = dict(_restored(conversation))
         self._pages: OrderedDict[str, Page] = OrderedDict()
 
@@ -93,7 +93,7 @@ class Visits:
             self._pages.popitem(last=False)
 
 
-def _restored(conversation: Conversation) -> Iterator[tuple[int, Visit]]:
+def _restored(conversation: ResolvedRequest) -> Iterator[tuple[int, Visit]]:
     for call in _recent((*conversation.history, *conversation.input)):
         if match := _HEADING.match(conversation.results.get(call.id, "")):
             yield int(match[1]), _visit(call.action, match[2])

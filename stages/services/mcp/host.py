@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.pipeline.frames import CallData, CodeOutputs, Conversation, ShellOutput
+from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.failure import Failure
 from penstock.stages.services.mcp.servers import McpServers
@@ -30,7 +30,7 @@ class McpHost:
         self._servers = servers
         self._kind: HostedKind = kind
 
-    def session(self, conversation: Conversation) -> Session:
+    def session(self, conversation: ResolvedRequest) -> Session:
         """Return a session for one response."""
         inner = self._servers.private_session(self._kind, {SESSION_HEADER: conversation.response.id})
         return _SESSIONS[self._kind](inner)

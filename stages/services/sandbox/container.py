@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from penstock.pipeline.frames import Conversation, ShellOutput
+from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.plan import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
@@ -34,7 +34,7 @@ class ContainerHost:
         self._sandbox = sandbox
         self._places = asyncio.Semaphore(most)
 
-    def session(self, conversation: Conversation) -> ContainerSession:
+    def session(self, conversation: ResolvedRequest) -> ContainerSession:
         """A session for one response; nothing is started yet."""
         plan = self._sandbox.plan
         return ContainerSession(Tenancy(plan, self._places), plan.limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from penstock.pipeline.frames import CodeOutputs, Conversation
+from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.sandbox.tenancy import Tenancy
@@ -23,7 +23,7 @@ class PythonHost:
         self._sandbox = sandbox
         self._places = asyncio.Semaphore(most)
 
-    def session(self, conversation: Conversation) -> PythonSession:
+    def session(self, conversation: ResolvedRequest) -> PythonSession:
         """A session for one response; nothing is started yet."""
         return PythonSession(Tenancy(self._sandbox.plan, self._places))
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.secret import unread
@@ -52,7 +52,7 @@ _REQUEST = "select request from responses where id = $1 and server_id = $2 and r
 
 _LOGGED = "select logged from responses where id = $1"
 
-_CONVERSATION = msgspec.json.Decoder(Conversation, dec_hook=unread)
+_CONVERSATION = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
 
 _DELETE = (
     "delete from responses where id = $1 and owner = $2",
@@ -109,7 +109,7 @@ class Store:
         """Store a response that this server begins to run, unless it is stored already."""
         self._queue(stored, partial(self._begun, stored, None, time.time()))
 
-    async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
+    async def accept(self, stored: StoredResponse, conversation: ResolvedRequest) -> None:
         """Store a response that this server is going to run, durably, with all that is needed to run it.
 
         Secrets are not stored: the server that runs it must get them from elsewhere.
@@ -147,7 +147,7 @@ class Store:
 
     # The statements of a response, which the queue builds in a thread
 
-    def _begun(self, stored: StoredResponse, request: Conversation | None, now: float) -> Iterator[Statement]:
+    def _begun(self, stored: StoredResponse, request: ResolvedRequest | None, now: float) -> Iterator[Statement]:
         response, origin = stored.response, stored.origin
         row: tuple[Value, ...] = (
             response.id,
@@ -270,7 +270,7 @@ class Store:
             raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
         return tuple(Block(*row) for row in block_rows)
 
-    async def queued(self, response_id: str) -> Conversation | None:
+    async def queued(self, response_id: str) -> ResolvedRequest | None:
         """Return the request of an accepted response, to run it, without secrets.
 
         None if the response has ended or belongs to another server.

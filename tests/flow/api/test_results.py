@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -40,7 +40,7 @@ class Last(ScriptedTool):
         return await super().run(name, text, seconds)
 
 
-async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     """Add the interpreter to the tools of every request."""
     async for conversation in source:
         yield replace(conversation, tools=Toolset((*conversation.tools.tools, *HOSTED["python"])))

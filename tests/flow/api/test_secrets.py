@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation, GenerationStarted, Prompt
+from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.recordings.format import read_frames, write_frames
@@ -35,7 +35,7 @@ URL = "http://127.0.0.1:1"
 Headers = list[dict[str, dict[str, str]]]
 
 
-def secretive(conversation: Conversation) -> Conversation:
+def secretive(conversation: ResolvedRequest) -> ResolvedRequest:
     """The same conversation, with an MCP server that requires authorization."""
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": f"Bearer {CANARY}"}))
     return replace(conversation, tools=Toolset(servers=(server,)))

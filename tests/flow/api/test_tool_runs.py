@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 """Modes of a response: the fields of its request, and True if its server detaches."""
 
 
-async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     """Give every request the interpreter."""
     async for conversation in source:
         yield replace(conversation, tools=Toolset(HOSTED["python"]))

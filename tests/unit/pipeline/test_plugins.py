@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Conversation, ItemDelta, ParsedFrame, Prompt
+from penstock.pipeline.frames import ItemDelta, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -222,7 +222,7 @@ def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
     ("function", "told"),
     [
         ("too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
-        ("too_early", "shout -> render: shout gives ParsedFrame, and render takes Conversation"),
+        ("too_early", "shout -> render: shout gives ParsedFrame, and render takes ResolvedRequest"),
         ("nowhere", "no stage named 'prase'; there are normalize, converse, render, generate, parse, emit, persist"),
         ("bare", "stage 'bare', "),
         ("unready", "stage 'unready' is no generator: nowhere in it is a yield"),
@@ -260,10 +260,10 @@ async def count_words(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[int,
         yield len(frame.text) if isinstance(frame, ItemDelta) else 0
 
 
-async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, None]:
+async def listen(source: AsyncIterator[int]) -> AsyncGenerator[ResolvedRequest, None]:
     async for _ in source:
         raise NotImplementedError
-    nothing: tuple[Conversation, ...] = ()
+    nothing: tuple[ResolvedRequest, ...] = ()
     for conversation in nothing:
         yield conversation
 
@@ -271,7 +271,7 @@ async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, Non
 def test_ends_of_a_composite_are_checked() -> None:
     with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
         recorded_responses().insert_after("parse", "count", count_words)
-    with pytest.raises(JunctionError, match="converse -> listen: converse gives Conversation, and listen takes int"):
+    with pytest.raises(JunctionError, match="converse -> listen: converse gives ResolvedRequest, and listen takes int"):
         recorded_responses().insert_before("render", "listen", listen)
 
 
@@ -293,7 +293,7 @@ async def trim(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateRe
         yield body.model_copy(update={"instructions": "Be brief."})
 
 
-async def date(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+async def date(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
         assert conversation.response.instructions == "Be brief."
         yield conversation

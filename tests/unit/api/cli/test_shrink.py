@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.api.cli.__main__ import main
-from penstock.pipeline.frames import Conversation, GenerationFinished, Prompt, TokenChunk, TokenFrame
+from penstock.pipeline.frames import GenerationFinished, Prompt, ResolvedRequest, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import FILES, read_frames, read_header, write_frames
 from tests.support.paths import FIXTURES
 
@@ -101,7 +101,7 @@ def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.Mo
         "request.json",
         "response.json",
     }
-    (conversation,) = read_frames(out / "conversation.jsonl", Conversation)
+    (conversation,) = read_frames(out / "conversation.jsonl", ResolvedRequest)
     (prompt,) = read_frames(out / "prompt.jsonl", Prompt)
     started, _, finished = read_frames(out / "tokens.jsonl", TokenFrame)
     assert conversation.tools.tools == prompt.tools.tools == started.tools.tools == ()

@@ -22,7 +22,7 @@ import pytest
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
-from penstock.pipeline.frames import Conversation, EngineFrame, GenerationStarted, Prompt, TokenChunk
+from penstock.pipeline.frames import EngineFrame, GenerationStarted, Prompt, ResolvedRequest, TokenChunk
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings import recorder as module
@@ -122,7 +122,7 @@ async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyE
     async with recorder(tmp_path / "r") as taps:
         pipeline = flow(taps, engine, encoding)
         [waiting] = await asked(pipeline.through("normalize"))
-        assert isinstance(waiting, Conversation)
+        assert isinstance(waiting, ResolvedRequest)
         await asked(pipeline, "Another one.")
         await passed(pipeline.from_stage("record normalize"), waiting)
     assert "request.json" not in recorded_files(tmp_path / "r" / waiting.response.id)

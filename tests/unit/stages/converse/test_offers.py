@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
-    Conversation,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
     ListedTools,
     McpCallOpened,
     McpListToolsOpened,
+    ResolvedRequest,
     ResponseStarted,
 )
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
@@ -135,7 +135,7 @@ async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServ
 REQUEST = McpApprovalRequest("mcpr_1", "docs", "add", '{"a": 1}')
 
 
-def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) -> Conversation:
+def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) -> ResolvedRequest:
     given = conversation(McpApprovalResponse("mcpa_1", "mcpr_1", approve), tools=DOCS)
     return replace(given, history=(McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)), request))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.normalize.normalize import Normalize
@@ -44,7 +44,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 bodies = st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=4)
 
 
-async def understood(body: Json) -> Conversation | InvalidRequest:
+async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
     """The conversation or the refusal for a body; any other exception propagates."""
     try:
         request = await read_request(json.dumps(body).encode())

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.recordings.format import UnreadableRecording, read_frames
 from penstock.stages.recordings.converse import answered_from
 from penstock.stages.recordings.recordings import read_recordings
@@ -28,7 +28,7 @@ async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None
         shutil.rmtree(tmp_path / "greeting")
     else:
         tokens.write_bytes(tokens.read_bytes()[:cut])
-    asked = source_of(read_frames(GREETING / "conversation.jsonl", Conversation))
+    asked = source_of(read_frames(GREETING / "conversation.jsonl", ResolvedRequest))
     with pytest.raises(EngineFailed) as failed:
         async with pipeline.from_stage("match").open(asked) as events:
             await anext(events)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.frames import (
-    Conversation,
     FunctionCallOpened,
     ItemClosed,
     ItemDelta,
     ItemTokens,
+    ResolvedRequest,
     TokenChunk,
     TokenFrame,
 )
@@ -168,4 +168,4 @@ def test_chat_tokens_are_left_out() -> None:
         for frame in redacted(folder, stage, redaction):
             assert not isinstance(frame, ItemTokens | TokenChunk)
             assert not getattr(frame, "token_ids", ())
-            assert not isinstance(frame, Conversation) or not any(frame.tokens.values())
+            assert not isinstance(frame, ResolvedRequest) or not any(frame.tokens.values())

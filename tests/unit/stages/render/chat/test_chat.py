@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Conversation, TemplateOptions
+from penstock.pipeline.frames import ResolvedRequest, TemplateOptions
 from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
 from tests.support.chat_templates import (
@@ -27,7 +27,7 @@ HELLO = message("user", "Hello.")
 TOOLS = (function("get_weather"),)
 
 
-def with_template(asked: Conversation, source: str | None = None, **variables: Any) -> Conversation:
+def with_template(asked: ResolvedRequest, source: str | None = None, **variables: Any) -> ResolvedRequest:
     return msgspec.structs.replace(asked, template=TemplateOptions(source, variables))
 
 
@@ -166,7 +166,7 @@ async def test_instructions_are_never_lost() -> None:
 # Prompts that do not fit
 
 
-def long(*, truncation: Any) -> Conversation:
+def long(*, truncation: Any) -> ResolvedRequest:
     history = [
         message(role, f"{role} {number} " + "word " * 50) for number in range(20) for role in ("user", "assistant")
     ]

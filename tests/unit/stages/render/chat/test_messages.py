@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.frames import Conversation
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -342,4 +342,4 @@ def test_truncated_answer_is_left_open() -> None:
     assert lay_out_messages(conversation(ASKED, begun)).continues
     assert not lay_out_messages(conversation(ASKED, begun, ASKED)).continues
     assert not lay_out_messages(conversation(ASKED, message("assistant", "It is"))).continues
-    assert isinstance(conversation(ASKED), Conversation)
+    assert isinstance(conversation(ASKED), ResolvedRequest)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import Conversation, Prompt
+from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -35,8 +35,8 @@ from tests.support.harmony import (
 LONG = "word " * 200
 
 
-async def rendered(asked: Conversation, context_length: int) -> Prompt:
-    async def source() -> AsyncIterator[Conversation]:
+async def rendered(asked: ResolvedRequest, context_length: int) -> Prompt:
+    async def source() -> AsyncIterator[ResolvedRequest]:
         yield asked
 
     async with aclosing(RenderHarmony(load_encoding(), context_length)(source())) as prompts:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.pipeline.frames import CodeOutputs, Conversation, Sampling, ShellOutput
+from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, Sampling, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.mcp.host import McpHost
@@ -17,8 +17,8 @@ from tests.support.stored_responses import response
 pytestmark = pytest.mark.io
 
 
-def conversation(response_id: str) -> Conversation:
-    return Conversation(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")
+def conversation(response_id: str) -> ResolvedRequest:
+    return ResolvedRequest(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")
 
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
