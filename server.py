@@ -51,12 +51,12 @@ from penstock.stages.recordings.converse import answered_from
 from penstock.stages.recordings.recordings import Recordings, read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.responses import chat_responses, harmony_responses
-from penstock.stages.services.browser.backends import backend_of
 from penstock.stages.services.browser.host import BrowserHost
+from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.engines.http import start_http
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony
+from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.mcp.config import WrongServers, read_servers
 from penstock.stages.services.mcp.host import McpHost
 from penstock.stages.services.mcp.servers import McpServers
@@ -69,7 +69,7 @@ from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Host, Toolbox
-from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.image_cache import Images
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger("penstock")
@@ -148,7 +148,7 @@ async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
     The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.
     """
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    engine = await start_http(settings.engine, api_key=key)
+    engine = await start_vllm_http(settings.engine, api_key=key)
     try:
         yield Started(engine, None if engine.speaks_harmony else elsewhere(settings, engine.root))
     finally:
@@ -306,7 +306,7 @@ async def toolbox(settings: Settings) -> Toolbox:
     if settings.web_search:
         kind, _, url = settings.web_search.partition("=")
         key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-        hosts["browser"] = BrowserHost(backend_of(kind, url, key), allowed)
+        hosts["browser"] = BrowserHost(search_backend(kind, url, key), allowed)
     own: dict[str, Host] = {kind: McpHost(servers, kind) for kind in HOSTED if kind in configured}
     return Toolbox({**hosts, **own}, servers)
 

@@ -23,7 +23,7 @@ from yarl import URL
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE
-from penstock.stages.services.store.servers import STALE, Servers
+from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.stored import Server
 
 logger = logging.getLogger(__name__)

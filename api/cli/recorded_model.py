@@ -11,7 +11,7 @@ from penstock.stages.models.chat.load import ChatModelsNeedVllm, ChatOptions, lo
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
 from penstock.stages.responses import chat_responses, harmony_responses
-from penstock.stages.services.engines.replay import ReplayEngine
+from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
@@ -23,7 +23,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     A model with a chat template needs vLLM and the files of the model.  Without them, the result has no ``spelling``.
     """
     runs = RunRegistry(Store(Nowhere()))
-    engine = ReplayEngine(tokens or Path())
+    engine = TokenReplayEngine(tokens or Path())
     harmony = harmony_responses((header.model,), engine, encoding_on_demand(), runs)
     if header.encoding == "harmony":
         return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
-from penstock.stages.services.engines.http import HttpEngine, start_http
+from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
@@ -316,10 +316,10 @@ def prompt_for_fakes(**fields: Any) -> Prompt:
 
 
 @asynccontextmanager
-async def engine_over(*servers: FakeVllm, **options: Any) -> AsyncGenerator[HttpEngine, None]:
+async def engine_over(*servers: FakeVllm, **options: Any) -> AsyncGenerator[VllmHttpEngine, None]:
     """Run the servers, and an engine over them, for the length of the block."""
     async with running_fakes(*servers):
-        engine = await start_http([server.url for server in servers], **{"interval": 0.05, **options})
+        engine = await start_vllm_http([server.url for server in servers], **{"interval": 0.05, **options})
         try:
             yield engine
         finally:

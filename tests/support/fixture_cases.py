@@ -50,7 +50,7 @@ from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
-from penstock.stages.services.engines.replay import ReplayEngine
+from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import checked, final, run_pipeline, run_stage
@@ -145,7 +145,7 @@ async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTool
     turn = (
         Pipeline.start("render", render)
         .then("see prompts", prompts)
-        .then("generate", Generate(ReplayEngine(case.path("tokens.jsonl"))))
+        .then("generate", Generate(TokenReplayEngine(case.path("tokens.jsonl"))))
         .then("see tokens", tokens)
         .then("parse", parse)
         .then("see items", parsed)

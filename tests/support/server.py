@@ -33,7 +33,7 @@ from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Database
-from penstock.stages.services.store.servers import STALE
+from penstock.stages.services.store.heartbeats import STALE
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from tests.support.stores import database_at

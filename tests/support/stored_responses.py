@@ -166,5 +166,5 @@ async def expire_heartbeat(store: Store, url: str) -> None:
 
 async def living_servers(store: Store) -> int:
     """Count the servers whose heartbeat was not set back."""
-    ((count,),) = await store.servers._ledger.read(f"select count(*) from servers where beat_at > {NOW} - 30")
+    ((count,),) = await store.servers._context.read(f"select count(*) from servers where beat_at > {NOW} - 30")
     return int(count)

@@ -27,7 +27,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.stages.services.store.database import Database, Row, Unavailable, Unit, Value
+from penstock.stages.services.store.database import Database, DatabaseUnavailable, Row, Unit, Value
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
@@ -272,4 +272,4 @@ class FaultyDatabase:
 
     def _check(self) -> None:
         if self.is_down:
-            raise Unavailable("The database is down.")
+            raise DatabaseUnavailable("The database is down.")

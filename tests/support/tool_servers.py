@@ -21,8 +21,8 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.services.browser.backends import backend_of
 from penstock.stages.services.browser.host import BrowserHost
+from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.servers import McpServers
@@ -114,7 +114,7 @@ async def tool_server(
     """
     hosts: dict[str, Host] = {"python": PythonHost(sandbox)} if sandbox else {}
     if search:
-        hosts["browser"] = BrowserHost(backend_of("searxng", search), allowed)
+        hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed))
     engine = ScriptedEngine()
     play_turns(engine, encoding, *turns)

@@ -13,7 +13,7 @@ from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import Layout
 from penstock.stages.render.chat.rendering import Rendering
 from penstock.stages.render.truncation import room_for_answer, to_drop
-from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.image_cache import Images
 
 
 @dataclass(frozen=True)

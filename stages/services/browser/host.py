@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.stages.services.browser.backends import SearchBackend
 from penstock.stages.services.browser.fetch import Fetcher
+from penstock.stages.services.browser.page_stack import PageStack
 from penstock.stages.services.browser.reading import Reader
+from penstock.stages.services.browser.search_engines import SearchBackend
 from penstock.stages.services.browser.session import BrowserSession
-from penstock.stages.services.browser.visits import Visits
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 
@@ -20,7 +20,7 @@ class BrowserHost:
 
     def session(self, conversation: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
-        return BrowserSession(self._backend, self._reader, Visits(conversation))
+        return BrowserSession(self._backend, self._reader, PageStack(conversation))
 
     async def close(self) -> None:
         """Close all connections."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
-from penstock.stages.services.browser.backends import Hit
 from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.html import LONGEST_TEXT, clean, link_mark
+from penstock.stages.services.browser.search_engines import Hit
 from penstock.stages.services.tools import Listed, Source
 
 WIDTH = 80

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.pipeline.frames import BrowserAction
-from penstock.stages.services.browser.arguments import Asked, Find, Open, Search, asked
-from penstock.stages.services.browser.backends import Hit, SearchBackend
+from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
 from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.html import clean
+from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
 from penstock.stages.services.browser.reading import Reader
-from penstock.stages.services.browser.visits import Visit, Visits
+from penstock.stages.services.browser.search_engines import Hit, SearchBackend
 from penstock.stages.services.tools import Outcome, Source
 
 RESULTS = 20
@@ -28,10 +28,10 @@ _LEAD = 4
 class BrowserSession:
     """A stack of pages, with the functions to search, open and find."""
 
-    def __init__(self, backend: SearchBackend, reader: Reader, visits: Visits) -> None:
+    def __init__(self, backend: SearchBackend, reader: Reader, stack: PageStack) -> None:
         self._backend = backend
         self._reader = reader
-        self._visits = visits
+        self._stack = stack
         self._known: OrderedDict[str, Hit] = OrderedDict()
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_closed = False
@@ -39,7 +39,7 @@ class BrowserSession:
     def action(self, name: str, text: str) -> dict[str, Any]:
         """Return the action of a call, with the actual URL as far as it is known before the call runs."""
         try:
-            return self._action(asked(name, text))
+            return self._action(parse_call(name, text))
         except Failure:
             return _unclear(name)
 
@@ -50,7 +50,7 @@ class BrowserSession:
             async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
                 self._deadlines.add(deadline)
                 try:
-                    return await self._done(asked(name, text), action)
+                    return await self._done(parse_call(name, text), action)
                 finally:
                     self._deadlines.discard(deadline)
         except Failure as failure:
@@ -67,32 +67,32 @@ class BrowserSession:
 
     def source(self, cursor: int) -> Source | None:
         """Return the source to cite for a cursor; None if there is none."""
-        return self._visits.source(cursor)
+        return self._stack.source(cursor)
 
     # Actions
 
-    def _action(self, call: Asked) -> dict[str, Any]:
+    def _action(self, call: Call) -> dict[str, Any]:
         match call:
             case Search(query):
                 return {"type": "search", "query": query, "queries": [query]}
             case Open():
                 return {"type": "open_page", "url": self._address(call)}
             case Find(pattern, cursor):
-                return {"type": "find_in_page", "url": _real(self._visits.at(cursor).url), "pattern": pattern}
+                return {"type": "find_in_page", "url": _real(self._stack.at(cursor).url), "pattern": pattern}
 
     def _address(self, call: Open) -> str | None:
         """Return the URL that a call will open; None if a page has to be fetched first to know it."""
         if isinstance(call.target, str):
             return _real(call.target)
-        visit = self._visits.at(call.cursor)
+        visit = self._stack.at(call.cursor)
         if call.target is None:
             return _real(visit.url) or None
-        page = visit.page or self._visits.kept(visit.url)
+        page = visit.page or self._stack.kept(visit.url)
         return _link(page, call.target) if page else None
 
     # Calls
 
-    async def _done(self, call: Asked, action: dict[str, Any]) -> Outcome:
+    async def _done(self, call: Call, action: dict[str, Any]) -> Outcome:
         match call:
             case Search(query):
                 page = await self._search(query)
@@ -101,7 +101,7 @@ class BrowserSession:
                     data=BrowserAction(_with_sources(action, page.links)),
                 )
             case Find(pattern, cursor):
-                visit = self._visits.at(cursor)
+                visit = self._stack.at(cursor)
                 page = matches(await self._page(visit), pattern)
                 return Outcome(
                     self._push(Visit(page.title, visit.url, pattern=pattern, page=page), page),
@@ -122,7 +122,7 @@ class BrowserSession:
         """Return the visit that a call opens, and the line to begin at."""
         if isinstance(call.target, str):
             return Visit("", call.target), call.loc
-        visit = self._visits.at(call.cursor)
+        visit = self._stack.at(call.cursor)
         if call.target is None:
             return visit, call.loc
         page = await self._page(visit)
@@ -134,8 +134,8 @@ class BrowserSession:
 
     def _push(self, visit: Visit, page: Page, loc: int = 0, num_lines: int = -1) -> str:
         """Put a page on top of the stack and return its view.  A page that cannot be shown is not put there."""
-        shown = view(page, self._visits.latest + 1, loc, num_lines)
-        self._visits.push(visit)
+        shown = view(page, self._stack.latest + 1, loc, num_lines)
+        self._stack.push(visit)
         return shown
 
     # Pages
@@ -146,10 +146,10 @@ class BrowserSession:
             return visit.page
         if visit.query:
             return await self._search(visit.query)
-        page = None if again else self._visits.kept(visit.url)
+        page = None if again else self._stack.kept(visit.url)
         if page is None:
             page = await self._fetched(visit.url)
-            self._visits.keep(visit.url, page)
+            self._stack.keep(visit.url, page)
         return matches(page, visit.pattern) if visit.pattern else page
 
     async def _fetched(self, url: str) -> Page:

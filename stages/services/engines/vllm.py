@@ -29,7 +29,7 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import PARAMETERS
-from penstock.stages.services.engines.pace import keep_pace
+from penstock.stages.services.engines.stream_interval import adapt_stream_interval
 from penstock.stages.services.engines.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class VllmEngine:
         """Decode images for vLLM, with the operator's ``--media-io-kwargs``."""
         from vllm.multimodal.media.image import ImageMediaIO
 
-        from penstock.stages.services.engines.images import decoded
+        from penstock.stages.services.engines.image_decoding import decoded
 
         if (multimodal := self._llm.model_config.multimodal_config) is None:
             raise InvalidPrompt("This model reads text only, no input_image.", param="input")
@@ -349,7 +349,8 @@ class VllmPlan:
             for number, module in enumerate(self._modules, start=1)
         }
         model = llm.model_config
-        pacing = asyncio.create_task(keep_pace(llm.output_processor.request_states)) if self._is_paced else None
+        states = llm.output_processor.request_states
+        pacing = asyncio.create_task(adapt_stream_interval(states)) if self._is_paced else None
         return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters, pacing)
 
 

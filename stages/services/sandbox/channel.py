@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from penstock.stages.services.sandbox.kept import Kept
+from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 _LONGEST_ANSWER: Final = 4 << 20
 _AT_ONCE: Final = 64
@@ -98,7 +98,7 @@ class Output:
         self._most = most
         self._flood = flood
         self._flooded = flooded
-        self._kept = Kept(most)
+        self._kept = HeadTailBuffer(most)
         self._loop: asyncio.AbstractEventLoop | None = None
         os.set_blocking(end, False)
 
@@ -110,7 +110,7 @@ class Output:
 
     def forget(self) -> None:
         """Discard the kept output, before a new question."""
-        self._kept = Kept(self._most)
+        self._kept = HeadTailBuffer(self._most)
 
     def text(self) -> str:
         """Return the kept output."""

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
+from penstock.stages.services.sandbox.lease import SandboxLease
 from penstock.stages.services.sandbox.plan import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.sandbox.tenancy import Tenancy
 from penstock.stages.services.tools import Outcome
 
 _GRACE_SECONDS: Final = 2.0
@@ -37,7 +37,7 @@ class ContainerHost:
     def session(self, conversation: ResolvedRequest) -> ContainerSession:
         """A session for one response; nothing is started yet."""
         plan = self._sandbox.plan
-        return ContainerSession(Tenancy(plan, self._places), plan.limits)
+        return ContainerSession(SandboxLease(plan, self._places), plan.limits)
 
     def describe(self) -> str:
         """Return the active protections, for the log."""
@@ -50,8 +50,8 @@ class ContainerHost:
 class ContainerSession:
     """One response's sandbox for commands."""
 
-    def __init__(self, tenancy: Tenancy, limits: Limits) -> None:
-        self._tenancy = tenancy
+    def __init__(self, lease: SandboxLease, limits: Limits) -> None:
+        self._lease = lease
         self._limits = limits
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
@@ -64,29 +64,29 @@ class ContainerSession:
             call = shell_call(text)
         except ArgumentsInvalid as exc:
             return Outcome(error=str(exc))
-        async with self._tenancy.turn:
+        async with self._lease.turn:
             outputs: list[Output] = []
             try:
                 await self._run(call, seconds, outputs)
             except (SandboxDied, TimeoutError) as exc:
-                await self._tenancy.drop()
+                await self._lease.drop()
                 reason = str(exc) or "it did not answer"
                 return _outcome(outputs, f"The sandbox has ended ({reason}). All files are lost.")
             except asyncio.CancelledError:
-                self._tenancy.kill()
+                self._lease.kill()
                 raise
             return _outcome(outputs)
 
     async def close(self) -> None:
         """End the sandbox, wait for its processes to exit, and remove its files."""
-        await self._tenancy.close()
+        await self._lease.close()
 
     async def _run(self, call: ShellCall, seconds: float, outputs: list[Output]) -> None:
         """Append the output of each command to ``outputs``; stop after a command that times out."""
         now = asyncio.get_running_loop().time
         until = now() + seconds
         own = seconds if call.timeout_ms is None else call.timeout_ms / 1000
-        process = await self._tenancy.process(seconds)
+        process = await self._lease.process(seconds)
         for words in call.commands:
             share = max(min(own, until - now()), 0)
             question = {

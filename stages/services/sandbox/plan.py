@@ -111,7 +111,7 @@ class Plan:
         """Return the order for `confined`, the first program: its restrictions, and the program to run."""
         machine = MACHINES[platform.machine()]
         allowance = Allowance(programs=self.kind == "container", metadata=self.isolates or self.kind == "container")
-        programs = ("repl",) if self.kind == "python" else ("kept", "shell")
+        programs = ("repl",) if self.kind == "python" else ("head_tail", "shell")
         processes = ("/proc",) if self.isolates and self.kind == "container" else ()
         return {
             # without a pid namespace the shell's first process must outlive the server, to end the others

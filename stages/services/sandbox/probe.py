@@ -14,7 +14,7 @@ from penstock.stages.services.sandbox.seccomp import MACHINES
 
 
 @dataclass(frozen=True)
-class Unavailable:
+class NoSandbox:
     """The result of `probe` if no sandbox works here, with the reason."""
 
     reason: str
@@ -40,10 +40,10 @@ async def probe(
     interpreter: str | None = None,
     packages: Path | None = None,
     modes: Sequence[Mode] = MODES,
-) -> Sandbox | Unavailable:
+) -> Sandbox | NoSandbox:
     """Return a sandbox of the strongest mode that works, or the reasons why none does."""
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
-        return Unavailable("sandboxes need Linux on x86-64 or arm64")
+        return NoSandbox("sandboxes need Linux on x86-64 or arm64")
     drops_user = os.geteuid() == 0
     reasons = []
     for mode in modes:
@@ -56,7 +56,7 @@ async def probe(
             if failure is None:
                 return Sandbox(plan)
             reasons.append(f"{mode} with {python}: {failure}")
-    return Unavailable("; ".join(reasons))
+    return NoSandbox("; ".join(reasons))
 
 
 async def _failure(plan: Plan) -> str | None:

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any, Final
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
+from penstock.stages.services.sandbox.lease import SandboxLease
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.sandbox.tenancy import Tenancy
 from penstock.stages.services.tools import Outcome
 
 _GRACE_SECONDS: Final = 1.0
@@ -25,7 +25,7 @@ class PythonHost:
 
     def session(self, conversation: ResolvedRequest) -> PythonSession:
         """A session for one response; nothing is started yet."""
-        return PythonSession(Tenancy(self._sandbox.plan, self._places))
+        return PythonSession(SandboxLease(self._sandbox.plan, self._places))
 
     def describe(self) -> str:
         """Return the active protections, for the log."""
@@ -38,8 +38,8 @@ class PythonHost:
 class PythonSession:
     """One response's Python sandbox."""
 
-    def __init__(self, tenancy: Tenancy) -> None:
-        self._tenancy = tenancy
+    def __init__(self, lease: SandboxLease) -> None:
+        self._lease = lease
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         """Return None: the item already shows the code that runs."""
@@ -47,25 +47,25 @@ class PythonSession:
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
         """Run one cell.  An exception in the code is output; a timeout or a dead sandbox is an error."""
-        async with self._tenancy.turn:
+        async with self._lease.turn:
             try:
                 return await self._run(text, seconds)
             except SandboxDied as exc:
-                written = self._tenancy.written
-                await self._tenancy.drop()
+                written = self._lease.written
+                await self._lease.drop()
                 return _outcome(written, f"The sandbox has ended ({exc}). All variables and files are lost.")
             except asyncio.CancelledError:
-                self._tenancy.kill()
+                self._lease.kill()
                 raise
 
     async def close(self) -> None:
         """End the sandbox, wait for its process to exit, and remove its files."""
-        await self._tenancy.close()
+        await self._lease.close()
 
     async def _run(self, code: str, seconds: float) -> Outcome:
         now = asyncio.get_running_loop().time
         until = now() + seconds
-        process = await self._tenancy.process(seconds)
+        process = await self._lease.process(seconds)
         try:
             await process.ask({"code": code}, until - now())
         except TimeoutError:
@@ -74,13 +74,13 @@ class PythonSession:
 
     async def _interrupt(self, seconds: float) -> Outcome:
         """Interrupt a cell that takes too long; end the sandbox if that does not help."""
-        process = await self._tenancy.process(0)
+        process = await self._lease.process(0)
         process.interrupt()
         late = f"The code ran longer than {seconds:g} seconds"
         try:
             await process.answer(_GRACE_SECONDS)
         except TimeoutError:
-            await self._tenancy.drop()
+            await self._lease.drop()
             return _outcome(process.written, f"{late} and was killed. All variables and files are lost.")
         return _outcome(process.written, f"{late} and was interrupted. Variables and files are kept.")
 

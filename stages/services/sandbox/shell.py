@@ -1,8 +1,9 @@
 """The program of a sandbox for commands: it runs one command at a time, and ends all processes left by a command.
 
-It is sent to the sandbox as text, after `confined` and `kept`.  In a pid namespace it is the first process.  Without
-one, each command runs in its own Landlock domain, nested in the domain of this process.  So no command can signal this
-process, and ``kill(-1)`` here reaches all processes of the command, in any session, and no others on the machine.
+It is sent to the sandbox as text, after `confined` and `head_tail`.  In a pid namespace it is the first process.
+Without one, each command runs in its own Landlock domain, nested in the domain of this process.  So no command can
+signal this process, and ``kill(-1)`` here reaches all processes of the command, in any session, and no others on the
+machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from typing import Any
 
 from penstock.stages.services.sandbox.confined import LIBC, answer, landlock
-from penstock.stages.services.sandbox.kept import Kept
+from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 PAUSE = 0.02
 """Maximum delay in seconds until the end of a command is noticed."""
@@ -33,7 +34,7 @@ class Command:
     def __init__(self, request: dict[str, Any], order: dict[str, Any]) -> None:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        self._kept = {out: Kept(request["keep"]), err: Kept(request["keep"])}
+        self._kept = {out: HeadTailBuffer(request["keep"]), err: HeadTailBuffer(request["keep"])}
         self._out, self._err = self._kept.values()
         self._open = {out, err}
         self._flood: int = order["flood"]

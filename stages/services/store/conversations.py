@@ -16,7 +16,7 @@ from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import NOW, Row, Statement, Value
-from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.statements import unlock
 from penstock.stages.services.store.stored import History, StoredConversation
 
@@ -100,8 +100,8 @@ _END = 2**62
 class Conversations:
     """The conversations in the store."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""
@@ -187,12 +187,12 @@ class Conversations:
 
     def unlock(self, conversation_id: str, response_id: str) -> None:
         """Release the conversation for the next response, if this response holds it."""
-        unlocked = unlock(conversation_id, response_id, self._ledger.server_id)
-        self._ledger.writer.queue((unlocked,), conversation_id)
+        unlocked = unlock(conversation_id, response_id, self._context.server_id)
+        self._context.writer.queue((unlocked,), conversation_id)
 
     @property
     def _ours(self) -> tuple[str, float]:
-        return self._ledger.server_id, self._ledger.stale
+        return self._context.server_id, self._context.stale
 
     async def _change_held(self, conversation_id: str, owner: str, *statements: Statement) -> tuple[int, ...]:
         """Execute statements in a transaction during which no response can lock the conversation.
@@ -202,14 +202,14 @@ class Conversations:
         return await self._change(conversation_id, Statement(_HOLD, (conversation_id, owner, *self._ours)), *statements)
 
     async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
-        return await self._ledger.writer.carry_out(statements, conversation_id)
+        return await self._context.writer.carry_out(statements, conversation_id)
 
     async def _read(self, sql: str, conversation_id: str, *arguments: Value) -> Sequence[Row]:
         """Return the rows of a query about a conversation, after its queued changes are written."""
         if not rows.can_exist(conversation_id):
             return ()
-        await self._ledger.writer.flushed(conversation_id)
-        return await self._ledger.read(sql, conversation_id, *arguments)
+        await self._context.writer.flushed(conversation_id)
+        return await self._context.read(sql, conversation_id, *arguments)
 
 
 _METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])

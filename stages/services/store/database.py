@@ -43,16 +43,16 @@ class Unit:
     counted: bool = False
 
 
-class Unavailable(Exception):
+class DatabaseUnavailable(Exception):
     """The database cannot be reached or has no space; the same operation may succeed later."""
 
 
-class Refused(Exception):
+class DatabaseRefused(Exception):
     """The database will never accept this operation."""
 
 
 class Database(Protocol):
-    """The storage of rows.  Reads and writes fail with `Unavailable` or `Refused` only."""
+    """The storage of rows.  Reads and writes fail with `DatabaseUnavailable` or `DatabaseRefused` only."""
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; raises `StoreFailed` with a one-line message."""

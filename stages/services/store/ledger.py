@@ -1,4 +1,4 @@
-"""The ledger, shared by the parts of the store: the database, its write queue and this server's id."""
+"""The context, shared by the parts of the store: the database, its write queue and this server's id."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Sequence
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import Database, Refused, Row, Unavailable, Value
+from penstock.stages.services.store.database import Database, DatabaseRefused, DatabaseUnavailable, Row, Value
 from penstock.stages.services.store.writer import Writer
 
 
-class Ledger:
+class StoreContext:
     """One server's access to the database.  A server without a heartbeat for ``stale`` seconds is dead."""
 
     def __init__(self, database: Database, stale: float) -> None:
@@ -24,12 +24,12 @@ class Ledger:
         self.writer.check_open()
         try:
             return await self.database.read(sql, *arguments)
-        except (Unavailable, Refused) as exc:
+        except (DatabaseUnavailable, DatabaseRefused) as exc:
             raise StoreFailed("The store cannot be read.") from exc
 
     async def size(self) -> int:
         """Return the size on disk in bytes; raises `StoreFailed` if the database cannot be read."""
         try:
             return await self.database.size()
-        except (Unavailable, Refused) as exc:
+        except (DatabaseUnavailable, DatabaseRefused) as exc:
             raise StoreFailed("The store cannot be read.") from exc

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, NOW, Row, Statement
-from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.stored import Orphan
 
 _ABANDONED = f"""
@@ -46,9 +46,9 @@ _OWN = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and server_
 _log = logging.getLogger(__name__)
 
 
-async def orphans(ledger: Ledger) -> tuple[Orphan, ...]:
+async def orphans(context: StoreContext) -> tuple[Orphan, ...]:
     """Return the oldest orphans, at most `BATCH` of them."""
-    orphan_rows = await ledger.read(_ORPHANS, ledger.server_id, ledger.stale)
+    orphan_rows = await context.read(_ORPHANS, context.server_id, context.stale)
     return tuple(orphan for row in orphan_rows for orphan in _readable(row))
 
 
@@ -63,21 +63,21 @@ def _readable(row: Row) -> Iterator[Orphan]:
         yield Orphan(stored, server_id, stored.response.background)
 
 
-async def claim(ledger: Ledger, orphan: Orphan) -> bool:
+async def claim(context: StoreContext, orphan: Orphan) -> bool:
     """Take over an orphan and its conversation's lock; False if it has ended or another server has it by now.
 
     A claim may be repeated if the outcome of its commit is unknown: a response that this server has is claimed again.
     """
-    own, response_id = ledger.server_id, orphan.stored.response.id
-    taken = Statement(_CLAIM, (own, ledger.stale, response_id, orphan.server_id or ""))
-    counts = await ledger.writer.carry_out((taken, Statement(_TAKE_LOCK, (own, response_id))), response_id)
+    own, response_id = context.server_id, orphan.stored.response.id
+    taken = Statement(_CLAIM, (own, context.stale, response_id, orphan.server_id or ""))
+    counts = await context.writer.carry_out((taken, Statement(_TAKE_LOCK, (own, response_id))), response_id)
     return counts[0] > 0
 
 
-async def restart(ledger: Ledger, response_id: str) -> None:
+async def restart(context: StoreContext, response_id: str) -> None:
     """Put a response of this server back to ``queued``, and delete its events."""
-    own = (response_id, ledger.server_id)
-    for row in await ledger.read(_OWN, *own):
+    own = (response_id, context.server_id)
+    for row in await context.read(_OWN, *own):
         response = replace(rows.stored_response(row).response, status="queued")
         waiting = Statement(_WAIT_AGAIN, (*own, rows.to_json(response)))
-        await ledger.writer.carry_out((waiting, Statement(_FORGET_EVENTS, own)), response_id)
+        await context.writer.carry_out((waiting, Statement(_FORGET_EVENTS, own)), response_id)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import Refused, Row, Statement, Unavailable, Unit, Value
-from penstock.stages.services.store.schema import POSTGRES, newer
+from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, Row, Statement, Unit, Value
+from penstock.stages.services.store.migrations import POSTGRES, newer
 from penstock.stages.services.store.statements import bulks
 
 _READERS = 4
@@ -58,7 +58,7 @@ class PostgresDatabase:
             with _named_errors():
                 await self._upgrade()
                 self._readers = await asyncpg.create_pool(self._url, min_size=1, max_size=_READERS, **_SETTINGS)
-        except (Unavailable, Refused) as exc:
+        except (DatabaseUnavailable, DatabaseRefused) as exc:
             raise StoreFailed(f"The store {_place(self._url)} cannot be opened: {exc}.") from None
         finally:
             if self._readers is None:
@@ -72,7 +72,7 @@ class PostgresDatabase:
                     with suppress(asyncpg.DeadlockDetectedError):
                         return await self._write(units)
                 return await self._write(units)
-        except Unavailable:
+        except DatabaseUnavailable:
             self._lose_connection()
             raise
 
@@ -154,18 +154,18 @@ async def _in_bulk(connection: Any, units: Sequence[Unit]) -> list[tuple[int, ..
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Convert errors of the driver: `Refused` if another attempt would fail too, otherwise `Unavailable`."""
+    """Convert the driver's errors: `DatabaseRefused` if another attempt would fail too, else `DatabaseUnavailable`."""
     try:
         yield
     except asyncpg.PostgresError as exc:
         state = str(getattr(exc, "sqlstate", ""))
-        raise (Refused if state.startswith(_FOR_EVER) else Unavailable)(str(exc)) from exc
+        raise (DatabaseRefused if state.startswith(_FOR_EVER) else DatabaseUnavailable)(str(exc)) from exc
     except ValueError as exc:
-        raise Refused("what it was given cannot be understood") from exc
+        raise DatabaseRefused("what it was given cannot be understood") from exc
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # also a connection lost mid-message
-        raise Unavailable(str(exc)) from exc
+        raise DatabaseUnavailable(str(exc)) from exc
     except OSError as exc:
-        raise Unavailable(str(exc) or "it does not answer") from exc
+        raise DatabaseUnavailable(str(exc) or "it does not answer") from exc
 
 
 def _place(url: str) -> str:

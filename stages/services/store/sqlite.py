@@ -23,14 +23,14 @@ from penstock.stages.services.store.database import (
     BATCH,
     NOW,
     SHARED,
-    Refused,
+    DatabaseRefused,
+    DatabaseUnavailable,
     Row,
     Statement,
-    Unavailable,
     Unit,
     Value,
 )
-from penstock.stages.services.store.schema import SQLITE, newer
+from penstock.stages.services.store.migrations import SQLITE, newer
 from penstock.stages.services.store.statements import bulks
 
 T = TypeVar("T")
@@ -77,9 +77,9 @@ class SqliteDatabase:
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, work)
         except sqlite3.OperationalError as exc:  # locked, disk full, or file removed
-            raise Unavailable(str(exc)) from exc
+            raise DatabaseUnavailable(str(exc)) from exc
         except (sqlite3.Error, OverflowError, UnicodeError) as exc:
-            raise Refused(str(exc)) from exc
+            raise DatabaseRefused(str(exc)) from exc
 
     def _open(self) -> None:
         with ExitStack() as undo:

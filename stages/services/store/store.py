@@ -21,13 +21,13 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.secret import unread
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
-from penstock.stages.services.store import statements as say
+from penstock.stages.services.store import statements as run_sql
 from penstock.stages.services.store.conversations import Conversations
 from penstock.stages.services.store.database import Database, Row, Statement, Value
-from penstock.stages.services.store.items import find_items, find_results
-from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.heartbeats import STALE, Servers
+from penstock.stages.services.store.item_lookup import find_items, find_results
+from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.orphans import claim, orphans, restart
-from penstock.stages.services.store.servers import STALE, Servers
 from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.sweep import sweep
 from penstock.stages.services.store.writer import Statements
@@ -70,15 +70,15 @@ class Store:
 
     def __init__(self, database: Database, stale: float = STALE) -> None:
         self._database = database
-        self._ledger = Ledger(database, stale)
-        self._writer = self._ledger.writer
-        self.conversations = Conversations(self._ledger)
-        self.servers = Servers(self._ledger)
+        self._context = StoreContext(database, stale)
+        self._writer = self._context.writer
+        self.conversations = Conversations(self._context)
+        self.servers = Servers(self._context)
 
     @property
     def server_id(self) -> str:
         """This server's id in the store."""
-        return self._ledger.server_id
+        return self._context.server_id
 
     @property
     def is_degraded(self) -> bool:
@@ -118,13 +118,13 @@ class Store:
         try:
             await self._writer.carry_out(begun, *_keys(stored.response))
         except StoreFailed:  # the commit may have succeeded before the connection was lost
-            self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in say.WITHDRAWAL])
+            self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in run_sql.WITHDRAWAL])
             raise
 
     def start(self, response: Response) -> None:
         """Record that a queued response is running."""
         started = (response.id, response.status, rows.to_json(response), self.server_id)
-        self._writer.queue((Statement(say.START, started),), response.id)
+        self._writer.queue((Statement(run_sql.START, started),), response.id)
 
     def append(self, response_id: str, block: Block) -> None:
         """Store more events of a run."""
@@ -140,7 +140,7 @@ class Store:
 
     def release(self, response_id: str) -> None:
         """Let any server run a response that is still queued."""
-        self._writer.queue((Statement(say.RELEASE, (response_id, self.server_id)),), response_id)
+        self._writer.queue((Statement(run_sql.RELEASE, (response_id, self.server_id)),), response_id)
 
     def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
         return self._writer.queue(statements, *_keys(stored.response))
@@ -163,7 +163,7 @@ class Store:
             None if request is None else rows.to_json(request),
             rows.tokens_column(stored.tokens),
         )
-        yield Statement(say.BEGIN, row)
+        yield Statement(run_sql.BEGIN, row)
         yield from self._indexed(response.id, stored.input, now)
 
     def _at_the_end(self, stored: StoredResponse, block: Block | None, now: float) -> Iterator[Statement]:
@@ -179,30 +179,30 @@ class Store:
 
     def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:
         for name in rows.known_ids(items):
-            yield Statement(say.INDEX, (response_id, name, now, self.server_id))
+            yield Statement(run_sql.INDEX, (response_id, name, now, self.server_id))
 
     def _appended(self, response_id: str, block: Block) -> Statement:
-        return Statement(say.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
+        return Statement(run_sql.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
 
     def _added(self, stored: StoredResponse, conversation_id: str, now: float) -> Iterator[Statement]:
         """Yield the statements that add a response's items to its conversation, then release the conversation."""
         response_id = stored.response.id
         if stored.response.status in ("completed", "incomplete"):
             items = stored.items
-            yield Statement(say.GROW, (conversation_id, len(items), response_id, self.server_id))
+            yield Statement(run_sql.GROW, (conversation_id, len(items), response_id, self.server_id))
             for number, item in enumerate(items):
                 item_id = item.id if rows.can_exist(item.id) else None
                 tokens = rows.token_ids_column(stored.tokens.get(item.id))
                 result = rows.result_column(stored.results.get(item.id))
                 what = (len(items) - number, item_id, now, rows.to_json(item), tokens, result)
-                yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
-        yield say.unlock(conversation_id, response_id, self.server_id)
+                yield Statement(run_sql.ADD, (conversation_id, *what, response_id, self.server_id))
+        yield run_sql.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse, now: float) -> Statement:
         response = stored.response
         columns = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
         end = (response.id, response.status, rows.to_json(response), *columns, now, self.server_id)
-        return Statement(say.END, end)
+        return Statement(run_sql.END, end)
 
     # Reading
 
@@ -253,7 +253,7 @@ class Store:
         Of several items with one id, the item stored last is returned.
         """
         await self._writer.flushed()
-        return await find_items(self._ledger, rows.possible(ids), owner)
+        return await find_items(self._context, rows.possible(ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
         """Return tool call results by item id: the texts that the calls gave the model to read.
@@ -261,7 +261,7 @@ class Store:
         Results stored only with a deleted response are left out.
         """
         await self._writer.flushed()
-        return await find_results(self._ledger, rows.possible(ids), owner)
+        return await find_results(self._context, rows.possible(ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""
@@ -300,7 +300,7 @@ class Store:
         if not rows.can_exist(response_id):
             return ()
         await self._writer.flushed(response_id)
-        return await self._ledger.read(sql, response_id, *arguments)
+        return await self._context.read(sql, response_id, *arguments)
 
     # Responses of other servers, and expired ones
 
@@ -311,22 +311,22 @@ class Store:
 
     async def orphans(self) -> tuple[Orphan, ...]:
         """Return the oldest responses that have not ended and have no live server."""
-        return await orphans(self._ledger)
+        return await orphans(self._context)
 
     async def claim(self, orphan: Orphan) -> bool:
         """Take over an orphan and its conversation's lock; False if another server was first."""
-        return await claim(self._ledger, orphan)
+        return await claim(self._context, orphan)
 
     async def restart(self, response_id: str) -> None:
         """Put a response of this server back to ``queued``, and delete its events."""
-        await restart(self._ledger, response_id)
+        await restart(self._context, response_id)
 
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
         """Delete expired responses and event logs, and return a report of the rest.
 
         Both times are in seconds from the end of a response.  A response that another one continues stays.
         """
-        return await sweep(self._ledger, keep_responses, keep_logs)
+        return await sweep(self._context, keep_responses, keep_logs)
 
 
 def _items_read(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import Database, Statement, Unavailable, Unit
+from penstock.stages.services.store.database import Database, DatabaseUnavailable, Statement, Unit
 
 GROUP = 500
 """Maximum number of changes in one transaction."""
@@ -187,7 +187,7 @@ class Writer:
         self._try_began = time.monotonic()
         try:
             counts = await self._database.write(await self._units(group))
-        except Unavailable as exc:
+        except DatabaseUnavailable as exc:
             self._outage(exc)
             return False
         except Exception as exc:  # noqa: BLE001 - any other error belongs to this group
@@ -227,7 +227,7 @@ class Writer:
                 del self._last[key]
         return change.done
 
-    def _outage(self, error: Unavailable) -> None:
+    def _outage(self, error: DatabaseUnavailable) -> None:
         """Log the first failure of an outage, and withdraw the urgent changes."""
         if self._outage_began is None:
             self._outage_began = time.monotonic()

@@ -14,7 +14,7 @@ from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.database import Row, Unavailable, Unit, Value
+from penstock.stages.services.store.database import DatabaseUnavailable, Row, Unit, Value
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, PacedServer, ScriptedServer, running_server, script
@@ -224,7 +224,7 @@ class Forgetful(FaultyDatabase):
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
         self.asked += "from events" in sql
         if "from events" in sql and self.asked == 1:
-            raise Unavailable("It slipped its mind.")
+            raise DatabaseUnavailable("It slipped its mind.")
         return await super().read(sql, *arguments)
 
 
@@ -244,7 +244,7 @@ class Unsure(FaultyDatabase):
         claims = sum("update responses set server_id = $1" in each.sql for unit in units for each in unit.statements)
         self.claims += claims
         if claims and self.claims == claims:
-            raise Unavailable("The connection is lost.")
+            raise DatabaseUnavailable("The connection is lost.")
         return counts
 
 

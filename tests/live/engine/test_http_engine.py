@@ -19,9 +19,9 @@ from penstock.pipeline.frames import GenerationFinished, Prompt, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.services.engines.endpoints import ENDPOINTS
-from penstock.stages.services.engines.http import HttpEngine, start_http
+from penstock.stages.services.engines.http_endpoints import ENDPOINTS
 from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.engine_requests import prompt, rename, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
@@ -41,7 +41,7 @@ RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exis
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     """A ``vllm serve``."""
     url = f"http://127.0.0.1:{free_port()}"
-    options = ("--structured-outputs-config.backend=guidance", "--enable-prompt-tokens-details", "--enable-scale-out")
+    options = ("--structured-outputs-config.replica=guidance", "--enable-prompt-tokens-details", "--enable-scale-out")
     command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", CHECKPOINT, *ARGUMENTS, *options]
     command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log"):
@@ -49,13 +49,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=ENDPOINTS, ids=lambda endpoint: endpoint.path)
-async def elsewhere(url: str, request: pytest.FixtureRequest) -> AsyncGenerator[HttpEngine, None]:
-    engine = await start_http([url], endpoints=(request.param,))
+async def elsewhere(url: str, request: pytest.FixtureRequest) -> AsyncGenerator[VllmHttpEngine, None]:
+    engine = await start_vllm_http([url], endpoints=(request.param,))
     yield engine
     await engine.close()
 
 
-async def ask(elsewhere: HttpEngine, asked: Prompt) -> list[Any]:
+async def ask(elsewhere: VllmHttpEngine, asked: Prompt) -> list[Any]:
     async with elsewhere.open(asked) as frames:
         return [frame async for frame in frames]
 
@@ -69,15 +69,15 @@ async def running(url: str) -> float:
     return sum(counted)
 
 
-async def test_server_is_described(elsewhere: HttpEngine) -> None:
+async def test_server_is_described(elsewhere: VllmHttpEngine) -> None:
     assert elsewhere.models == ("tiny-gpt-oss",)
     told = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
     assert told == (CONTEXT_LENGTH, True, str(CHECKPOINT))
-    assert [backend.grammar_fault for backend in elsewhere._backends.all] == [None]
+    assert [replica.grammar_fault for replica in elsewhere._replicas.all] == [None]
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
-async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEngine) -> None:
+async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: VllmHttpEngine) -> None:
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
     frames = [frame async for frame in Generate(elsewhere)(source_of(prompts))]
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
@@ -88,7 +88,7 @@ async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEn
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_logprobs_belong_to_their_tokens(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), logprobs=3))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -98,7 +98,7 @@ async def test_logprobs_belong_to_their_tokens(elsewhere: HttpEngine, encoding: 
 
 
 async def test_http_engine_equals_the_engine_in_process(
-    elsewhere: HttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
+    elsewhere: VllmHttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
 ) -> None:
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
         asked = sampled(prompt(encoding, text, max_tokens=60), logprobs=2)
@@ -110,7 +110,7 @@ async def test_http_engine_equals_the_engine_in_process(
             assert one.top[0][0] == other.top[0][0]
 
 
-async def test_grammar_is_enforced_from_the_first_token(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+async def test_grammar_is_enforced_from_the_first_token(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
     asked = prompt(encoding, "Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
     text = encoding.decode(token_ids(from_grammar)[:-1])
@@ -125,13 +125,13 @@ def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
     return replace(asked, grammar=grammar)
 
 
-async def test_stop_text_ends_the_generation(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
     assert "ell" in encoding.decode(token_ids(frames))
     assert last(frames).reason == "stop"
 
 
-async def test_prefix_cache_is_reported_and_salted(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+async def test_prefix_cache_is_reported_and_salted(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
     asked, salt = prompt(encoding, "Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
     salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
     cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
@@ -139,7 +139,7 @@ async def test_prefix_cache_is_reported_and_salted(elsewhere: HttpEngine, encodi
 
 
 async def test_leaving_and_cancelling_abort_the_request(
-    elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str
+    elsewhere: VllmHttpEngine, encoding: HarmonyEncoding, url: str
 ) -> None:
     asked = prompt(encoding, "Never stop talking.", max_tokens=None)
     async with elsewhere.open(asked) as stream:
@@ -155,7 +155,9 @@ async def test_leaving_and_cancelling_abort_the_request(
 
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
-async def test_unknown_token_ids_are_refused(elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int) -> None:
+async def test_unknown_token_ids_are_refused(
+    elsewhere: VllmHttpEngine, encoding: HarmonyEncoding, unknown: int
+) -> None:
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))

@@ -28,7 +28,7 @@ from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.image_cache import Images
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.engine_requests import prompt
 from tests.support.event_streams import final, generate, run_request

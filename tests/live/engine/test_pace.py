@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.pace import MOST, set_pace
+from penstock.stages.services.engines.stream_interval import MOST, set_stream_interval
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
@@ -38,7 +38,7 @@ def test_vllm_sends_every_token_once_at_any_interval(seed: int) -> None:
     draw, told, count = random.Random(seed), list[int](), 200
     for token in range(count):
         if draw.random() < 0.2:
-            set_pace(processor.request_states["one"], draw.choice([1, 2, 4, MOST]))
+            set_stream_interval(processor.request_states["one"], draw.choice([1, 2, 4, MOST]))
         reason = FinishReason.STOP if token == count - 1 else None
         processor.process_outputs([EngineCoreOutput("one", [token], finish_reason=reason)], 0.0, None)
         output: Any = collector.get_nowait()

@@ -21,8 +21,8 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.pipeline.recordings.format import write_frames
 from penstock.stages.generate import Generate
-from penstock.stages.services.engines.replay import ReplayEngine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from tests.support.stored_responses import response
 
 TOKENS = (11, 12, 13, 14, 15)
@@ -172,7 +172,7 @@ async def test_only_a_running_response_can_be_cancelled() -> None:
 async def test_recording_can_be_cancelled(tmp_path: Path) -> None:
     """A replayed generation ends with a final frame as well."""
     write_frames(tmp_path / "tokens.jsonl", [TokenChunk((token,)) for token in TOKENS])
-    engine = ReplayEngine(tmp_path / "tokens.jsonl")
+    engine = TokenReplayEngine(tmp_path / "tokens.jsonl")
     async with engine.open(prompt()) as frames:
         said = [await anext(frames), await anext(frames)]
         assert await engine.cancel("resp_1")

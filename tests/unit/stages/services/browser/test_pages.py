@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.services.browser.backends import Hit
 from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.pages import Page, matches, opened, results, view, wrapped
+from penstock.stages.services.browser.search_engines import Hit
 from penstock.stages.services.tools import Listed, Source
 
 URL = "https://example.com/a"

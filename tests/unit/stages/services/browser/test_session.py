@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
-from penstock.stages.services.browser.backends import Hit, backend_of
 from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.host import BrowserHost
+from penstock.stages.services.browser.search_engines import Hit, search_backend
 from penstock.stages.services.browser.session import BrowserSession
 from penstock.stages.services.tools import Citable, Host, Outcome, Session, Source
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
@@ -83,7 +83,7 @@ Opening = Callable[..., BrowserSession]
 @pytest.fixture
 async def browse(site: Web) -> AsyncIterator[Opening]:
     """A factory of sessions of one host."""
-    host: Host = BrowserHost(backend_of("searxng", site.url), LOOPBACK)
+    host: Host = BrowserHost(search_backend("searxng", site.url), LOOPBACK)
     assert isinstance(host, BrowserHost)
     sessions: list[BrowserSession] = []
 
@@ -238,7 +238,7 @@ async def test_wrong_call_is_explained_to_the_model(
 )
 def test_any_arguments_have_an_action(name: str, text: str) -> None:
     """No arguments raise, with or without open pages."""
-    session = BrowserHost(backend_of("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation_with())
+    session = BrowserHost(search_backend("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation_with())
     action = session.action(name, text)
     assert action["type"] in ("search", "open_page", "find_in_page")
     assert "cursor:" not in json.dumps(action.get("url"))
@@ -275,7 +275,7 @@ async def test_numbers_are_read_in_any_form(browse: Opening, site: Web) -> None:
 
 async def test_private_pages_are_not_opened(site: Web) -> None:
     """Without an allow-list, no page on this machine is opened; the operator's search engine is still used."""
-    host = BrowserHost(backend_of("searxng", site.url))
+    host = BrowserHost(search_backend("searxng", site.url))
     session = host.session(conversation_with())
     await call(session, "search", query="q")
     outcome = await call(session, "open", id=0)
@@ -351,7 +351,7 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
 
 async def test_closing_the_host_ends_requests(site: Web) -> None:
     """The server may stop in the middle of a call."""
-    host = BrowserHost(backend_of("searxng", site.url), LOOPBACK)
+    host = BrowserHost(search_backend("searxng", site.url), LOOPBACK)
     running = asyncio.create_task(call(host.session(conversation_with()), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
     await host.close()

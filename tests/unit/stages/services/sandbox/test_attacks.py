@@ -285,9 +285,9 @@ async def test_files_are_limited_between_calls_too(small: PythonSession) -> None
 
 async def ended(session: PythonSession) -> None:
     """Wait until a sandbox has ended by itself."""
-    assert session._tenancy._process is not None
+    assert session._lease._process is not None
     async with asyncio.timeout(120):
-        await session._tenancy._process._channel.ended.wait()
+        await session._lease._process._channel.ended.wait()
 
 
 async def test_limits_cannot_be_raised(run: RunCell) -> None:

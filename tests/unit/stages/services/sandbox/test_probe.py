@@ -17,7 +17,7 @@ import uvloop
 
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.plan import Kind, Mode, Plan
-from penstock.stages.services.sandbox.probe import Sandbox, Unavailable, probe
+from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
 from tests.support.processes import descendants
 from tests.support.sandboxes import available
@@ -99,7 +99,7 @@ async def test_no_sandbox_without_python(tmp_path: Path, monkeypatch: pytest.Mon
     """The reason lists the attempts, and no files are left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = await probe("python", interpreter="/nowhere/bin/python3")
-    assert isinstance(found, Unavailable)
+    assert isinstance(found, NoSandbox)
     assert "landlock with /nowhere/bin/python3" in found.reason
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240 - it is empty
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.database import Unavailable
+from penstock.stages.services.store.database import DatabaseUnavailable
 from penstock.stages.services.store.postgres import PostgresDatabase, _named_errors
 from penstock.stages.services.store.store import Store
 from tests.support.stored_responses import begun_response, store_response, stored_conversation, stored_response
@@ -165,5 +165,5 @@ async def test_end_and_claim_exclude_each_other(url: str) -> None:
 
 def test_connection_in_a_broken_state_is_reopened() -> None:
     """An internal error of asyncpg counts as a lost connection, and the change is retried."""
-    with pytest.raises(Unavailable), _named_errors():
+    with pytest.raises(DatabaseUnavailable), _named_errors():
         raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import StoreFailed, StreamExpired
-from penstock.stages.services.store.schema import SQLITE
+from penstock.stages.services.store.migrations import SQLITE
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from tests.support.stored_responses import ITEMS, begun_response, store_response, stored_response

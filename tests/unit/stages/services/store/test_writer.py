@@ -10,7 +10,7 @@ import pytest
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import writer as module
-from penstock.stages.services.store.database import Nowhere, Refused, Statement, Unavailable, Unit
+from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, Nowhere, Statement, Unit
 from penstock.stages.services.store.writer import GROUP, LIMIT, Writer
 
 
@@ -32,7 +32,7 @@ class Notebook(Nowhere):
             raise self.fault
         said = [unit.statements[0].sql for unit in units]
         if any("bad" in sql for sql in said):
-            raise Refused("bad")
+            raise DatabaseRefused("bad")
         if any("bug" in sql for sql in said):
             raise ZeroDivisionError
         self.groups.append(said)
@@ -118,7 +118,7 @@ async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
     writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Durable changes are written in order after the outage, urgent ones are withdrawn."""
-    notebook.fault = Unavailable("no room")
+    notebook.fault = DatabaseUnavailable("no room")
     lasting = [writer.queue(say(f"{n}"), "a") for n in range(3)]
     with pytest.raises(StoreFailed, match="cannot be reached"):
         await writer.carry_out(say("urgent"))
@@ -133,7 +133,7 @@ async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
 
 async def test_outage_is_logged_once(writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
     """Its beginning and its end have one line each, for any number of retries."""
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     change = writer.queue(say("1"))
     await until(lambda: notebook.tries >= 4)
     notebook.fault = None
@@ -146,7 +146,7 @@ async def test_urgent_change_is_tried_at_once(
 ) -> None:
     """It does not wait for the next retry, and takes waiting changes along."""
     monkeypatch.setattr(module, "PAUSES", (3600.0, 3600.0))
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     lasting = writer.queue(say("lasting"))
     await until(lambda: writer.is_degraded)
     notebook.fault = None
@@ -160,7 +160,7 @@ async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook:
     """If the database goes away while the changes of a group are retried one by one, only the bad change is lost."""
     changes = [writer.queue(say(sql)) for sql in ("1", "bad", "2")]
     await until(lambda: notebook.tries >= 2)
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     await until(lambda: writer.is_degraded)
     notebook.fault = None
     outcomes = await asyncio.gather(*changes, return_exceptions=True)
@@ -171,7 +171,7 @@ async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook:
 @pytest.mark.defect("V25", "B17")
 async def test_backlog_is_bounded(writer: Writer, notebook: Notebook) -> None:
     """Over the limit nothing new begins, while runs go on; after the writes there is room again."""
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     writer.queue(say("1", LIMIT))
     writer.check()
     last = writer.queue(say("2", 1))
@@ -217,7 +217,7 @@ async def test_read_waits_for_changes_before_a_withdrawn_one(
 ) -> None:
     """In an outage, a failed urgent change does not hide earlier changes."""
     monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     writer.queue(say("1"), "a")
     with pytest.raises(StoreFailed, match="cannot be reached"):
         await writer.carry_out(say("urgent"), "a")
@@ -258,7 +258,7 @@ async def test_close_retries_once_and_names_lost_responses(
     """If the database is gone, the log names each response that it misses."""
     monkeypatch.setattr(module, "PAUSES", (3600.0, 3600.0))
     writer = Writer(notebook)
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     changes = [writer.queue(say("x"), name) for name in ("resp_1", "resp_2", "resp_1")]
     await until(lambda: writer.is_degraded)
     async with asyncio.timeout(120):
@@ -272,7 +272,7 @@ async def test_close_retries_once_and_names_lost_responses(
 async def test_close_after_an_outage_loses_nothing(notebook: Notebook) -> None:
     """The last retry succeeds if the database is back."""
     writer = Writer(notebook)
-    notebook.fault = Unavailable("gone")
+    notebook.fault = DatabaseUnavailable("gone")
     change = writer.queue(say("1"))
     await until(lambda: writer.is_degraded)
     notebook.fault = None

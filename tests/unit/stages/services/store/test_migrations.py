@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.frames import Origin
 from penstock.stages.services.store.database import Value
-from penstock.stages.services.store.schema import POSTGRES, SQLITE
+from penstock.stages.services.store.migrations import POSTGRES, SQLITE
 from tests.support.stored_responses import ITEMS, conversation_response, store_response, stored_response
 from tests.support.stores import open_store
 

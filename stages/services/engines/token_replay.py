@@ -14,7 +14,7 @@ from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True)
-class ReplayEngine:
+class TokenReplayEngine:
     """Answer the prompts of each response with the token frames recorded in the file ``path``, turn by turn."""
 
     path: Path

@@ -13,20 +13,20 @@ from typing import TypeAlias
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, placeholders
-from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.ledger import StoreContext
 
 _Found: TypeAlias = dict[str, tuple[float, Item]]
 """Items by id, each with the time at which it was stored."""
 
 
-async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, Item]:
+async def find_items(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, Item]:
     """Return the owner's items with these ids, by id."""
     items: dict[str, Item] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]
         responses, conversations = (
-            await _in_responses(ledger, some, owner),
-            await _in_conversations(ledger, some, owner),
+            await _in_responses(context, some, owner),
+            await _in_conversations(context, some, owner),
         )
         newest = responses | {
             name: item for name, item in conversations.items() if name not in responses or item[0] > responses[name][0]
@@ -35,58 +35,58 @@ async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str
     return items
 
 
-async def _in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
+async def _in_responses(context: StoreContext, ids: Sequence[str], owner: str) -> _Found:
     holders = f"""
         select response_id, id, stored_at from items
         where owner = $1 and id in ({placeholders(len(ids), 2)}) and stored_at =
             (select max(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
     """
     times_by_response: dict[str, dict[str, float]] = defaultdict(dict)
-    for response_id, name, stored_at in await ledger.read(holders, owner, *ids):
+    for response_id, name, stored_at in await context.read(holders, owner, *ids):
         times_by_response[response_id][name] = stored_at
     items: _Found = {}
     if times_by_response:
         query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(times_by_response))})"
-        for row in await ledger.read(query, *times_by_response):
+        for row in await context.read(query, *times_by_response):
             stored = rows.stored_response(row)
             times = times_by_response[stored.response.id]
             items |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
     return items
 
 
-async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
+async def _in_conversations(context: StoreContext, ids: Sequence[str], owner: str) -> _Found:
     query = f"""
         select conversation_items.id, stored_at, item
         from conversation_items join conversations on conversations.id = conversation_id
         where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) order by stored_at
     """
-    return {name: (at, rows.item(text)) for name, at, text in await ledger.read(query, owner, *ids)}
+    return {name: (at, rows.item(text)) for name, at, text in await context.read(query, owner, *ids)}
 
 
-async def find_results(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+async def find_results(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, str]:
     """Return the results of the owner's tool calls with these item ids, by item id."""
     results: dict[str, str] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]
-        results |= await _results_in_conversations(ledger, some, owner)
-        results |= await _results_in_responses(ledger, some, owner)
+        results |= await _results_in_conversations(context, some, owner)
+        results |= await _results_in_responses(context, some, owner)
     return results
 
 
-async def _results_in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+async def _results_in_responses(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, str]:
     query = f"""
         select items.id, results from items join responses on responses.id = response_id
         where items.owner = $1 and items.id in ({placeholders(len(ids), 2)}) and results is not null and stored_at =
             (select min(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
     """
-    pairs = [(name, rows.results_in(column)) for name, column in await ledger.read(query, owner, *ids)]
+    pairs = [(name, rows.results_in(column)) for name, column in await context.read(query, owner, *ids)]
     return {name: results[name] for name, results in pairs if name in results}
 
 
-async def _results_in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+async def _results_in_conversations(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, str]:
     query = f"""
         select conversation_items.id, result
         from conversation_items join conversations on conversations.id = conversation_id
         where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) and result is not null
     """
-    return {name: rows.result(column) for name, column in await ledger.read(query, owner, *ids)}
+    return {name: rows.result(column) for name, column in await context.read(query, owner, *ids)}

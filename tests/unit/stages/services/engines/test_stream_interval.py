@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.services.engines import pace as module
-from penstock.stages.services.engines.pace import BUSY, FREE, LATE, MOST, PERIOD, PUNCTUAL, Pace, keep_pace, set_pace
+from penstock.stages.services.engines import stream_interval as module
+from penstock.stages.services.engines.stream_interval import (
+    BUSY,
+    FREE,
+    LATE,
+    MOST,
+    ON_TIME,
+    PERIOD,
+    StreamInterval,
+    adapt_stream_interval,
+    set_stream_interval,
+)
 from tests.support.clock import Clock
 
 LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
@@ -21,9 +31,9 @@ LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
 @given(LOOKS)
 def test_interval_changes_in_bounded_steps(looks: list[tuple[float, float]]) -> None:
     """It at most doubles or halves, and stays within its bounds."""
-    pace, was = Pace(), 1
+    controller, was = StreamInterval(), 1
     for busy, late in looks:
-        interval = pace.feed(busy, late)
+        interval = controller.feed(busy, late)
         assert 1 <= interval <= MOST
         assert interval in {was // 2, was, was * 2}
         was = interval
@@ -32,36 +42,36 @@ def test_interval_changes_in_bounded_steps(looks: list[tuple[float, float]]) -> 
 @given(LOOKS)
 def test_free_loop_gets_every_token_at_once(looks: list[tuple[float, float]]) -> None:
     """After a few samples of a free loop the interval is one."""
-    pace = Pace()
+    controller = StreamInterval()
     for busy, late in looks:
-        pace.feed(busy, late)
+        controller.feed(busy, late)
     for _ in range(MOST.bit_length() - 1):
-        pace.feed(FREE / 2, PUNCTUAL / 2)
-    assert pace.interval == 1
+        controller.feed(FREE / 2, ON_TIME / 2)
+    assert controller.interval == 1
 
 
 @pytest.mark.parametrize(("busy", "late"), [(BUSY + 0.1, 0.0), (0.0, LATE * 2)])
 def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
     """Either sign of overload is enough."""
-    pace = Pace()
-    assert [pace.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
+    controller = StreamInterval()
+    assert [controller.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
 
 
 @pytest.mark.parametrize(
-    ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, PUNCTUAL)], ids=lambda value: f"{value:g}"
+    ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, ON_TIME)], ids=lambda value: f"{value:g}"
 )
 def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
     """A loop that is late but not busy shares its processor with other programs."""
-    pace = Pace()
-    pace.feed(1.0, 0.0)
-    assert pace.feed(busy, late) == 2
+    controller = StreamInterval()
+    controller.feed(1.0, 0.0)
+    assert controller.feed(busy, late) == 2
 
 
 @given(st.floats(0, 1))
 def test_steady_load_has_a_steady_interval(work: float) -> None:
     """If work shrinks with the interval, but by no more than half, the interval does not oscillate."""
-    pace = Pace()
-    intervals = [pace.feed(work * (0.1 + 0.9 / pace.interval), 0.0) for _ in range(20)]
+    controller = StreamInterval()
+    intervals = [controller.feed(work * (0.1 + 0.9 / controller.interval), 0.0) for _ in range(20)]
     assert len(set(intervals[4:])) == 1
 
 
@@ -126,7 +136,7 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
     request: Any = Request()
     for kind, number in steps:
         if kind == "pace":
-            set_pace(request, number)
+            set_stream_interval(request, number)
         else:
             request.generate(number)
             assert request.sent
@@ -139,7 +149,7 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
 async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -> None:
     """Streams get larger chunks while the loop is busy or late, and single tokens when it is free."""
     request: Any = Request()
-    pacing = asyncio.create_task(keep_pace({"request": request}))
+    pacing = asyncio.create_task(adapt_stream_interval({"request": request}))
     request.generate(1)
     for interval in (2, 4, MOST):
         await load.pass_period(busy, late)
@@ -155,10 +165,10 @@ async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -
 
 async def test_unknown_vllm_leaves_streams_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     """If the states of its requests are not as expected, the log says so once."""
-    pacing = asyncio.create_task(keep_pace({"one": SimpleNamespace()}))
+    pacing = asyncio.create_task(adapt_stream_interval({"one": SimpleNamespace()}))
     await load.pass_period(1.0, 0.0)
     assert pacing.done()
     assert pacing.exception() is None
     assert [record.message for record in caplog.records] == [
-        "Streams keep their pace, whatever there is to do: vLLM's output processor has changed"
+        "The stream interval stays as it is, whatever the load: vLLM's output processor has changed"
     ]

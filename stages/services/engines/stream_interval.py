@@ -26,13 +26,13 @@ BUSY, FREE = 0.7, 0.3
 
 Halving the interval at most doubles the load, so a loop below ``FREE`` cannot jump above ``BUSY``."""
 
-LATE, PUNCTUAL = 0.02, 0.005
-"""Timer delay in seconds: above ``LATE`` the loop is overloaded, below ``PUNCTUAL`` it is not.
+LATE, ON_TIME = 0.02, 0.005
+"""Timer delay in seconds: above ``LATE`` the loop is overloaded, below ``ON_TIME`` it is not.
 
 A loop that works little can still be late if it shares its processor with other processes."""
 
 
-class Pace:
+class StreamInterval:
     """State machine for the number of tokens per output.  It does no I/O."""
 
     def __init__(self) -> None:
@@ -42,35 +42,35 @@ class Pace:
         """Return the next interval: ``busy`` is the share of time worked, ``late`` a timer's delay in seconds."""
         if busy > BUSY or late > LATE:
             self.interval = min(self.interval * 2, MOST)
-        elif busy < FREE and late < PUNCTUAL:
+        elif busy < FREE and late < ON_TIME:
             self.interval = max(self.interval // 2, 1)
         return self.interval
 
 
-async def keep_pace(states: Mapping[str, Any]) -> None:
+async def adapt_stream_interval(states: Mapping[str, Any]) -> None:
     """Set the stream interval of running requests by this loop's load, until cancelled.
 
     ``states`` are the request states of vLLM's output processor.  They are not a public interface: if they are not as
     expected, an error is logged, and streams keep their interval.
     """
     try:
-        await _keep_pace(states)
+        await _adapt(states)
     except Exception:
-        logger.exception("Streams keep their pace, whatever there is to do: vLLM's output processor has changed")
+        logger.exception("The stream interval stays as it is, whatever the load: vLLM's output processor has changed")
 
 
-async def _keep_pace(states: Mapping[str, Any]) -> None:
-    pace, was = Pace(), 1
+async def _adapt(states: Mapping[str, Any]) -> None:
+    controller, was = StreamInterval(), 1
     while True:
         worked, looked = time.thread_time(), time.monotonic()
         await asyncio.sleep(PERIOD)
         passed = time.monotonic() - looked
-        interval = pace.feed((time.thread_time() - worked) / passed, passed - PERIOD)
+        interval = controller.feed((time.thread_time() - worked) / passed, passed - PERIOD)
         if max(interval, was) > 1:
-            was = max([set_pace(state, interval) for state in states.values()], default=1)
+            was = max([set_stream_interval(state, interval) for state in states.values()], default=1)
 
 
-def set_pace(state: Any, interval: int) -> int:
+def set_stream_interval(state: Any, interval: int) -> int:
     """Set the stream interval of a request; return the interval set.
 
     With an interval of one, vLLM neither sends the tokens held back nor counts the tokens it sends.  So the count is

@@ -1,6 +1,6 @@
 """Search engines: the request to each one, and the reading of its response.
 
-An `Engine` describes both, without I/O.  `WebSearch` sends the requests.  The operator chooses the engine, so its
+An `SearchEngine` describes both, without I/O.  `WebSearch` sends the requests.  The operator chooses the engine, so its
 address is not checked; the size of its responses is limited all the same.  No error message holds the key or text of a
 response, as a response may quote the key.
 """
@@ -63,7 +63,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Engine:
+class SearchEngine:
     """The API of one search engine.
 
     ``ask`` builds the request from the key, the query and the number of results; ``hits`` reads the decoded response.
@@ -133,8 +133,8 @@ def _is_web(url: str) -> bool:
     return url.startswith(("http://", "https://")) and url.isprintable() and " " not in url
 
 
-ENGINES: Mapping[str, Engine] = {
-    "searxng": Engine(
+ENGINES: Mapping[str, SearchEngine] = {
+    "searxng": SearchEngine(
         "SearXNG",
         "",
         _ask_searxng,
@@ -142,13 +142,13 @@ ENGINES: Mapping[str, Engine] = {
         needs_key=False,
         forbidden="it gives no JSON: `search.formats` of its settings has to list `json`",
     ),
-    "brave": Engine("Brave Search", "https://api.search.brave.com", _ask_brave, _brave_hits),
-    "tavily": Engine("Tavily", "https://api.tavily.com", _ask_tavily, _tavily_hits),
-    "exa": Engine("Exa", "https://api.exa.ai", _ask_exa, _exa_hits),
+    "brave": SearchEngine("Brave Search", "https://api.search.brave.com", _ask_brave, _brave_hits),
+    "tavily": SearchEngine("Tavily", "https://api.tavily.com", _ask_tavily, _tavily_hits),
+    "exa": SearchEngine("Exa", "https://api.exa.ai", _ask_exa, _exa_hits),
 }
 
 
-def backend_of(kind: str, url: str = "", key: str = "") -> SearchBackend:
+def search_backend(kind: str, url: str = "", key: str = "") -> SearchBackend:
     """Return the search engine of the settings; raises `ValueError` for an unknown kind, or a missing key or URL."""
     if (engine := ENGINES.get(kind)) is None:
         raise ValueError(f"There is no search engine {kind!r}; there are {', '.join(ENGINES)}.")
@@ -162,7 +162,7 @@ def backend_of(kind: str, url: str = "", key: str = "") -> SearchBackend:
 class WebSearch:
     """A search engine reached over HTTP; connections are made on the first search."""
 
-    def __init__(self, engine: Engine, url: str, key: str) -> None:
+    def __init__(self, engine: SearchEngine, url: str, key: str) -> None:
         self._engine = engine
         self._url = url
         self._key = key

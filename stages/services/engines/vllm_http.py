@@ -19,16 +19,23 @@ import aiohttp
 from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.backends import CONNECTING, Backend, Backends, Served, UnusableServer, connector
-from penstock.stages.services.engines.endpoints import ENDPOINTS, Endpoint, Refused
-from penstock.stages.services.engines.generation import Generation
+from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused
+from penstock.stages.services.engines.http_generation import HttpGeneration
+from penstock.stages.services.engines.replicas import (
+    CONNECT_TIMEOUT,
+    Replica,
+    Replicas,
+    ServedModel,
+    UnusableServer,
+    connector,
+)
 
 logger = logging.getLogger(__name__)
 
-CHECKING = 3.0
+CHECK_INTERVAL = 3.0
 """Seconds between two health checks."""
 
-SAYING = 15.0
+LOG_INTERVAL = 15.0
 """Seconds between two log messages about waiting for a server to start."""
 
 _ANY_ID = 2**31
@@ -36,7 +43,7 @@ _ANY_ID = 2**31
 
 
 @dataclass(frozen=True)
-class HttpEngine:
+class VllmHttpEngine:
     """An engine of one vLLM server, or of several that serve the same model."""
 
     models: tuple[str, ...]
@@ -47,23 +54,23 @@ class HttpEngine:
     speaks_harmony: bool | None
     """None if the servers refuse ``/tokenize``, as servers without a tokenizer do."""
 
-    _backends: Backends
+    _replicas: Replicas
     _session: aiohttp.ClientSession
     _checking: asyncio.Task[None]
-    _running: set[Generation] = field(default_factory=set)
+    _running: set[HttpGeneration] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_alive(self) -> bool:
         """True if at least one server is healthy.  May become True again after False."""
-        return any(self._backends.healthy)
+        return any(self._replicas.healthy)
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Send the prompt to a server, and close the connection on exit."""
         if self._stopping.is_set():
             raise ServerStopping
-        generation = Generation(self._backends, prompt, time.monotonic())
+        generation = HttpGeneration(self._replicas, prompt, time.monotonic())
         self._running.add(generation)
         try:
             await generation.begin()
@@ -96,15 +103,15 @@ class HttpEngine:
         await self._session.close()
 
 
-async def start_http(
+async def start_vllm_http(
     urls: Sequence[str],
     model: str | None = None,
     api_key: str | None = None,
     *,
     wait: float = 600.0,
-    interval: float = CHECKING,
+    interval: float = CHECK_INTERVAL,
     endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS,
-) -> HttpEngine:
+) -> VllmHttpEngine:
     """Return an engine over the vLLM servers at ``urls`` as soon as one of them answers; the others may join later.
 
     ``model`` is one of the served names, by default the first.  Health checks run every ``interval`` seconds.  Raises
@@ -114,75 +121,75 @@ async def start_http(
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
     session = aiohttp.ClientSession(connector=connector(), headers=headers, timeout=timeout)
     try:
-        backends = Backends(tuple(Backend(url.rstrip("/"), session, endpoints) for url in dict.fromkeys(urls)))
-        served = await _first_served(backends, model, wait)
+        replicas = Replicas(tuple(Replica(url.rstrip("/"), session, endpoints) for url in dict.fromkeys(urls)))
+        served = await _first_served(replicas, model, wait)
     except BaseException:
         await session.close()
         raise
-    root = next(backend.root for backend in backends.healthy)
+    root = next(replica.root for replica in replicas.healthy)
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
-    checking = asyncio.create_task(_keep_checking(backends, model, served, interval))
-    return HttpEngine(
-        served.models, served.context_length, size, root, served.speaks_harmony, backends, session, checking
+    checking = asyncio.create_task(_keep_checking(replicas, model, served, interval))
+    return VllmHttpEngine(
+        served.models, served.context_length, size, root, served.speaks_harmony, replicas, session, checking
     )
 
 
-async def _first_served(backends: Backends, model: str | None, wait: float) -> Served:
+async def _first_served(replicas: Replicas, model: str | None, wait: float) -> ServedModel:
     """Wait for a server to answer; return what it serves.  All servers that answer by then must serve the same."""
-    urls = " and ".join(backend.url for backend in backends.all)
+    urls = " and ".join(replica.url for replica in replicas.all)
     started = next_log = time.monotonic()
     while True:
-        results = await asyncio.gather(*(_served(backend, model) for backend in backends.all))
-        answering = {backend: one for backend, one in zip(backends.all, results, strict=True) if one}
+        results = await asyncio.gather(*(_served(replica, model) for replica in replicas.all))
+        answering = {replica: one for replica, one in zip(replicas.all, results, strict=True) if one}
         if len(set(answering.values())) > 1:
-            summary = ", ".join(f"{backend.url}: {one}" for backend, one in answering.items())
+            summary = ", ".join(f"{replica.url}: {one}" for replica, one in answering.items())
             raise UnusableServer(f"The engines do not serve the same ({summary}).")
-        for backend in answering:
-            backend.take_in()
+        for replica in answering:
+            replica.include()
         for served in answering.values():
             return served
         if time.monotonic() - started >= wait:
             raise UnusableServer(f"No engine answers at {urls}.")
         if time.monotonic() >= next_log:
             logger.info("Waiting for an engine at %s", urls)
-            next_log += SAYING
+            next_log += LOG_INTERVAL
         await asyncio.sleep(min(1.0, wait))
 
 
-async def _served(backend: Backend, model: str | None) -> Served | None:
+async def _served(replica: Replica, model: str | None) -> ServedModel | None:
     """Return what a server serves, or None if it does not answer; raise `UnusableServer` if it cannot be used."""
     try:
-        return await backend.look(model)
+        return await replica.probe(model)
     except (aiohttp.ClientError, TimeoutError) as error:
-        logger.debug("The engine at %s does not answer: %r", backend.url, error)
+        logger.debug("The engine at %s does not answer: %r", replica.url, error)
         return None
-    except Refused as error:
+    except RequestRefused as error:
         if error.status == 429 or error.status >= 500:
             return None
         hint = ": set PENSTOCK_ENGINE_KEY" if error.status == 401 else ""
-        raise UnusableServer(f"The engine at {backend.url} refuses this server ({error}){hint}.") from error
+        raise UnusableServer(f"The engine at {replica.url} refuses this server ({error}){hint}.") from error
 
 
-async def _keep_checking(backends: Backends, model: str | None, served: Served, interval: float) -> None:
+async def _keep_checking(replicas: Replicas, model: str | None, served: ServedModel, interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
-        await asyncio.gather(*(_check(backend, model, served) for backend in backends.all))
+        await asyncio.gather(*(_check(replica, model, served) for replica in replicas.all))
 
 
-async def _check(backend: Backend, model: str | None, served: Served) -> None:
+async def _check(replica: Replica, model: str | None, served: ServedModel) -> None:
     """Leave an unhealthy server out, and take a recovered one in if it serves the same as the others."""
-    if not await backend.check():
-        backend.leave_out(f"The engine at {backend.url} does not say that it is well.")
-    elif not backend.is_healthy:
+    if not await replica.check():
+        replica.exclude(f"The engine at {replica.url} does not say that it is well.")
+    elif not replica.is_healthy:
         try:
-            current = await _served(backend, model)
+            current = await _served(replica, model)
         except UnusableServer as error:
-            backend.leave_out(str(error))
+            replica.exclude(str(error))
             return
         if current == served:
-            backend.take_in()
+            replica.include()
         elif current:
-            backend.leave_out(f"The engine at {backend.url} does not serve what the others do: {current}.")
+            replica.exclude(f"The engine at {replica.url} does not serve what the others do: {current}.")

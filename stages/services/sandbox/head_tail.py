@@ -6,7 +6,7 @@ The sandbox for commands also gets this file as text.
 from __future__ import annotations
 
 
-class Kept:
+class HeadTailBuffer:
     """The first and the last bytes of an output, ``most`` in total."""
 
     def __init__(self, most: int) -> None:

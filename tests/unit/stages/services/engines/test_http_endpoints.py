@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import TokenLogprob
-from penstock.stages.services.engines.endpoints import (
+from penstock.stages.services.engines.http_endpoints import (
     COMPLETIONS,
     ENDPOINTS,
     GENERATE,
     Answer,
     Endpoint,
     Lines,
-    Refused,
+    RequestRefused,
     read_refusal,
 )
 
@@ -93,7 +93,7 @@ def test_error_in_the_stream_is_a_fault() -> None:
     """It has its own status."""
     answer = Answer(GENERATE, None)
     assert answer.feed(b'data: {"error": {"message": "No.", "type": "x", "param": "seed", "code": 400}}\n\n') is None
-    assert isinstance(answer.fault, Refused)
+    assert isinstance(answer.fault, RequestRefused)
     assert (answer.fault.status, str(answer.fault), answer.fault.param) == (400, "No.", "seed")
 
 

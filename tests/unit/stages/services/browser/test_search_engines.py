@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.stages.services.browser.backends import Hit, SearchBackend, backend_of
 from penstock.stages.services.browser.failure import Failure
+from penstock.stages.services.browser.search_engines import Hit, SearchBackend, search_backend
 from tests.support.tool_servers import web_server
 
 pytestmark = pytest.mark.io
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.io
 KEY = "sk-very-secret-17"
 
 
-class Asked:
+class Call:
     """A server that records its requests and always gives the same answer."""
 
     def __init__(self, answer: Any = None, status: int = 200) -> None:
@@ -36,7 +36,7 @@ class Asked:
 
 
 async def searched(kind: str, url: str, query: str = "tail latency", topn: int = 20) -> list[Hit]:
-    backend = backend_of(kind, url, KEY)
+    backend = search_backend(kind, url, KEY)
     try:
         return await backend.search(query, topn)
     finally:
@@ -67,7 +67,7 @@ SEARXNG = {
 
 async def test_searxng_is_queried_for_json() -> None:
     """The query has the words and the format; results without a page are left out."""
-    asked = Asked(SEARXNG)
+    asked = Call(SEARXNG)
     async with web_server(asked) as url:
         hits = await searched("searxng", url + "/")
     assert asked.requests == [("GET", "/search", {"q": "tail latency", "format": "json"}, None)]
@@ -79,7 +79,7 @@ async def test_searxng_is_queried_for_json() -> None:
 
 async def test_number_of_results_is_limited() -> None:
     """SearXNG has no limit of its own."""
-    async with web_server(Asked({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
+    async with web_server(Call({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
         assert len(await searched("searxng", url, topn=20)) == 20
 
 
@@ -90,7 +90,7 @@ async def test_brave_is_queried_with_its_token() -> None:
         "url": "https://e.com/",
         "description": "<strong>tail</strong> it&#x27;s",
     }
-    asked = Asked({"type": "search", "web": {"type": "search", "results": [found]}})
+    asked = Call({"type": "search", "web": {"type": "search", "results": [found]}})
     async with web_server(asked) as url:
         hits = await searched("brave", url, "word " * 300, topn=50)
     method, path, query, body = asked.requests[0]
@@ -102,14 +102,14 @@ async def test_brave_is_queried_with_its_token() -> None:
 
 async def test_brave_answer_without_results_is_empty() -> None:
     """Brave omits sections without results."""
-    async with web_server(Asked({"type": "search", "query": {"original": "x"}})) as url:
+    async with web_server(Call({"type": "search", "query": {"original": "x"}})) as url:
         assert await searched("brave", url) == []
 
 
 async def test_tavily_is_queried_with_a_bearer_key() -> None:
     """Tavily gets JSON."""
     found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
-    asked = Asked({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
+    asked = Call({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
     async with web_server(asked) as url:
         hits = await searched("tavily", url)
     body = {"query": "tail latency", "max_results": 20, "search_depth": "basic"}
@@ -131,7 +131,7 @@ async def test_exa_returns_the_text_of_pages() -> None:
         },
         {"id": "2", "title": None, "url": "https://f.com/"},
     ]
-    asked = Asked({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
+    asked = Call({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
     async with web_server(asked) as url:
         hits = await searched("exa", url)
     contents = {"text": {"maxCharacters": 50_000}, "summary": True}
@@ -159,7 +159,7 @@ async def test_failures_do_not_reveal_the_key(
 ) -> None:
     """Messages and log leave it out, even if the engine's answer has it."""
     caplog.set_level(logging.DEBUG)
-    async with web_server(Asked({"detail": f"Invalid key {KEY}"}, status)) as url:
+    async with web_server(Call({"detail": f"Invalid key {KEY}"}, status)) as url:
         with pytest.raises(Failure, match=words) as failure:
             await searched(kind, url)
     assert caplog.records
@@ -168,7 +168,7 @@ async def test_failures_do_not_reveal_the_key(
 
 async def test_searxng_without_json_names_its_setting() -> None:
     """JSON is off by default there, and the operator must enable it."""
-    async with web_server(Asked("<html>", 403)) as url:
+    async with web_server(Call("<html>", 403)) as url:
         with pytest.raises(Failure, match=r"search\.formats"):
             await searched("searxng", url)
 
@@ -177,7 +177,7 @@ async def test_searxng_without_json_names_its_setting() -> None:
 @pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
 async def test_any_json_answer_gives_results_or_a_failure(kind: str, answer: Any) -> None:
     """No answer of an engine raises anything else."""
-    async with web_server(Asked(answer)) as url:
+    async with web_server(Call(answer)) as url:
         (outcome,) = await asyncio.gather(searched(kind, url), return_exceptions=True)
     assert outcome == [] or "not what it should be" in str(outcome)
 
@@ -202,7 +202,7 @@ async def test_answer_that_is_html_or_too_large_is_refused() -> None:
 
 async def test_key_follows_no_redirect() -> None:
     """The key goes only to the configured address."""
-    other = Asked({"results": []})
+    other = Call({"results": []})
     async with web_server(other) as elsewhere:
 
         async def answer(request: web.Request) -> web.StreamResponse:
@@ -216,7 +216,7 @@ async def test_key_follows_no_redirect() -> None:
 
 async def test_unreachable_engine_is_a_failure() -> None:
     """It is not an exception of a library."""
-    async with web_server(Asked()) as url:
+    async with web_server(Call()) as url:
         pass
     with pytest.raises(Failure, match="no answer came"):
         await searched("searxng", url)
@@ -235,7 +235,7 @@ async def test_cancelling_ends_the_request() -> None:
         raise AssertionError
 
     async with web_server(answer) as url:
-        backend: SearchBackend = backend_of("searxng", url)
+        backend: SearchBackend = search_backend("searxng", url)
         search = asyncio.create_task(backend.search("q", 5))
         await began.wait()
         search.cancel()
@@ -259,10 +259,10 @@ async def test_cancelling_ends_the_request() -> None:
 def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str) -> None:
     """The error comes when the server starts."""
     with pytest.raises(ValueError, match=words):
-        backend_of(kind, url, key)
+        search_backend(kind, url, key)
 
 
 def test_backend_does_not_show_its_key() -> None:
     """Neither its representation nor a traceback has it."""
-    assert KEY not in repr(backend_of("exa", "", KEY))
-    assert KEY not in json.dumps({"backend": str(backend_of("exa", "", KEY))})
+    assert KEY not in repr(search_backend("exa", "", KEY))
+    assert KEY not in json.dumps({"backend": str(search_backend("exa", "", KEY))})

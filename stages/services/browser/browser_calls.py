@@ -41,10 +41,10 @@ class Find:
     cursor: int = -1
 
 
-Asked: TypeAlias = Search | Open | Find
+Call: TypeAlias = Search | Open | Find
 
 
-def asked(name: str, text: str) -> Asked:
+def parse_call(name: str, text: str) -> Call:
     """Parse a call; raises `Failure` for an unknown function or invalid arguments."""
     try:
         arguments = json.loads(text or "{}")

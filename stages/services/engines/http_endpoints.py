@@ -35,7 +35,7 @@ _MAX_LOGPROBS = 20
 Logprobs = TypeVar("Logprobs")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered with an error instead of tokens."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
@@ -116,7 +116,7 @@ class Answer(Generic[Logprobs]):
         """Tokens of the prompt as the engine counted them; None until it reports them."""
         self.cached_tokens = 0
         self.is_complete = False
-        self.fault: Refused | EngineFailed | None = None
+        self.fault: RequestRefused | EngineFailed | None = None
         """The error that ended the stream, after all tokens before it: reported by the server, or unreadable data."""
         self._decode, self._logprobs, self._top = endpoint.decoder.decode, endpoint.logprobs, top
         self._lines = Lines()
@@ -128,7 +128,7 @@ class Answer(Generic[Logprobs]):
             for line in self._lines.feed(data):
                 if line.startswith(b"data:") and (more := self._read(line[5:].strip())):
                     chunk = more if chunk is None else _merged(chunk, more)
-        except (Refused, EngineFailed) as error:
+        except (RequestRefused, EngineFailed) as error:
             self.fault = error
         return chunk
 
@@ -181,24 +181,24 @@ class Lines:
         return lines
 
 
-def refusal(problem: _Problem | str, status: int = 500) -> Refused:
-    """Convert vLLM's error object to `Refused`; its own code, if it has one, takes precedence over ``status``."""
+def refusal(problem: _Problem | str, status: int = 500) -> RequestRefused:
+    """Convert vLLM's error object; its own code, if it has one, takes precedence over ``status``."""
     if isinstance(problem, str):
-        return Refused(status, problem)
+        return RequestRefused(status, problem)
     code = problem.code if isinstance(problem.code, int) else status
-    return Refused(code, problem.message.partition(" (parameter=")[0], problem.param)
+    return RequestRefused(code, problem.message.partition(" (parameter=")[0], problem.param)
 
 
-def read_refusal(status: int, body: bytes) -> Refused:
-    """Convert the body of an answer with a status other than 200 to `Refused`."""
+def read_refusal(status: int, body: bytes) -> RequestRefused:
+    """Convert the body of an answer with a status other than 200 to `RequestRefused`."""
     try:
         problem = msgspec.json.decode(body, type=_Line[None]).error
     except msgspec.MsgspecError:
         problem = None
     if problem is None:
-        return Refused(status, f"The engine answers {status}.")
+        return RequestRefused(status, f"The engine answers {status}.")
     refused = refusal(problem, status)
-    return Refused(status, str(refused), refused.param)
+    return RequestRefused(status, str(refused), refused.param)
 
 
 def _merged(first: TokenChunk, second: TokenChunk) -> TokenChunk:

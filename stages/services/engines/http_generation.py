@@ -17,13 +17,13 @@ import aiohttp
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
-from penstock.stages.services.engines.backends import Backend, Backends
-from penstock.stages.services.engines.endpoints import ENDPOINTS, Answer, Refused
 from penstock.stages.services.engines.engine import PARAMETERS
+from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
+from penstock.stages.services.engines.replicas import Replica, Replicas
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 1.0
+REFUSAL_WAIT = 1.0
 """Seconds to wait for a refusal.  A prompt that was not refused by then counts as accepted."""
 
 LOSSES = 1
@@ -36,25 +36,25 @@ End = Literal["cancelled", "stopped", "lost"]
 
 
 @dataclass(eq=False)
-class Generation:
+class HttpGeneration:
     """The generation for ``prompt``, on one server at a time."""
 
-    _backends: Backends
+    _replicas: Replicas
     prompt: Prompt
     started: float
     end: End | None = None
     """Why the generation was broken off; None if it was not."""
 
     def __post_init__(self) -> None:
-        self._backend: Backend | None = None
+        self._replica: Replica | None = None
         self._answer: Answer[Any] = Answer(ENDPOINTS[0], None)
         self._response: aiohttp.ClientResponse | None = None
         self._connecting: asyncio.Timeout | None = None
         self._first: TokenChunk | None = None
         self._has_tokens = False
-        self._full: list[Backend] = []
-        self._unreachable: list[Backend] = []
-        self._broken: list[Backend] = []
+        self._full: list[Replica] = []
+        self._unreachable: list[Replica] = []
+        self._broken: list[Replica] = []
 
     def is_for(self, response_id: str) -> bool:
         """Return True if this is an unfinished generation for the response with this id."""
@@ -78,20 +78,20 @@ class Generation:
         if self._response:
             self._response.close()
             self._response = None
-        if self._backend:
-            self._backend.running.discard(self)
+        if self._replica:
+            self._replica.running.discard(self)
 
     async def begin(self) -> None:
         """Send the prompt and wait until a server has accepted it; raise the error if none does.
 
-        A server that stays silent for `PATIENCE` seconds has accepted the prompt.
+        A server that stays silent for `REFUSAL_WAIT` seconds has accepted the prompt.
         """
         while self._response is None and self.end is None:
             try:
                 await self._connect()
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(REFUSAL_WAIT):
                     self._first = await self._read()
-            except (aiohttp.ClientError, Refused) as error:
+            except (aiohttp.ClientError, RequestRefused) as error:
                 self._give_up(error)
             except TimeoutError:
                 return
@@ -118,7 +118,7 @@ class Generation:
                 if self._response is None and self.end is None:
                     await self._connect()
                 return await self._read()
-            except (aiohttp.ClientError, Refused) as error:
+            except (aiohttp.ClientError, RequestRefused) as error:
                 self._give_up(error)
 
     async def _read(self) -> TokenChunk | None:
@@ -145,53 +145,53 @@ class Generation:
 
     async def _connect(self) -> None:
         """Send the prompt to a server.  If `finish` is called meanwhile, there is no response."""
-        backend = self._choose()
-        self._backend, self._answer = backend, Answer(backend.endpoint, self.prompt.sampling.logprobs)
-        backend.running.add(self)
-        body, headers = backend.endpoint.body(self.prompt), self.prompt.scheduling.trace_headers
+        replica = self._choose()
+        self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.sampling.logprobs)
+        replica.running.add(self)
+        body, headers = replica.endpoint.body(self.prompt), self.prompt.scheduling.trace_headers
         try:
             async with asyncio.timeout(None) as self._connecting:
-                self._response = await backend.post(body, headers)
+                self._response = await replica.post(body, headers)
         except TimeoutError:
             if self.end is None:
                 raise
         finally:
             self._connecting = None
 
-    def _choose(self) -> Backend:
-        backend = self._backends.choose([*self._full, *self._unreachable], self._broken)
-        if backend is None and self._full:
+    def _choose(self) -> Replica:
+        replica = self._replicas.choose([*self._full, *self._unreachable], self._broken)
+        if replica is None and self._full:
             raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
-        if backend is None:
+        if replica is None:
             raise EngineDead("No engine can be reached.")
-        if self.prompt.grammar is not None and backend.grammar_fault:
-            raise InvalidPrompt(backend.grammar_fault)
-        if self.prompt.images and not backend.endpoint.takes_images:
+        if self.prompt.grammar is not None and replica.grammar_fault:
+            raise InvalidPrompt(replica.grammar_fault)
+        if self.prompt.images and not replica.endpoint.takes_images:
             raise InvalidPrompt("The engine takes no images: it needs --enable-scale-out.", param="input")
-        return backend
+        return replica
 
-    def _give_up(self, error: aiohttp.ClientError | Refused) -> None:
+    def _give_up(self, error: aiohttp.ClientError | RequestRefused) -> None:
         """Leave the current server; raise unless the prompt may be retried on another one."""
         self.leave()
         if self.end == "lost":
             self.end = None
-        assert self._backend is not None
+        assert self._replica is not None
         if self._has_tokens:
             raise EngineFailed("The engine failed at this response.") from error
-        if isinstance(error, Refused) and error.status in _FULL:
-            self._full.append(self._backend)
-        elif isinstance(error, Refused) and error.status < 500:
+        if isinstance(error, RequestRefused) and error.status in _FULL:
+            self._full.append(self._replica)
+        elif isinstance(error, RequestRefused) and error.status < 500:
             raise _refusal(error) from error
         elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            self._unreachable.append(self._backend)
-            self._backend.leave_out(f"The engine at {self._backend.url} cannot be reached.")
+            self._unreachable.append(self._replica)
+            self._replica.exclude(f"The engine at {self._replica.url} cannot be reached.")
         elif len(self._broken) < LOSSES:
-            self._broken.append(self._backend)
+            self._broken.append(self._replica)
         else:
             raise EngineFailed("The engine failed at this response.") from error
 
 
-def _refusal(error: Refused) -> InvalidPrompt | EngineFailed:
+def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:
     if error.status in (401, 403):
         logger.error("The engine refuses this server: %s", error)
         return EngineFailed("The engine refuses this server.")

@@ -47,36 +47,36 @@ class Visit:
         return Source(self.title, self.url.removeprefix(SOURCE_PREFIX)) if self.url else None
 
 
-class Visits:
+class PageStack:
     """The stack of one response."""
 
     def __init__(self, conversation: ResolvedRequest) -> None:
-        self._visits = dict(_restored(conversation))
+        self._stack = dict(_restored(conversation))
         self._pages: OrderedDict[str, Page] = OrderedDict()
 
     @property
     def latest(self) -> int:
         """The cursor of the latest page; -1 if there is none."""
-        return max(self._visits, default=-1)
+        return max(self._stack, default=-1)
 
     def push(self, visit: Visit) -> int:
         """Put an entry on top and return its cursor."""
         cursor = self.latest + 1
-        self._visits[cursor] = visit
+        self._stack[cursor] = visit
         return cursor
 
     def at(self, cursor: int) -> Visit:
         """Return the entry at a cursor, the latest one for -1; raises `Failure` if there is none."""
-        if not self._visits:
+        if not self._stack:
             raise Failure("No pages to access!")
-        visit = self._visits.get(self.latest if cursor == -1 else cursor)
+        visit = self._stack.get(self.latest if cursor == -1 else cursor)
         if visit is None:
             raise Failure(f"Cursor `{cursor}` is out of range. Available cursor indices: [0 - {self.latest}].")
         return visit
 
     def source(self, cursor: int) -> Source | None:
         """Return the source for citations of a cursor; None if there is none."""
-        visit = self._visits.get(cursor)
+        visit = self._stack.get(cursor)
         return visit.source() if visit else None
 
     def kept(self, url: str) -> Page | None:

@@ -13,7 +13,7 @@ from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.database import Unavailable, Unit
+from penstock.stages.services.store.database import DatabaseUnavailable, Unit
 from penstock.stages.services.store.store import Orphan, Server, Store
 from tests.support.stored_responses import (
     ITEMS,
@@ -56,7 +56,7 @@ class Speechless(FaultyDatabase):
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
         counts = await super().write(units)
         if self.is_speechless:
-            raise Unavailable("The connection is lost.")
+            raise DatabaseUnavailable("The connection is lost.")
         return counts
 
 
@@ -116,7 +116,7 @@ async def test_request_is_stored_without_its_secrets(store: Store, text: str) ->
     assert kept is not None
     assert kept == asked
     assert kept.tools.servers[0].headers.reveal() == {}
-    ((row,),) = await store._ledger.read("select request from responses")
+    ((row,),) = await store._context.read("select request from responses")
     assert "maps.example" in row
     assert "canary" not in row
 

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from penstock.stages.services.store.database import NOW, Statement
-from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.stored import Server
 
 STALE = 15.0
@@ -39,10 +39,10 @@ _RUNNER = f"""
 class Servers:
     """This server's entry in the store, and the entries of the others."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, context: StoreContext) -> None:
         self.machine = _this_machine()
         """This server's machine: an address such as 127.0.0.1 means a different server on each machine."""
-        self._ledger = ledger
+        self._context = context
         self._url = ""
 
     async def join(self, url: str) -> None:
@@ -51,34 +51,34 @@ class Servers:
         Another server with this address and machine is removed: it must be dead, because the address was free.
         """
         self._url = url
-        await self._ledger.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
+        await self._context.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
 
     async def beat(self) -> bool:
         """Record a heartbeat; raises `StoreFailed` if it cannot be stored.
 
         Return True if the previous heartbeat was at most half of ``stale`` seconds ago, by the database's clock.
         """
-        lately = (self._ledger.server_id, self._ledger.stale / 2)
+        lately = (self._context.server_id, self._context.stale / 2)
         beat = (Statement(_GO_ON, lately), Statement(_BEAT, self._here))
         # first: if a heartbeat had to wait for a long queue, this server would look dead
-        counts = await self._ledger.writer.carry_out(beat, is_first=True)
+        counts = await self._context.writer.carry_out(beat, is_first=True)
         return counts[0] > 0
 
     async def leave(self) -> None:
         """Remove this server's entry.  Its unfinished responses become orphans."""
-        own = self._ledger.server_id
-        await self._ledger.writer.carry_out((Statement(_LEAVE, (own,)),), own)
+        own = self._context.server_id
+        await self._context.writer.carry_out((Statement(_LEAVE, (own,)),), own)
 
     async def runner(self, response_id: str) -> Server | None:
         """Return the server that runs a response; None if the response has ended, or waits for any server."""
-        own = self._ledger.server_id
-        for server_id, url, is_alive in await self._ledger.read(_RUNNER, response_id, self._ledger.stale):
+        own = self._context.server_id
+        for server_id, url, is_alive in await self._context.read(_RUNNER, response_id, self._context.stale):
             return Server(server_id, url or "", bool(is_alive) or server_id == own)
         return None
 
     @property
     def _here(self) -> tuple[str, str, str]:
-        return self._ledger.server_id, self._url, self.machine
+        return self._context.server_id, self._url, self.machine
 
 
 def _this_machine() -> str:

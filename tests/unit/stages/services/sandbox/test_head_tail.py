@@ -1,9 +1,9 @@
-from penstock.stages.services.sandbox.kept import Kept
+from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 
 def test_short_output_is_kept_whole() -> None:
     """Nothing is left out up to the limit."""
-    kept = Kept(10)
+    kept = HeadTailBuffer(10)
     for piece in (b"01234", b"56789"):
         kept.add(piece)
     assert kept.text() == "0123456789"
@@ -11,7 +11,7 @@ def test_short_output_is_kept_whole() -> None:
 
 def test_long_output_keeps_its_ends() -> None:
     """The gap says how much is left out."""
-    kept = Kept(10)
+    kept = HeadTailBuffer(10)
     for number in range(1000):
         kept.add(b"%03d" % number)
     assert kept.text() == "00000\n[... 2990 bytes are left out here ...]\n98999"
@@ -20,13 +20,13 @@ def test_long_output_keeps_its_ends() -> None:
 
 def test_cut_character_is_left_out() -> None:
     """The gap shows no partial characters."""
-    kept = Kept(6)
+    kept = HeadTailBuffer(6)
     kept.add("ééééé".encode())
     assert kept.text() == "é\n[... 4 bytes are left out here ...]\né"
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     """Any output can be shown."""
-    kept = Kept(10)
+    kept = HeadTailBuffer(10)
     kept.add(b"a\xff")
     assert kept.text() == "a�"

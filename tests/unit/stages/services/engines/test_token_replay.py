@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, Sampling, TokenChunk
 from penstock.pipeline.recordings.format import write_frames
-from penstock.stages.services.engines.replay import ReplayEngine
+from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from tests.support.stored_responses import response
 
 FIRST = [TokenChunk((1, 2)), TokenChunk((3,)), GenerationFinished("stop", 0, 0.5)]
@@ -19,18 +19,18 @@ PROMPT = Prompt(response("resp_1"), (), (1,), (), Sampling(0.0, 1.0))
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> ReplayEngine:
+def engine(tmp_path: Path) -> TokenReplayEngine:
     begun = GenerationStarted(PROMPT.response, (), 1)
     write_frames(tmp_path / "tokens.jsonl", [begun, *FIRST, begun, *SECOND])
-    return ReplayEngine(tmp_path / "tokens.jsonl")
+    return TokenReplayEngine(tmp_path / "tokens.jsonl")
 
 
-async def said(engine: ReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFrame]:
+async def said(engine: TokenReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFrame]:
     async with engine.open(prompt) as frames:
         return [frame async for frame in frames]
 
 
-async def test_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
+async def test_recording_is_played_turn_by_turn(engine: TokenReplayEngine) -> None:
     """Each prompt of a response gets its next turn, independently of other responses."""
     other = replace(PROMPT, response=response("resp_2"))
     assert await said(engine) == FIRST
@@ -39,7 +39,7 @@ async def test_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
     assert await said(engine, other) == SECOND
 
 
-async def test_prompt_without_a_recorded_turn_is_refused(engine: ReplayEngine) -> None:
+async def test_prompt_without_a_recorded_turn_is_refused(engine: TokenReplayEngine) -> None:
     """This holds after the last turn and without a recording."""
     await said(engine)
     await said(engine)

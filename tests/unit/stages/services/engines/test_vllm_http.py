@@ -15,10 +15,10 @@ from llguidance import LLMatcher, grammar_from
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from penstock.pipeline.frames import Scheduling, TokenChunk
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.backends import SILENT, Backend, Backends, UnusableServer
-from penstock.stages.services.engines.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
-from penstock.stages.services.engines.generation import Generation
-from penstock.stages.services.engines.http import HttpEngine, start_http
+from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
+from penstock.stages.services.engines.http_generation import HttpGeneration
+from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
+from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fake_vllm import (
@@ -80,19 +80,19 @@ async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any
     fake = FakeVllm(**server)
     async with running_fakes(fake):
         with pytest.raises(UnusableServer, match=words):
-            await start_http([fake.url], "tiny")
+            await start_vllm_http([fake.url], "tiny")
 
 
 async def test_missing_server_ends_the_start() -> None:
     """The wait is bounded."""
     with pytest.raises(UnusableServer, match="No engine answers"):
-        await start_http([FakeVllm().url], wait=0.0)
+        await start_vllm_http([FakeVllm().url], wait=0.0)
 
 
 async def test_loading_server_is_waited_for() -> None:
     """Both servers may be started at the same time."""
     fake = FakeVllm()
-    starting = asyncio.create_task(start_http([fake.url]))
+    starting = asyncio.create_task(start_vllm_http([fake.url]))
     await asyncio.sleep(0.1)
     async with running_fakes(fake):
         engine = await starting
@@ -105,7 +105,7 @@ async def test_servers_must_serve_the_same_models() -> None:
     one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
     async with running_fakes(one, other):
         with pytest.raises(UnusableServer, match="do not serve the same"):
-            await start_http([one.url, other.url])
+            await start_vllm_http([one.url, other.url])
 
 
 async def test_engine_key_is_sent() -> None:
@@ -124,12 +124,12 @@ async def test_redirects_are_not_followed() -> None:
 
     async with running_fakes(elsewhere := FakeVllm()), web_server(lead) as url:
         with pytest.raises(UnusableServer, match="307"):
-            await start_http([url])
+            await start_vllm_http([url])
         session = aiohttp.ClientSession()
-        backend = Backend(url, session, is_healthy=True)
+        replica = Replica(url, session, is_healthy=True)
         with pytest.raises(EngineFailed, match="elsewhere"):
-            await Generation(Backends((backend,)), prompt_for_fakes(), 0.0).begin()
-        assert not await backend.check()
+            await HttpGeneration(Replicas((replica,)), prompt_for_fakes(), 0.0).begin()
+        assert not await replica.check()
         await session.close()
     assert elsewhere.headers == []
     assert len(asked) == 3
@@ -494,7 +494,7 @@ async def test_dead_server_is_skipped_until_it_is_back() -> None:
         assert engine.is_alive
         before = len(other.prompts)
         await one.start()
-        await wait_until(lambda: all(backend.is_healthy for backend in engine._backends.all))
+        await wait_until(lambda: all(replica.is_healthy for replica in engine._replicas.all))
         for _ in range(4):
             await generate(engine, prompt_for_fakes())
         assert len(other.prompts) == before + 2
@@ -518,7 +518,7 @@ async def test_server_with_another_model_is_skipped() -> None:
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         one.is_well = False
-        await wait_until(lambda: sum(backend.is_healthy for backend in engine._backends.all) == 1)
+        await wait_until(lambda: sum(replica.is_healthy for replica in engine._replicas.all) == 1)
         one.names, one.is_well = ("tiny", "big"), True
         await asyncio.sleep(0.3)
         for _ in range(4):
@@ -529,7 +529,7 @@ async def test_server_with_another_model_is_skipped() -> None:
 @asynccontextmanager
 async def hanging(
     after: int,
-) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
+) -> AsyncGenerator[tuple[FakeVllm, VllmHttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
     """Yield the frames and the waiting reader of a server that hangs after ``after`` tokens, beside a healthy one."""
     server = FakeVllm(fault="hangs", after=after)
     async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_for_fakes()) as stream:
@@ -565,11 +565,11 @@ async def test_unresponsive_server_loses_its_streams() -> None:
 
     lost = Lost()
     async with aiohttp.ClientSession() as session:
-        backend = Backend(FakeVllm().url, session, running={lost})
-        for _ in range(SILENT - 1):
-            assert not await backend.check()
+        replica = Replica(FakeVllm().url, session, running={lost})
+        for _ in range(MISSED_CHECKS - 1):
+            assert not await replica.check()
         assert lost.count == 0
-        assert not await backend.check()
+        assert not await replica.check()
         assert lost.count == 1
 
 
@@ -578,7 +578,7 @@ async def test_lost_stream_fails_or_moves(after: int) -> None:
     """Without a token another server takes it over; otherwise it fails after its tokens."""
     async with hanging(after) as (server, engine, _, rest):
         await asyncio.sleep(0.1)
-        (generation,) = next(backend for backend in engine._backends.all if backend.running).running
+        (generation,) = next(replica for replica in engine._replicas.all if replica.running).running
         generation.lose()
         if after:
             with pytest.raises(EngineFailed):

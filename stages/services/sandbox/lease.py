@@ -8,7 +8,7 @@ from penstock.stages.services.sandbox.plan import Plan
 from penstock.stages.services.sandbox.process import Process, SandboxDied
 
 
-class Tenancy:
+class SandboxLease:
     """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
     def __init__(self, plan: Plan, places: asyncio.Semaphore) -> None:

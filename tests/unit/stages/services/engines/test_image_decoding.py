@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.pipeline.errors import InvalidPrompt
-from penstock.stages.services.engines import images
-from penstock.stages.services.engines.images import decoded
+from penstock.stages.services.engines import image_decoding
+from penstock.stages.services.engines.image_decoding import decoded
 from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
 
@@ -50,7 +50,7 @@ def test_pixels_of_a_prompt_are_bounded(
     sizes: list[tuple[int, int]], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are counted before decoding, since a small file may hold very many."""
-    monkeypatch.setattr(images, "MOST_PIXELS", 10_000)
+    monkeypatch.setattr(image_decoding, "MOST_PIXELS", 10_000)
     read: list[bytes] = []
     decode: Callable[[bytes], None] = read.append
     shown = [png(RED, *size) for size in sizes]

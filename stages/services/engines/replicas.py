@@ -18,17 +18,17 @@ import aiohttp
 import msgspec
 
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
-from penstock.stages.services.engines.endpoints import ENDPOINTS, Endpoint, Refused, held_to, read_refusal
+from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused, held_to, read_refusal
 
 logger = logging.getLogger(__name__)
 
-CONNECTING = 5.0
+CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for connecting to a server, and for its health check."""
 
-ASKING = 120.0
+PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
 
-SILENT = 3
+MISSED_CHECKS = 3
 """Consecutive health checks without an answer after which the generations on a server count as lost."""
 
 _MARKERS, _MARKER_IDS = "<|start|><|channel|><|message|>", [START, CHANNEL, MESSAGE]
@@ -38,7 +38,7 @@ _PROBE = (5, 6, 7)
 """Token ids that no model generates in this order unless a grammar forces it to."""
 
 
-Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Choice(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
 
 
-class _Answered(msgspec.Struct, frozen=True):
+class _Completion(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...]
 
 
@@ -77,7 +77,7 @@ class Broken(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The properties that all servers of an engine share."""
 
     models: tuple[str, ...]
@@ -87,7 +87,7 @@ class Served:
 
 
 @dataclass(eq=False)
-class Backend:
+class Replica:
     """One server, with the results of its last probe."""
 
     url: str
@@ -107,7 +107,7 @@ class Backend:
     _complaint: str = ""
 
     async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send a generation request; raise `Refused` if the answer is not a stream of tokens."""
+        """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
         response = await self.session.post(
             self.url + self.endpoint.path,
             data=msgspec.json.encode(body),
@@ -119,11 +119,11 @@ class Backend:
         async with response:
             raise read_refusal(response.status, await response.content.read(2**16))
 
-    async def look(self, model: str | None) -> Served:
+    async def probe(self, model: str | None) -> ServedModel:
         """Probe the server: its models, endpoint, grammars and tokenizer.
 
-        Raises `UnusableServer` if the server lacks something required, and `Refused` or `aiohttp.ClientError` if a
-        probe fails.
+        Raises `UnusableServer` if the server lacks something required, and `RequestRefused` or `aiohttp.ClientError` if
+        a probe fails.
         """
         cards = (await self._ask("/v1/models", _Cards)).data
         base = next((card for card in cards if (card.id == model if model else not card.parent)), None)
@@ -137,32 +137,32 @@ class Backend:
         self.endpoint = await self._find_endpoint(base.id)
         self.grammar_fault = await self._find_grammar_fault(base.id)
         models = tuple(dict.fromkeys((base.id, *names, *adapters)))
-        return Served(models, base.max_model_len, await self._speaks_harmony(base.id))
+        return ServedModel(models, base.max_model_len, await self._speaks_harmony(base.id))
 
     async def check(self) -> bool:
         """Return True if the server reports that it is healthy.
 
-        After `SILENT` checks in a row without an answer, the generations on the server are given up.
+        After `MISSED_CHECKS` checks in a row without an answer, the generations on the server are given up.
         """
         with suppress(aiohttp.ClientError, TimeoutError):
-            timeout = aiohttp.ClientTimeout(CONNECTING)
+            timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
             async with self.session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
                 self._missed = 0
                 return answer.status == 200
         self._missed += 1
-        if self._missed >= SILENT:
+        if self._missed >= MISSED_CHECKS:
             for generation in tuple(self.running):
                 generation.lose()
         return False
 
-    def leave_out(self, reason: str) -> None:
-        """Send the server no prompts until `take_in`.  A repeated reason is logged once."""
+    def exclude(self, reason: str) -> None:
+        """Send the server no prompts until `include`.  A repeated reason is logged once."""
         self.is_healthy = False
         if reason != self._complaint:
             self._complaint = reason
             logger.warning("%s It is left out.", reason)
 
-    def take_in(self) -> None:
+    def include(self) -> None:
         """Send the server prompts again."""
         if self._complaint:
             logger.info("The engine at %s is back", self.url)
@@ -172,7 +172,7 @@ class Backend:
 
     async def _find_endpoint(self, name: str) -> Endpoint[Any]:
         for endpoint in self.endpoints:
-            with suppress(Refused):
+            with suppress(RequestRefused):
                 if await self._generate(endpoint, name, [0], max_tokens=1):
                     return endpoint
         raise UnusableServer(
@@ -183,7 +183,7 @@ class Backend:
         grammar = "start: " + " ".join(f"<[{token}]>" for token in _PROBE)
         try:
             token_ids = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
-        except Refused as error:
+        except RequestRefused as error:
             return f"The engine takes no grammars ({error}): it needs --structured-outputs-config.backend guidance."
         if tuple(token_ids[: len(_PROBE)]) == _PROBE:
             return None
@@ -195,26 +195,26 @@ class Backend:
     async def _generate(
         self, endpoint: Endpoint[Any], name: str, token_ids: list[int], *, max_tokens: int, grammar: str | None = None
     ) -> list[int]:
-        """Return a few generated tokens for a probe; raise `Refused` if the server refuses."""
+        """Return a few generated tokens for a probe; raise `RequestRefused` if the server refuses."""
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
         if grammar:
             sampling |= held_to(grammar)
-        answer = await self._ask(endpoint.path, _Answered, endpoint.question(name, token_ids, sampling))
+        answer = await self._ask(endpoint.path, _Completion, endpoint.question(name, token_ids, sampling))
         return answer.choices[0].token_ids or [] if answer.choices else []
 
     async def _speaks_harmony(self, name: str) -> bool | None:
         question = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
-        with suppress(Refused):
+        with suppress(RequestRefused):
             return (await self._ask("/tokenize", _Tokenized, question)).tokens == _MARKER_IDS
         return None
 
-    async def _ask(self, path: str, kind: type[Asked], question: dict[str, Any] | None = None) -> Asked:
-        """Return the decoded JSON; raise `Refused` if the status is not 200, `UnusableServer` for unexpected JSON."""
+    async def _ask(self, path: str, kind: type[Answered], question: dict[str, Any] | None = None) -> Answered:
+        """Return the decoded JSON; raise `RequestRefused` or, for unexpected JSON, `UnusableServer`."""
         async with self.session.request(
             "GET" if question is None else "POST",
             self.url + path,
             data=None if question is None else msgspec.json.encode(question),
-            timeout=aiohttp.ClientTimeout(ASKING, sock_connect=CONNECTING),
+            timeout=aiohttp.ClientTimeout(PROBE_TIMEOUT, sock_connect=CONNECT_TIMEOUT),
             allow_redirects=False,
         ) as answer:
             body = await answer.read()
@@ -227,26 +227,26 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Backends:
+class Replicas:
     """All servers of an engine."""
 
-    all: tuple[Backend, ...]
+    all: tuple[Replica, ...]
     _turns: count[int] = field(default_factory=lambda: count(1))
 
     @property
-    def healthy(self) -> Iterable[Backend]:
+    def healthy(self) -> Iterable[Replica]:
         """The servers that passed their last health check and probe."""
-        return (backend for backend in self.all if backend.is_healthy)
+        return (replica for replica in self.all if replica.is_healthy)
 
-    def choose(self, without: Collection[Backend], rather_not: Collection[Backend]) -> Backend | None:
+    def choose(self, without: Collection[Replica], rather_not: Collection[Replica]) -> Replica | None:
         """Return the least loaded server, or None if there is none outside ``without``.
 
         A tie goes to the least recently chosen server.  Servers in ``rather_not`` are a last resort.
         """
-        able = [backend for backend in self.healthy if backend not in without]
+        able = [replica for replica in self.healthy if replica not in without]
         if not able:
             return None
-        chosen = min(able, key=lambda backend: (backend in rather_not, len(backend.running), backend.chosen))
+        chosen = min(able, key=lambda replica: (replica in rather_not, len(replica.running), replica.chosen))
         chosen.chosen = next(self._turns)
         return chosen
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models import images as limits
+from penstock.stages.services.web import image_cache as fetching
 from penstock.stages.services.web import image_fetch as fetch
-from penstock.stages.services.web import images as fetching
-from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.image_cache import Images
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.tool_servers import BLUE, IMAGES, LOOPBACK, Gallery, data_url, png, web_server
 
