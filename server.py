@@ -51,8 +51,8 @@ from penstock.stages.recordings.converse import answered_from
 from penstock.stages.recordings.recordings import Recordings, read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.responses import chat_responses, harmony_responses
-from penstock.stages.services.browser.host import BrowserHost
 from penstock.stages.services.browser.search_engines import search_backend
+from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony

@@ -24,6 +24,10 @@ class Outcome:
     data: CallData | None = None
 
 
+class CallFailed(Exception):
+    """A call failed; the message is for the model."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A page that the model may cite."""

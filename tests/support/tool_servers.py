@@ -21,8 +21,8 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.services.browser.host import BrowserHost
 from penstock.stages.services.browser.search_engines import search_backend
+from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.servers import McpServers

@@ -6,6 +6,12 @@ with ``title``, ``text`` and ``links``.
 
 The text is close to Markdown: headings with ``#``, lists with ``*``, rows of tables with ``|``, code indented.  A link
 is ``【number†text】``, or ``【number†text†domain】`` if it leads to another domain.  A page cannot forge such a mark.
+
+No library does this.  html-to-markdown 3.21 (22 MB) is twice as fast on a page of 2 MB (0.25 s against 0.55 s), but
+returns nothing for 5,000 nested elements, and its links would have to be found again in Markdown that a page can write
+itself.  Inscriptis 2.7 (lxml, 12 MB) loses nested elements and code blocks, too, and takes 10 s for a table of 125,000
+cells (here 0.8 s).  Markdownify 1.2 recurses, and trafilatura 2.3 takes 0.3 s to import and drops what it thinks
+secondary.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ from urllib.parse import unquote
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item, Message, WebSearchCall
-from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.pages import FIND_SUFFIX, SOURCE_PREFIX, Page
-from penstock.stages.services.tools import Source
+from penstock.stages.services.tools import CallFailed, Source
 
 _KEPT = 8
 """Number of web pages to keep; each may take a megabyte."""
@@ -66,12 +65,12 @@ class PageStack:
         return cursor
 
     def at(self, cursor: int) -> Visit:
-        """Return the entry at a cursor, the latest one for -1; raises `Failure` if there is none."""
+        """Return the entry at a cursor, the latest one for -1; raises `CallFailed` if there is none."""
         if not self._stack:
-            raise Failure("No pages to access!")
+            raise CallFailed("No pages to access!")
         visit = self._stack.get(self.latest if cursor == -1 else cursor)
         if visit is None:
-            raise Failure(f"Cursor `{cursor}` is out of range. Available cursor indices: [0 - {self.latest}].")
+            raise CallFailed(f"Cursor `{cursor}` is out of range. Available cursor indices: [0 - {self.latest}].")
         return visit
 
     def source(self, cursor: int) -> Source | None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
-from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.html import LONGEST_TEXT, clean, link_mark
 from penstock.stages.services.browser.search_engines import Hit
-from penstock.stages.services.tools import Listed, Source
+from penstock.stages.services.tools import CallFailed, Listed, Source
 
 WIDTH = 80
 VIEW_TOKENS = 1_024
@@ -83,10 +82,10 @@ def results(query: str, hits: Iterable[Hit]) -> Page:
 def matches(page: Page, pattern: str) -> Page:
     """Make a page of the matches of ``pattern`` in a page, ignoring case.
 
-    Raises `Failure` for pages of results or matches, as the reference tool does.
+    Raises `CallFailed` for pages of results or matches, as the reference tool does.
     """
     if page.kind != "page":
-        raise Failure("Cannot run `find` on search results page or find results page")
+        raise CallFailed("Cannot run `find` on search results page or find results page")
     lines = _LINK.sub(_words, "\n".join(page.lines)).split("\n")
     places = list(_places(lines, pattern.lower()))
     chunks = [
@@ -145,10 +144,10 @@ def wrapped(text: str) -> tuple[str, ...]:
 def view(page: Page, cursor: int, loc: int = 0, num_lines: int = -1) -> str:
     """Return the view of a page from line ``loc`` on, cut at a limit of tokens.
 
-    Raises `Failure` if there is no such line.
+    Raises `CallFailed` if there is no such line.
     """
     if loc >= len(page.lines):
-        raise Failure(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {len(page.lines) - 1}.")
+        raise CallFailed(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {len(page.lines) - 1}.")
     shown = list(_shown(page.lines, loc, num_lines))
     address = page.address or page.url
     head = f"[{cursor}] {page.title}{f' ({address})' if address else ''}"

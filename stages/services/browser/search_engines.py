@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from penstock.stages.services.browser.failure import Failure
+from penstock.stages.services.tools import CallFailed
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class SearchBackend(Protocol):
     """A search engine."""
 
     async def search(self, query: str, topn: int) -> list[Hit]:
-        """Return the best results, at most ``topn``; raises `Failure`."""
+        """Return the best results, at most ``topn``; raises `CallFailed`."""
         ...
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class WebSearch:
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, query: str, topn: int) -> list[Hit]:
-        """Send the query to the engine and return its results; raises `Failure`."""
+        """Send the query to the engine and return its results; raises `CallFailed`."""
         engine_query = self._engine.ask(self._key, query, topn)
         try:
             answer = await self._answer(engine_query)
@@ -226,6 +226,6 @@ class WebSearch:
             case _:
                 return f"it answered with status {status}"
 
-    def _failure(self, why: str) -> Failure:
+    def _failure(self, why: str) -> CallFailed:
         logger.warning("%s could not be used: %s", self._engine.name, why)
-        return Failure(f"The search engine could not be used: {why}.")
+        return CallFailed(f"The search engine could not be used: {why}.")

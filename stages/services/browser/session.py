@@ -1,4 +1,4 @@
-"""The browser of one response: search, open and find."""
+"""The browser: a host shared by all responses, and the session of one response to search, open and find."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from penstock.pipeline.frames import BrowserAction
+from penstock.pipeline.frames import BrowserAction, ResolvedRequest
 from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
-from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.html import clean
 from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
-from penstock.stages.services.browser.reading import Reader
+from penstock.stages.services.browser.reader import Reader
 from penstock.stages.services.browser.search_engines import Hit, SearchBackend
-from penstock.stages.services.tools import Outcome, Source
+from penstock.stages.services.tools import CallFailed, Outcome, Source
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 RESULTS = 20
 """Results of each search.  The model was trained with this number; the one in its arguments is ignored."""
@@ -23,6 +23,23 @@ _KNOWN = 100
 """Number of results whose text is kept, for pages that cannot be fetched."""
 _LEAD = 4
 """Lines shown before a match."""
+
+
+class BrowserHost:
+    """Searches with ``backend``, and opens pages at public and ``allowed`` addresses."""
+
+    def __init__(self, backend: SearchBackend, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None:
+        self._backend = backend
+        self._reader = Reader(allowed)
+
+    def session(self, conversation: ResolvedRequest) -> BrowserSession:
+        """Return a session whose cursors include the pages that the model still has in its context."""
+        return BrowserSession(self._backend, self._reader, PageStack(conversation))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._reader.close()
+        await self._backend.close()
 
 
 class BrowserSession:
@@ -40,7 +57,7 @@ class BrowserSession:
         """Return the action of a call, with the actual URL as far as it is known before the call runs."""
         try:
             return self._action(parse_call(name, text))
-        except Failure:
+        except CallFailed:
             return _unclear(name)
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
@@ -53,7 +70,7 @@ class BrowserSession:
                     return await self._done(parse_call(name, text), action)
                 finally:
                     self._deadlines.discard(deadline)
-        except Failure as failure:
+        except CallFailed as failure:
             why = str(failure)
         except TimeoutError:
             why = "The call was broken off." if self._is_closed else f"It took longer than {seconds:g} seconds."
@@ -155,16 +172,16 @@ class BrowserSession:
     async def _fetched(self, url: str) -> Page:
         try:
             return await self._reader.page(url)
-        except Failure as failure:
+        except CallFailed as failure:
             if (hit := self._known.get(url)) is not None:
                 return opened(url, hit.title, clean(hit.text), ())
-            raise Failure(f"Error fetching URL `{_real(url)}`: {failure}") from None
+            raise CallFailed(f"Error fetching URL `{_real(url)}`: {failure}") from None
 
     async def _search(self, query: str) -> Page:
         try:
             hits = await self._backend.search(query, RESULTS)
-        except Failure as failure:
-            raise Failure(f"Error during search for `{query}`: {failure}") from None
+        except CallFailed as failure:
+            raise CallFailed(f"Error during search for `{query}`: {failure}") from None
         self._known.update((hit.url, hit) for hit in hits if hit.text)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
@@ -173,7 +190,7 @@ class BrowserSession:
 
 def _link(page: Page, number: int) -> str:
     if number >= len(page.links):
-        raise Failure(f"Invalid link id `{number}`.")
+        raise CallFailed(f"Invalid link id `{number}`.")
     return page.links[number]
 
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from mcp import Client
 
 from penstock.stages.services.mcp.diagnosis import diagnosed
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, Failure, protocol_failure
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, protocol_failure
 from penstock.stages.services.mcp.opening import Opening, statuses_noted
 
 
@@ -41,14 +41,14 @@ class Connection:
         return self.is_over and self._client is None
 
     @property
-    def failure(self) -> Failure:
+    def failure(self) -> McpFailure:
         """The reason why the connection is over, for the client."""
         if self._error is not None:
             return diagnosed(self._error, self._statuses, self._opening.seconds, self._opening.secrets)
         return protocol_failure(CONNECTION_CLOSED, "The connection to the server is closed.")
 
     async def client(self) -> Client:
-        """Wait for the SDK's client and return it; raise `Failure` if the connection is over."""
+        """Wait for the SDK's client and return it; raise `McpFailure` if the connection is over."""
         await self._settled.wait()
         if self._client is None or self.is_over:
             raise self.failure

@@ -12,20 +12,20 @@ import httpx2
 from mcp import MCPError
 from pydantic import ValidationError
 
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, Failure, http_failure, protocol_failure, too_slow
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, http_failure, protocol_failure, too_slow
 from penstock.stages.services.mcp.hidden import Hidden
 from penstock.stages.services.web.ssrf import Blocked
 
 
-def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> Failure:
-    """Return the `Failure` for ``error``.
+def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> McpFailure:
+    """Return the `McpFailure` for ``error``.
 
     ``statuses`` are the HTTP error statuses of the requests made, ``seconds`` is the time limit for the message about a
     timeout, and ``secrets`` are hidden from the message.
     """
     leaves = tuple(_leaves(error))
     for leaf in leaves:
-        if isinstance(leaf, Failure):
+        if isinstance(leaf, McpFailure):
             return leaf
         if isinstance(leaf, httpx2.HTTPStatusError):
             return http_failure(leaf.response.status_code)
@@ -37,7 +37,7 @@ def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, sec
     return _plain(leaves[0], seconds)
 
 
-def _plain(error: BaseException, seconds: float) -> Failure:
+def _plain(error: BaseException, seconds: float) -> McpFailure:
     reasons = tuple(_reasons(error))
     if any(isinstance(reason, Blocked) for reason in reasons):
         return protocol_failure(

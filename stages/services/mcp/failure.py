@@ -16,7 +16,7 @@ LONGEST = 4000
 """Maximum characters of an error message.  A server may send a message of any length."""
 
 
-class Failure(Exception):
+class McpFailure(Exception):
     """An MCP server or call failed; ``form`` is the error object of an ``mcp_call`` item."""
 
     def __init__(self, message: str, form: dict[str, Any]) -> None:
@@ -29,28 +29,28 @@ class Failure(Exception):
         return Outcome(error=str(self), data=McpError(self.form))
 
 
-def protocol_failure(code: int, message: str) -> Failure:
+def protocol_failure(code: int, message: str) -> McpFailure:
     """Return the failure of a server that cannot be reached, breaks the protocol or refuses; ``code`` is JSON-RPC's."""
     message = message[:LONGEST]
-    return Failure(message, {"type": "mcp_protocol_error", "code": code, "message": message})
+    return McpFailure(message, {"type": "mcp_protocol_error", "code": code, "message": message})
 
 
-def http_failure(status: int) -> Failure:
+def http_failure(status: int) -> McpFailure:
     """Return the failure for an HTTP error status."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = "unknown status"
     message = f"The server answered with HTTP {status} ({phrase})."
-    return Failure(message, {"type": "http_error", "code": status, "message": message})
+    return McpFailure(message, {"type": "http_error", "code": status, "message": message})
 
 
-def tool_failure(message: str) -> Failure:
+def tool_failure(message: str) -> McpFailure:
     """Return the failure for a tool that ran and reported an error."""
     message = message[:LONGEST]
-    return Failure(message, {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": message}]})
+    return McpFailure(message, {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": message}]})
 
 
-def too_slow(seconds: float) -> Failure:
+def too_slow(seconds: float) -> McpFailure:
     """Return the failure for a server that exceeded the time limit."""
     return protocol_failure(TIMED_OUT, f"The server did not answer within {seconds:g} seconds.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.stages.services.mcp.failure import Failure
+from penstock.stages.services.mcp.failure import McpFailure
 from penstock.stages.services.mcp.servers import McpServers
 from penstock.stages.services.mcp.session import McpSession, arguments
 from penstock.stages.services.tools import Outcome, Session, bounded
@@ -51,7 +51,7 @@ class _HostedSession:
         """Run a call; ``data`` of the outcome has the form of the built-in tool's items."""
         try:
             outcome = await self._inner.call(name, self._arguments(text), seconds)
-        except Failure as failure:
+        except McpFailure as failure:
             outcome = failure.outcome
         outcome = replace(outcome, result=bounded(outcome.result, LONGEST))
         return replace(outcome, data=self._shown(outcome))
@@ -81,7 +81,7 @@ class _Browser(_HostedSession):
         """Build the action from the arguments.  A link given by number has no URL here: only the server knows it."""
         try:
             call_arguments = arguments(text)
-        except Failure:
+        except McpFailure:
             call_arguments = {}
         match name:
             case "search":

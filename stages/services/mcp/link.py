@@ -22,7 +22,7 @@ from penstock.stages.services.mcp import answer
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.connection import Connection
 from penstock.stages.services.mcp.diagnosis import diagnosed
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, Failure, protocol_failure
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, protocol_failure
 from penstock.stages.services.mcp.hidden import hidden
 from penstock.stages.services.mcp.listings import Tools
 from penstock.stages.services.mcp.opening import Opening, statuses_noted
@@ -64,7 +64,7 @@ class Link:
         self._delay = _FIRST_DELAY
 
     async def tools(self, seconds: float) -> Tools:
-        """Return all tools that the server offers; raise `Failure`."""
+        """Return all tools that the server offers; raise `McpFailure`."""
         return await self._run(_listed, seconds, is_repeatable=True)
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
@@ -72,7 +72,7 @@ class Link:
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             result = await self._run(partial(_called, request), seconds, is_repeatable)
-        except Failure as failure:
+        except McpFailure as failure:
             return failure.outcome
         return answer.outcome(result, self._secrets)
 
@@ -88,7 +88,7 @@ class Link:
             try:
                 async with asyncio.timeout(seconds):
                     return await self._worked(work, statuses, is_repeatable)
-            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - reported as a `Failure`
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - reported as a `McpFailure`
                 raise diagnosed(error, statuses, seconds, self._secrets) from None
 
     async def _worked(self, work: Work[Result], statuses: list[int], is_repeatable: bool) -> Result:

@@ -22,7 +22,7 @@ import msgspec
 from penstock.pipeline.protocol.params.mcp import FRAMING, is_web_url
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
-from penstock.stages.services.mcp.failure import INVALID_PARAMS, Failure, protocol_failure
+from penstock.stages.services.mcp.failure import INVALID_PARAMS, McpFailure, protocol_failure
 from penstock.stages.services.mcp.listings import Key, Listings, Tools
 from penstock.stages.services.mcp.session import McpSession
 from penstock.stages.services.tools import ServerUnavailable
@@ -78,7 +78,7 @@ class McpServers:
         try:
             target = self._target(server)
             return await self._listings.get(target.key, partial(self._list, target, seconds))
-        except Failure as failure:
+        except McpFailure as failure:
             logger.info("The MCP server %s offers nothing: %s", server.label, failure)
             raise ServerUnavailable(str(failure)) from None
 
@@ -86,7 +86,7 @@ class McpServers:
         """Return a session for one response.  If there is no such server, its calls fail."""
         try:
             target = self._target(server)
-        except Failure as failure:
+        except McpFailure as failure:
             return McpSession(partial(_refused, failure))
         is_repeatable = partial(self._is_repeatable, target.key)
         return McpSession(partial(self._link, target), is_repeatable, is_shared=target.is_shared)
@@ -108,7 +108,7 @@ class McpServers:
         await asyncio.gather(*(connection.closed() for connection in connections))
 
     def _target(self, server: McpServer) -> Target:
-        """Return the server that a request names; raise `Failure` if its URL is invalid or its label unknown."""
+        """Return the server that a request names; raise `McpFailure` if its URL is invalid or its label unknown."""
         headers = {
             name: value for name, value in server.headers.reveal().items() if name.lower() not in _NOT_THE_CLIENTS
         }
@@ -145,7 +145,7 @@ class McpServers:
         return hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
 
 
-async def _refused(failure: Failure) -> Link:
+async def _refused(failure: McpFailure) -> Link:
     raise failure
 
 

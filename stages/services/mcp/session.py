@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, INVALID_PARAMS, Failure, protocol_failure
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, INVALID_PARAMS, McpFailure, protocol_failure
 from penstock.stages.services.tools import Outcome
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class McpSession:
         """Call a tool with the JSON arguments that the model wrote."""
         try:
             return await self.call(name, arguments(text), seconds)
-        except Failure as failure:
+        except McpFailure as failure:
             return failure.outcome
 
     async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> Outcome:
-        """Call a tool; raise `Failure` if there is no such server or the session is closed."""
+        """Call a tool; raise `McpFailure` if there is no such server or the session is closed."""
         link = self._link or await self._open_link()
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
@@ -65,7 +65,7 @@ class McpSession:
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """Decode the arguments that the model wrote; raise `Failure` if they are not a JSON object."""
+    """Decode the arguments that the model wrote; raise `McpFailure` if they are not a JSON object."""
     try:
         decoded = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError) as error:

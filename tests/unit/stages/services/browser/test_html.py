@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.services.browser.failure import Failure
-from penstock.stages.services.browser.fetch import Fetched
 from penstock.stages.services.browser.html import LONGEST_TEXT, converted, decoded
-from penstock.stages.services.browser.reading import _read_html
+from penstock.stages.services.browser.reader import Fetched, _read_html
+from penstock.stages.services.tools import CallFailed
 
 URL = "https://example.com/dir/page"
 
@@ -186,7 +185,7 @@ async def test_page_that_exhausts_limits_is_a_failure() -> None:
     bold = "".join(f"<b id={number}>" for number in range(6_000))
     bomb = f"<p>{bold}</p>{'<p>x</p>' * 6_000}".encode()
     async with asyncio.timeout(120):
-        with pytest.raises(Failure, match="too deeply nested"):
+        with pytest.raises(CallFailed, match="too deeply nested"):
             await _read_html(Fetched(URL, is_html=True, charset="", body=bomb))
 
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.pages import Page, matches, opened, results, view, wrapped
 from penstock.stages.services.browser.search_engines import Hit
-from penstock.stages.services.tools import Listed, Source
+from penstock.stages.services.tools import CallFailed, Listed, Source
 
 URL = "https://example.com/a"
 texts = st.text(alphabet="ab 【】†日\n\t-.", max_size=2_000)
@@ -103,7 +102,7 @@ def test_missing_match_is_an_answer() -> None:
 @pytest.mark.parametrize("page", [results("q", []), matches(opened(URL, "t", "x", []), "x")])
 def test_only_web_pages_are_searched(page: Page) -> None:
     """Results and matches are refused."""
-    with pytest.raises(Failure, match="Cannot run `find`"):
+    with pytest.raises(CallFailed, match="Cannot run `find`"):
         matches(page, "x")
 
 
@@ -151,6 +150,6 @@ def test_view_is_bounded() -> None:
 
 def test_line_beyond_the_page_is_reported() -> None:
     """The message has the wording that the model knows."""
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(CallFailed) as failure:
         view(opened(URL, "t", "x", []), 0, 3)
     assert str(failure.value) == "Invalid location parameter: `3`. Cannot exceed page maximum of 2."

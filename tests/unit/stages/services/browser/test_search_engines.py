@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.stages.services.browser.failure import Failure
 from penstock.stages.services.browser.search_engines import Hit, SearchBackend, search_backend
+from penstock.stages.services.tools import CallFailed
 from tests.support.tool_servers import web_server
 
 pytestmark = pytest.mark.io
@@ -160,7 +160,7 @@ async def test_failures_do_not_reveal_the_key(
     """Messages and log leave it out, even if the engine's answer has it."""
     caplog.set_level(logging.DEBUG)
     async with web_server(Call({"detail": f"Invalid key {KEY}"}, status)) as url:
-        with pytest.raises(Failure, match=words) as failure:
+        with pytest.raises(CallFailed, match=words) as failure:
             await searched(kind, url)
     assert caplog.records
     assert KEY not in str(failure.value) + caplog.text + repr(failure.value)
@@ -169,7 +169,7 @@ async def test_failures_do_not_reveal_the_key(
 async def test_searxng_without_json_names_its_setting() -> None:
     """JSON is off by default there, and the operator must enable it."""
     async with web_server(Call("<html>", 403)) as url:
-        with pytest.raises(Failure, match=r"search\.formats"):
+        with pytest.raises(CallFailed, match=r"search\.formats"):
             await searched("searxng", url)
 
 
@@ -194,9 +194,9 @@ async def test_answer_that_is_html_or_too_large_is_refused() -> None:
             await stream.write(b" " * (1 << 20))
 
     async with web_server(answer) as url:
-        with pytest.raises(Failure, match="not what it should be"):
+        with pytest.raises(CallFailed, match="not what it should be"):
             await searched("searxng", url)
-        with pytest.raises(Failure, match="too large"):
+        with pytest.raises(CallFailed, match="too large"):
             await searched("searxng", url, "endless")
 
 
@@ -209,7 +209,7 @@ async def test_key_follows_no_redirect() -> None:
             raise web.HTTPTemporaryRedirect(f"{elsewhere}/search")
 
         async with web_server(answer) as url:
-            with pytest.raises(Failure, match="leads elsewhere"):
+            with pytest.raises(CallFailed, match="leads elsewhere"):
                 await searched("exa", url)
     assert other.requests == []
 
@@ -218,7 +218,7 @@ async def test_unreachable_engine_is_a_failure() -> None:
     """It is not an exception of a library."""
     async with web_server(Call()) as url:
         pass
-    with pytest.raises(Failure, match="no answer came"):
+    with pytest.raises(CallFailed, match="no answer came"):
         await searched("searxng", url)
 
 

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
-from penstock.stages.services.browser.failure import Failure
-from penstock.stages.services.browser.host import BrowserHost
 from penstock.stages.services.browser.search_engines import Hit, search_backend
-from penstock.stages.services.browser.session import BrowserSession
-from penstock.stages.services.tools import Citable, Host, Outcome, Session, Source
+from penstock.stages.services.browser.session import BrowserHost, BrowserSession
+from penstock.stages.services.tools import CallFailed, Citable, Host, Outcome, Session, Source
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
 
@@ -291,7 +289,7 @@ async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
     class Knowing:
         async def search(self, query: str, topn: int) -> list[Hit]:
             if query == "broken":
-                raise Failure("No.")
+                raise CallFailed("No.")
             return [Hit("Known", "http://10.0.0.1/x", "short", "All that 【0†is】 known.")]
 
         async def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.mcp.failure import Failure
+from penstock.stages.services.mcp.failure import McpFailure
 from penstock.stages.services.mcp.listings import Key, Listings, Tools
 
 KEY: Key = ("server", b"")
@@ -111,5 +111,5 @@ async def test_closing_ends_pending_fetches() -> None:
     waiting = asyncio.create_task(listings.get(KEY, Asked()))
     await asyncio.sleep(0)
     await listings.close()
-    with pytest.raises(Failure, match="not asked any more"):
+    with pytest.raises(McpFailure, match="not asked any more"):
         await waiting

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from penstock.stages.services.browser.failure import Failure
-from penstock.stages.services.browser.fetch import LARGEST_PAGE, Fetched, Fetcher
+from penstock.stages.services.browser.reader import LARGEST_PAGE, Fetched, Reader
+from penstock.stages.services.tools import CallFailed
 from penstock.stages.services.web import fetch as fetching
 from penstock.stages.services.web.fetch import guarded_connector
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
@@ -51,11 +51,11 @@ def _family(address: str) -> int:
 async def fetched(
     url: str, allowed: AllowedNetworks = NOTHING_ALLOWED, resolver: AbstractResolver | None = None
 ) -> Fetched:
-    fetcher = Fetcher(allowed, resolver)
+    reader = Reader(allowed, resolver)
     try:
-        return await fetcher.fetch(url)
+        return await reader.fetch(url)
     finally:
-        await fetcher.close()
+        await reader.close()
 
 
 async def secret(request: web.Request) -> web.StreamResponse:
@@ -92,7 +92,7 @@ async def test_private_address_is_refused_in_any_notation(inside: str, host: str
     """A server on this machine is not reached, not even on a port of the web."""
     port = inside.rpartition(":")[2]
     for url in (f"http://{host}:{port}/", f"http://{host}/", f"https://{host}/"):
-        with pytest.raises(Failure):
+        with pytest.raises(CallFailed):
             await fetched(url)
 
 
@@ -101,7 +101,7 @@ async def test_private_address_is_refused_in_any_notation(inside: str, host: str
 )
 async def test_private_address_is_refused_before_connecting(host: str) -> None:
     """The check comes before the connection, so nothing is sent."""
-    with pytest.raises(Failure, match="not one that may be opened"):
+    with pytest.raises(CallFailed, match="not one that may be opened"):
         await fetched(f"http://{host}/latest/meta-data/")
 
 
@@ -123,7 +123,7 @@ async def test_private_address_is_refused_before_connecting(host: str) -> None:
 )
 async def test_other_urls_are_refused(url: str, words: str) -> None:
     """Only plain URLs of the web are fetched."""
-    with pytest.raises(Failure, match=words):
+    with pytest.raises(CallFailed, match=words):
         await fetched(url, LOOPBACK)
 
 
@@ -134,7 +134,7 @@ async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
     names = Names(tools=["127.0.0.1"])
     allowed = AllowedNetworks.parse(["tools.internal"])
     assert (await fetched(f"http://tools.internal:{port}/", allowed, names)).body == b"secret"
-    with pytest.raises(Failure):
+    with pytest.raises(CallFailed):
         await fetched(f"http://127.0.0.1:{port}/", allowed, names)
 
 
@@ -142,7 +142,7 @@ async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
     """This holds even if the name had a public address a moment before."""
     port = inside.rpartition(":")[2]
     for addresses in (["127.0.0.1"], ["::1"], ["169.254.169.254"]):
-        with pytest.raises(Failure, match="not one that may be opened"):
+        with pytest.raises(CallFailed, match="not one that may be opened"):
             await fetched(f"http://rebound.example:{port}/", resolver=Names(rebound=addresses))
 
 
@@ -160,7 +160,7 @@ async def test_rebinding_host_is_checked_every_time() -> None:
 
 async def test_public_addresses_are_open_on_web_ports_only() -> None:
     """Another port is refused at the socket."""
-    with pytest.raises(Failure, match="not one that may be opened"):
+    with pytest.raises(CallFailed, match="not one that may be opened"):
         await fetched("http://mail.example:25/", resolver=Names(mail=["93.184.216.34"]))
 
 
@@ -179,7 +179,7 @@ async def test_every_redirect_is_checked(target: str) -> None:
     allowed = AllowedNetworks.parse(["127.0.0.1"])
     async with web_server(secret) as url:
         where = target.format(port=url.rpartition(":")[2])
-        with pytest.raises(Failure):
+        with pytest.raises(CallFailed):
             await fetched(f"{url}/to?url={where}", allowed)
 
 
@@ -193,7 +193,7 @@ async def test_redirects_are_followed_up_to_a_limit() -> None:
             raise web.HTTPFound("/again")
 
         async with web_server(circle) as round_and_round:
-            with pytest.raises(Failure, match="too many redirects"):
+            with pytest.raises(CallFailed, match="too many redirects"):
                 await fetched(round_and_round, LOOPBACK)
 
 
@@ -227,7 +227,7 @@ async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0.01)
 
     async with web_server(drip) as url:
-        with pytest.raises(Failure, match="too long"):
+        with pytest.raises(CallFailed, match="too long"):
             await fetched(url, LOOPBACK)
 
 
@@ -251,7 +251,7 @@ async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any
 
     async with web_server(answer) as url:
         if isinstance(kind, str):
-            with pytest.raises(Failure, match=kind):
+            with pytest.raises(CallFailed, match=kind):
                 await fetched(url, LOOPBACK)
         else:
             page = await fetched(url, LOOPBACK)
@@ -273,7 +273,7 @@ async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | 
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         if is_html is None:
-            with pytest.raises(Failure, match="no text"):
+            with pytest.raises(CallFailed, match="no text"):
                 await fetched(url, LOOPBACK)
         else:
             assert (await fetched(url, LOOPBACK)).is_html is is_html
@@ -287,7 +287,7 @@ async def test_error_status_is_reported(status: int) -> None:
         return web.Response(status=status)
 
     async with web_server(answer) as url:
-        with pytest.raises(Failure, match=f"status {status}"):
+        with pytest.raises(CallFailed, match=f"status {status}"):
             await fetched(url, LOOPBACK)
 
 
@@ -302,11 +302,11 @@ async def test_broken_connections_are_failures() -> None:
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        with pytest.raises(Failure, match="No answer came"):
+        with pytest.raises(CallFailed, match="No answer came"):
             await fetched(url, LOOPBACK)
-    with pytest.raises(Failure, match="No connection"):
+    with pytest.raises(CallFailed, match="No connection"):
         await fetched(url, LOOPBACK)
-    with pytest.raises(Failure, match="no such host"):
+    with pytest.raises(CallFailed, match="no such host"):
         await fetched("http://nowhere.invalid/", LOOPBACK)
 
 
@@ -320,8 +320,8 @@ async def test_cookies_are_not_kept() -> None:
 
     async with web_server(answer) as url:
         named = f"http://site.example:{url.rpartition(':')[2]}/"
-        fetcher = Fetcher(LOOPBACK, Names(site=["127.0.0.1"]))
-        await fetcher.fetch(named)
-        await fetcher.fetch(named)
-        await fetcher.close()
+        reader = Reader(LOOPBACK, Names(site=["127.0.0.1"]))
+        await reader.fetch(named)
+        await reader.fetch(named)
+        await reader.close()
     assert seen == [None, None]

@@ -1,0 +1,122 @@
+"""Pages from the web: fetched from URLs in untrusted input, and converted to text.
+
+Only text is fetched, up to `LARGEST_PAGE` bytes.  HTML is converted in a separate process, which is killed if the task
+that waits for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from penstock.stages.services.browser.html import clean, decoded
+from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, opened
+from penstock.stages.services.tools import CallFailed
+from penstock.stages.services.web.fetch import Fetcher, NotFetched, read_start
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
+
+LARGEST_PAGE = 2 << 20
+_HEADERS = {
+    "User-Agent": "Mozilla/5.0 (compatible; penstock)",
+    "Accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.9",
+    "Accept-Language": "en;q=0.8,*;q=0.5",
+}
+_CONVERTER = str(Path(__file__).with_name("html.py"))
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
+"""The converter's environment: no secrets, as it parses untrusted pages, only the path to Python's libraries."""
+
+_AT_ONCE = 4
+"""Limit on concurrent converter processes."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A fetched page, after all redirects; ``charset`` is the server's, empty if it named none."""
+
+    url: str
+    is_html: bool
+    charset: str
+    body: bytes
+
+
+class Reader:
+    """Fetches web pages and converts them."""
+
+    def __init__(self, allowed: AllowedNetworks = NOTHING_ALLOWED, resolver: AbstractResolver | None = None) -> None:
+        self._fetcher = Fetcher(_HEADERS, allowed, resolver)
+        self._converters = asyncio.Semaphore(_AT_ONCE)
+
+    async def page(self, url: str) -> Page:
+        """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`; raises `CallFailed`."""
+        fetched = await self.fetch(url.removeprefix(SOURCE_PREFIX))
+        if url.startswith(SOURCE_PREFIX):
+            return await asyncio.to_thread(_read_text, fetched, SOURCE_PREFIX)
+        if not fetched.is_html:
+            return await asyncio.to_thread(_read_text, fetched)
+        async with self._converters:
+            return await _read_html(fetched)
+
+    async def fetch(self, url: str) -> Fetched:
+        """Fetch the page at a URL; raises `CallFailed`."""
+        try:
+            return await self._fetcher.fetch(url, _read_answer)
+        except NotFetched as error:
+            raise CallFailed(str(error)) from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._fetcher.close()
+
+
+async def _read_answer(answer: aiohttp.ClientResponse) -> Fetched:
+    kind = answer.content_type if "Content-Type" in answer.headers else ""
+    if kind and not _is_text(kind):
+        raise CallFailed(f"It is of type {kind[:100]}, which cannot be read here.")
+    body = await read_start(answer.content, LARGEST_PAGE)
+    is_html = kind in ("text/html", "application/xhtml+xml") if kind else body.lstrip()[:1] == b"<"
+    if not kind and b"\0" in body:
+        raise CallFailed("It is no text.")
+    return Fetched(str(answer.url), is_html, answer.charset or "", body)
+
+
+def _is_text(kind: str) -> bool:
+    subtype = kind.partition("/")[2]
+    return kind.startswith("text/") or subtype in ("json", "xml", "javascript") or subtype.endswith(("+json", "+xml"))
+
+
+def _read_text(fetched: Fetched, prefix: str = "") -> Page:
+    text = decoded(fetched.body, fetched.charset or "utf-8-sig")
+    if text is None:
+        text = fetched.body.decode(errors="replace")
+    title = urlsplit(fetched.url).path.rpartition("/")[2]
+    return opened(prefix + fetched.url, title, clean(text.replace("\r\n", "\n")), ())
+
+
+async def _read_html(fetched: Fetched) -> Page:
+    converted = json.loads(await _convert(fetched))
+    return await asyncio.to_thread(opened, fetched.url, converted["title"], converted["text"], converted["links"])
+
+
+async def _convert(fetched: Fetched) -> bytes:
+    arguments = ("-I", _CONVERTER, fetched.url, fetched.charset.replace("\0", ""))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
+    )
+    try:
+        output, _ = await process.communicate(fetched.body)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    if process.returncode != 0:
+        raise CallFailed("The page is too large or too deeply nested to be read.")
+    return output
