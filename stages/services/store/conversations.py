@@ -16,9 +16,9 @@ from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import NOW, Row, Statement, Value
-from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.statements import unlock
 from penstock.stages.services.store.stored import History, StoredConversation
+from penstock.stages.services.store.writer import StoreContext
 
 _CREATE = """
     insert into conversations (id, owner, created_at, metadata, length) values ($1, $2, $3, $4, $5)

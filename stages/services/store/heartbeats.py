@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 
 from penstock.stages.services.store.database import NOW, Statement
-from penstock.stages.services.store.ledger import StoreContext
 from penstock.stages.services.store.stored import Server
+from penstock.stages.services.store.writer import StoreContext
 
 STALE = 15.0
 """Seconds without a heartbeat after which a server is dead."""

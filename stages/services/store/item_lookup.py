@@ -13,7 +13,7 @@ from typing import TypeAlias
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, placeholders
-from penstock.stages.services.store.ledger import StoreContext
+from penstock.stages.services.store.writer import StoreContext
 
 _Found: TypeAlias = dict[str, tuple[float, Item]]
 """Items by id, each with the time at which it was stored."""

@@ -1,7 +1,8 @@
 """The tables, and the statements that upgrade the database of an older penstock to them.
 
 A database stores how many statements of its list (`POSTGRES` or `SQLITE`) it has executed; opening it executes the
-rest.  So new statements are only ever appended to a list.
+rest.  So new statements are only ever appended to a list.  None is removed as long as a commit of the main branch could
+have left a database that lacks it: the number of statements is the version of such a database.
 """
 
 from __future__ import annotations

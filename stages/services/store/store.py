@@ -26,11 +26,9 @@ from penstock.stages.services.store.conversations import Conversations
 from penstock.stages.services.store.database import Database, Row, Statement, Value
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
-from penstock.stages.services.store.ledger import StoreContext
-from penstock.stages.services.store.orphans import claim, orphans, restart
+from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
 from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
-from penstock.stages.services.store.sweep import sweep
-from penstock.stages.services.store.writer import Statements
+from penstock.stages.services.store.writer import Statements, StoreContext
 
 __all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 

@@ -1,15 +1,17 @@
-"""The write queue of the database: changes are committed in order, in groups, and wait in memory during an outage.
+"""Access to the database, shared by all parts of the store: reads, and the queue of writes.
 
-The next flush commits all queued changes in one transaction, so that the cost of a durable commit is paid once for many
-changes.  There are two kinds of changes.  A *lasting* change belongs to a run, which never waits for it: while the
-database is unavailable it stays in the queue and is retried.  An *urgent* change is awaited by a request: it is
-attempted at once, and withdrawn if the database is unavailable.  A writer belongs to one event loop.
+Changes are committed in order, in groups, and wait in memory during an outage.  The next flush commits all queued
+changes in one transaction, so that the cost of a durable commit is paid once for many changes.  There are two kinds of
+changes.  A *lasting* change belongs to a run, which never waits for it: while the database is unavailable it stays in
+the queue and is retried.  An *urgent* change is awaited by a request: it is attempted at once, and withdrawn if the
+database is unavailable.  A writer belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +21,15 @@ from itertools import islice
 from typing import TypeAlias
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import Database, DatabaseUnavailable, Statement, Unit
+from penstock.stages.services.store.database import (
+    Database,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    Row,
+    Statement,
+    Unit,
+    Value,
+)
 
 GROUP = 500
 """Maximum number of changes in one transaction."""
@@ -251,6 +261,31 @@ class Writer:
         _log.error("lost to the store: %s", ", ".join(_names(changes)))
         for change in changes:
             _fail(self._take_out(change), StoreFailed("The store was closed before it could be reached."))
+
+
+class StoreContext:
+    """One server's access to the database.  A server without a heartbeat for ``stale`` seconds is dead."""
+
+    def __init__(self, database: Database, stale: float) -> None:
+        self.database = database
+        self.writer = Writer(database)
+        self.server_id = secrets.token_hex(8)
+        self.stale = stale
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        """Return the rows of a query; raises `StoreFailed` if the database cannot be read."""
+        self.writer.check_open()
+        try:
+            return await self.database.read(sql, *arguments)
+        except (DatabaseUnavailable, DatabaseRefused) as exc:
+            raise StoreFailed("The store cannot be read.") from exc
+
+    async def size(self) -> int:
+        """Return the size on disk in bytes; raises `StoreFailed` if the database cannot be read."""
+        try:
+            return await self.database.size()
+        except (DatabaseUnavailable, DatabaseRefused) as exc:
+            raise StoreFailed("The store cannot be read.") from exc
 
 
 def _size(unit: Unit) -> int:

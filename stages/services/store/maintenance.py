@@ -1,17 +1,22 @@
-"""Orphans: responses that have not ended, and that have no server or a dead one."""
+"""Maintenance of the store: orphans are found and claimed, and expired rows are deleted.
+
+An orphan is a response that has not ended, and that has no server or a dead one.  Expired rows are deleted a few
+hundred at a time, so that no writer waits long.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import BATCH, NOW, Row, Statement
-from penstock.stages.services.store.ledger import StoreContext
-from penstock.stages.services.store.stored import Orphan
+from penstock.stages.services.store.database import BATCH, NOW, Row, Statement, placeholders
+from penstock.stages.services.store.stored import Orphan, Report
+from penstock.stages.services.store.writer import StoreContext
 
 _ABANDONED = f"""
     ended_at is null and (server_id is null or server_id <> $1) and not exists (
@@ -42,6 +47,24 @@ _FORGET_EVENTS = """
 """
 
 _OWN = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and server_id = $2"
+
+_OLD_LOGS = f"""
+    select id from responses
+    where ended_at is not null and logged = 1 and ended_at < $1 order by ended_at limit {BATCH}
+"""
+
+_UNCONTINUED = """
+    not exists (select 1 from responses as later where later.previous_response_id = responses.id)
+"""
+
+_OLD_RESPONSES = f"""
+    select id from responses
+    where ended_at is not null and ended_at < $1 and {_UNCONTINUED} order by ended_at limit {BATCH}
+"""
+
+_LONG_GONE = f"delete from servers where beat_at < {NOW} - 86400"
+
+_COUNT = "select count(*), min(created_at) from responses"
 
 _log = logging.getLogger(__name__)
 
@@ -81,3 +104,45 @@ async def restart(context: StoreContext, response_id: str) -> None:
         response = replace(rows.stored_response(row).response, status="queued")
         waiting = Statement(_WAIT_AGAIN, (*own, rows.to_json(response)))
         await context.writer.carry_out((waiting, Statement(_FORGET_EVENTS, own)), response_id)
+
+
+async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) -> Report:
+    """Delete expired responses, event logs and servers; return a report of the rest.
+
+    A response expires ``keep_responses`` seconds after its end, unless another one continues it.  Its events expire
+    ``keep_logs`` seconds after its end, and a server one day after its last heartbeat.
+    """
+    now = time.time()
+    while ids := [name for (name,) in await context.read(_OLD_RESPONSES, now - keep_responses)]:
+        if not await _forget(context, ids):
+            break
+    while ids := [name for (name,) in await context.read(_OLD_LOGS, now - keep_logs)]:
+        if not await _forget_logs(context, ids):
+            break
+    await context.writer.carry_out((Statement(_LONG_GONE, ()),))
+    ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
+    return Report(count, await context.size(), now - oldest if oldest else 0.0)
+
+
+async def _forget(context: StoreContext, ids: list[str]) -> int:
+    """Delete those responses that no other response continues; return their number."""
+    these = placeholders(len(ids))
+    gone = f"response_id in ({these}) and not exists (select 1 from responses where id = response_id)"
+    steps = (
+        f"delete from responses where id in ({these}) and {_UNCONTINUED}",
+        f"delete from events where {gone}",
+        f"delete from items where {gone}",
+    )
+    counts = await context.writer.carry_out(Statement(sql, tuple(ids)) for sql in steps)
+    return counts[0]
+
+
+async def _forget_logs(context: StoreContext, ids: list[str]) -> int:
+    """Delete the events of responses; return the number of these responses."""
+    these = placeholders(len(ids))
+    steps = (
+        f"update responses set logged = 0 where id in ({these})",
+        f"delete from events where response_id in ({these})",
+    )
+    counts = await context.writer.carry_out(Statement(sql, tuple(ids)) for sql in steps)
+    return counts[0]
