@@ -57,9 +57,9 @@ from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony
 from penstock.stages.services.engines.vllm_http import start_vllm_http
+from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import WrongServers, read_servers
-from penstock.stages.services.mcp.host import McpHost
-from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.probe import Sandbox, probe

@@ -24,7 +24,7 @@ from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.host import McpHost
+from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase

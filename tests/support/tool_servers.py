@@ -25,7 +25,7 @@ from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.config import ServerConfig
-from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox

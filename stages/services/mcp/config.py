@@ -1,4 +1,6 @@
-"""Read the operator's MCP servers from a file, in the format that most MCP clients share.
+"""The configuration of MCP servers, and the secrets in it, which models and clients must not read.
+
+The operator's servers are read from a file, in the format that most MCP clients share.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"TOKEN": "${FILES_TOKEN}"}},
                     "wiki": {"url": "https://wiki.example/mcp", "headers": {"Authorization": "Bearer ${WIKI}"}}}}
@@ -10,10 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -120,3 +123,54 @@ def _filled(place: str, text: str) -> str:
         return variable
 
     return re.sub(r"\$\{(\w+)\}", value, text)
+
+
+_SHORTEST = 8
+"""Minimum length of a secret in characters.  A shorter text may be part of an ordinary word."""
+
+_PUBLIC = frozenset(
+    ("accept", "accept-encoding", "accept-language", "cache-control", "content-type", "origin", "referer", "user-agent")
+)
+
+_SECRETIVE = re.compile("key|token|secret|passw|pwd|auth|credential", re.IGNORECASE)
+"""Names of environment variables that hold secrets.  Other values may appear in tool results."""
+
+
+class SecretMask:
+    """Secrets to be removed from texts."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        longest_first = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
+        self._found = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def mask(self, text: str) -> str:
+        """Return ``text`` with each secret replaced by ``[hidden]``."""
+        return self._found.sub("[hidden]", text) if self._found else text
+
+
+def mask_secrets(config: ServerConfig) -> SecretMask:
+    """Return a mask of the secrets in a server's configuration.
+
+    They are the header values except for well-known public headers, the password and query of the URL, and environment
+    variables with a name that suggests a secret.
+    """
+    if isinstance(config, HttpServer):
+        return SecretMask((*_of_headers(config.headers), *_of_url(config.url)))
+    return SecretMask(value for name, value in config.env.items() if _SECRETIVE.search(name))
+
+
+def _of_headers(headers: Mapping[str, str]) -> Iterable[str]:
+    for name, value in headers.items():
+        if name.lower() not in _PUBLIC:
+            yield value
+            yield value.partition(" ")[2]
+
+
+def _of_url(url: str) -> Iterable[str]:
+    parts = urlsplit(url)
+    yield parts.query
+    yield parts.password or ""
+    yield unquote(parts.password or "")
+    for pair in parts.query.split("&"):
+        yield pair.partition("=")[2]
+        yield unquote(pair.partition("=")[2])

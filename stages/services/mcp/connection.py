@@ -7,22 +7,46 @@ So each connection has a task that does both and waits in between.  Calls may co
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+import mcp_types
 from mcp import Client
+from mcp.client.session import IncomingMessage
 
+from penstock.stages.services.mcp.config import SecretMask, ServerConfig, StdioServer
 from penstock.stages.services.mcp.diagnosis import diagnosed
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, protocol_failure
-from penstock.stages.services.mcp.opening import Opening, statuses_noted
+from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure
+from penstock.stages.services.mcp.transports import NO_SUCH_TRANSPORT, Transport, statuses_noted, transports
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+_WHO = mcp_types.Implementation(name="penstock", version="0.1.0")
+
+_HTTP = 15.0, 2.0
+"""Timeouts in seconds for opening and closing a connection over HTTP."""
+
+_PROGRAM = 60.0, 8.0
+"""The same for a program.  It may have to be installed first, and the SDK asks it twice to exit before killing it."""
 
 
 class Connection:
     """A connection: opening, open, or over for good.  It stays in ``connections`` until its task has ended."""
 
-    def __init__(self, opening: Opening, connections: set[Connection]) -> None:
-        self._opening = opening
+    def __init__(
+        self,
+        config: ServerConfig,
+        allowed: AllowedNetworks | None,
+        tools_changed: Callable[[], None],
+        secrets: SecretMask,
+        connections: set[Connection],
+    ) -> None:
+        self._config = config
+        self._allowed = allowed
+        self._tools_changed = tools_changed
+        self._secrets = secrets
+        self._opening_seconds, self._closing_seconds = _PROGRAM if isinstance(config, StdioServer) else _HTTP
         self._client: Client | None = None
-        self._settled = asyncio.Event()
+        self._opened = asyncio.Event()
         self._over = asyncio.Event()
         self._error: BaseException | None = None
         self._statuses: list[int] = []
@@ -44,12 +68,12 @@ class Connection:
     def failure(self) -> McpFailure:
         """The reason why the connection is over, for the client."""
         if self._error is not None:
-            return diagnosed(self._error, self._statuses, self._opening.seconds, self._opening.secrets)
+            return diagnosed(self._error, self._statuses, self._opening_seconds, self._secrets)
         return protocol_failure(CONNECTION_CLOSED, "The connection to the server is closed.")
 
     async def client(self) -> Client:
         """Wait for the SDK's client and return it; raise `McpFailure` if the connection is over."""
-        await self._settled.wait()
+        await self._opened.wait()
         if self._client is None or self.is_over:
             raise self.failure
         return self._client
@@ -57,7 +81,7 @@ class Connection:
     def end(self) -> None:
         """Start closing the connection, without waiting."""
         self._over.set()
-        if not self._settled.is_set():
+        if not self._opened.is_set():
             self._task.cancel()
 
     async def closed(self, seconds: float | None = None) -> None:
@@ -76,14 +100,38 @@ class Connection:
             self._error = error
         finally:
             self._over.set()
-            self._settled.set()
+            self._opened.set()
 
     async def _hold(self) -> None:
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(self._opening.seconds):
-                self._client = await self._opening.client(stack, self._over, self._statuses)
+            async with asyncio.timeout(self._opening_seconds):
+                self._client = await self._open(stack)
             self._statuses.clear()  # a server may refuse one handshake and accept another
-            self._settled.set()
+            self._opened.set()
             await self._over.wait()
             # Close politely, but cancel that if it takes too long.
-            asyncio.get_running_loop().call_later(self._opening.closing_seconds, self._task.cancel)
+            asyncio.get_running_loop().call_later(self._closing_seconds, self._task.cancel)
+
+    async def _open(self, stack: AsyncExitStack) -> Client:
+        """Return the SDK's client, which ``stack`` closes.
+
+        If the server does not know the first transport, the second one is tried.
+        """
+        candidates = tuple(transports(self._config, self._allowed, self._over.set))
+        for transport in candidates[:-1]:
+            try:
+                return await self._enter(stack, transport)
+            except (Exception, BaseExceptionGroup):
+                if NO_SUCH_TRANSPORT.isdisjoint(self._statuses):
+                    raise
+                self._statuses.clear()
+                self._over.clear()
+        return await self._enter(stack, candidates[-1])
+
+    async def _enter(self, stack: AsyncExitStack, transport: Transport) -> Client:
+        client = Client(transport, message_handler=self._on_message, cache=None, client_info=_WHO)
+        return await stack.enter_async_context(client)
+
+    async def _on_message(self, message: IncomingMessage) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            self._tools_changed()

@@ -12,16 +12,22 @@ import httpx2
 from mcp import MCPError
 from pydantic import ValidationError
 
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, http_failure, protocol_failure, too_slow
-from penstock.stages.services.mcp.hidden import Hidden
+from penstock.stages.services.mcp.config import SecretMask
+from penstock.stages.services.mcp.failures import (
+    CONNECTION_CLOSED,
+    McpFailure,
+    http_failure,
+    protocol_failure,
+    too_slow,
+)
 from penstock.stages.services.web.ssrf import Blocked
 
 
-def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> McpFailure:
+def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: SecretMask) -> McpFailure:
     """Return the `McpFailure` for ``error``.
 
     ``statuses`` are the HTTP error statuses of the requests made, ``seconds`` is the time limit for the message about a
-    timeout, and ``secrets`` are hidden from the message.
+    timeout, and ``secrets`` are masked from the message.
     """
     leaves = tuple(_leaves(error))
     for leaf in leaves:
@@ -33,7 +39,7 @@ def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, sec
         return http_failure(statuses[-1])
     for leaf in leaves:
         if isinstance(leaf, MCPError):
-            return protocol_failure(leaf.code, secrets.hide(leaf.message) or "The server refused.")
+            return protocol_failure(leaf.code, secrets.mask(leaf.message) or "The server refused.")
     return _plain(leaves[0], seconds)
 
 
@@ -48,10 +54,10 @@ def _plain(error: BaseException, seconds: float) -> McpFailure:
             return protocol_failure(CONNECTION_CLOSED, f"The server's certificate is not good: {reason.verify_message}")
     if isinstance(error, TimeoutError | httpx2.TimeoutException):
         return too_slow(seconds)
-    return protocol_failure(CONNECTION_CLOSED, _words(error))
+    return protocol_failure(CONNECTION_CLOSED, _message(error))
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     match error:
         case httpx2.ConnectError():
             return "No connection to the server could be made."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, protocol_failure
+from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, protocol_failure
 
 Key: TypeAlias = tuple[str, bytes]
 """A server's URL or label, and a hash of the request's headers, as the tools offered may depend on them."""

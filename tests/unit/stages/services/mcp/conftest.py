@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.stages.services.mcp.config import ServerConfig
-from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.mcp_servers import LOCAL, HttpServers, MakeServers, http_servers
 

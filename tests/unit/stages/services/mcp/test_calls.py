@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.config import HttpServer, StdioServer
-from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.tools import Outcome, ServerUnavailable, Session
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, server_over, stdio_server
 from tests.support.mcp_tools import MANY, TOKEN

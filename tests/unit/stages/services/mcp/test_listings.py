@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.mcp.failure import McpFailure
+from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.listings import Key, Listings, Tools
 
 KEY: Key = ("server", b"")

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
-from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.mcp.hidden import hidden
+from penstock.stages.services.mcp.config import HttpServer, mask_secrets
 from penstock.stages.services.tools import Outcome, ServerUnavailable
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 
@@ -64,6 +63,6 @@ def test_passwords_queries_and_headers_are_hidden() -> None:
         {"Authorization": "Bearer abcdefghij", "Accept": "application/json", "X-Short": "yes"},
     )
     text = "p@ssword-1 p%40ssword-1 long-enough! abcdefghij Bearer abcdefghij application/json yes 2"
-    assert hidden(config).hide(text) == " ".join(["[hidden]"] * 5) + " application/json yes 2"
+    assert mask_secrets(config).mask(text) == " ".join(["[hidden]"] * 5) + " application/json yes 2"
     assert "ssword" not in repr(config)
     assert "abcdefghij" not in repr(config)

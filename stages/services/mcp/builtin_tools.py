@@ -11,9 +11,8 @@ from typing import Any
 
 from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.stages.services.mcp.failure import McpFailure
-from penstock.stages.services.mcp.servers import McpServers
-from penstock.stages.services.mcp.session import McpSession, arguments
+from penstock.stages.services.mcp.failures import McpFailure
+from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
 from penstock.stages.services.tools import Outcome, Session, bounded
 
 LONGEST = 64_000

@@ -12,25 +12,24 @@ import asyncio
 import hashlib
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.pipeline.protocol.params.mcp import FRAMING, is_web_url
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
-from penstock.stages.services.mcp.failure import INVALID_PARAMS, McpFailure, protocol_failure
+from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, INVALID_PARAMS, McpFailure, protocol_failure
 from penstock.stages.services.mcp.listings import Key, Listings, Tools
-from penstock.stages.services.mcp.session import McpSession
-from penstock.stages.services.tools import ServerUnavailable
+from penstock.stages.services.tools import Outcome, ServerUnavailable
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
+    from penstock.stages.services.mcp.client import McpClient
     from penstock.stages.services.mcp.connection import Connection
-    from penstock.stages.services.mcp.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class McpServers:
         self._servers = dict(servers)
         self._allowed = allowed
         self._listings = Listings(fresh)
-        self._links: dict[str, Link] = {}
+        self._clients: dict[str, McpClient] = {}
         self._connections: set[Connection] = set()
 
     @property
@@ -89,19 +88,19 @@ class McpServers:
         except McpFailure as failure:
             return McpSession(partial(_refused, failure))
         is_repeatable = partial(self._is_repeatable, target.key)
-        return McpSession(partial(self._link, target), is_repeatable, is_shared=target.is_shared)
+        return McpSession(partial(self._client, target), is_repeatable, is_shared=target.is_shared)
 
     def private_session(self, label: str, headers: Mapping[str, str]) -> McpSession:
         """Return a session with a connection of its own to an operator's server that keeps state for a response."""
         config = self._servers[label]
         if isinstance(config, HttpServer):
             config = _with_headers(config, headers)
-        return McpSession(partial(self._link, Target(config, (label, b""))))
+        return McpSession(partial(self._client, Target(config, (label, b""))))
 
     async def close(self) -> None:
         """Close all connections."""
         await self._listings.close()
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
         connections = tuple(self._connections)
         for connection in connections:
             connection.end()
@@ -124,19 +123,19 @@ class McpServers:
         return Target(config, (label, b""), label, is_shared=True)
 
     async def _list(self, target: Target, seconds: float) -> Tools:
-        link = await self._link(target)
+        client = await self._client(target)
         try:
-            return await link.tools(seconds)
+            return await client.tools(seconds)
         finally:
             if not target.is_shared:
-                await link.close()
+                await client.close()
 
-    async def _link(self, target: Target) -> Link:
-        """Return a new link to a server, or the existing one if it is shared."""
-        module = await asyncio.to_thread(importlib.import_module, "penstock.stages.services.mcp.link")
+    async def _client(self, target: Target) -> McpClient:
+        """Return a new client of a server, or the existing one if it is shared."""
+        module = await asyncio.to_thread(importlib.import_module, "penstock.stages.services.mcp.client")
         changed = partial(self._listings.forget, target.key)
-        link: Link = module.Link(target.config, target.allowed, changed, self._connections)
-        return self._links.setdefault(target.label or "", link) if target.is_shared else link
+        client: McpClient = module.McpClient(target.config, target.allowed, changed, self._connections)
+        return self._clients.setdefault(target.label or "", client) if target.is_shared else client
 
     def _is_repeatable(self, key: Key, name: str) -> bool:
         """Return True if the tool's hints (``readOnlyHint``, ``idempotentHint``) declare a second call harmless."""
@@ -145,7 +144,63 @@ class McpServers:
         return hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
 
 
-async def _refused(failure: McpFailure) -> Link:
+class McpSession:
+    """A `Session` over a client made by ``make_client`` at the first call, and closed with the session unless shared.
+
+    ``is_repeatable`` returns True for the name of a tool if calling it twice is harmless; by default, none is.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[], Awaitable[McpClient]],
+        is_repeatable: Callable[[str], bool] = lambda _: False,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._make_client = make_client
+        self._is_repeatable = is_repeatable
+        self._is_shared = is_shared
+        self._client: McpClient | None = None
+        self._is_closed = False
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """Return None: the item shows the arguments themselves, and needs no other form."""
+        return None
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        """Call a tool with the JSON arguments that the model wrote."""
+        try:
+            return await self.call(name, arguments(text), seconds)
+        except McpFailure as failure:
+            return failure.outcome
+
+    async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> Outcome:
+        """Call a tool; raise `McpFailure` if there is no such server or the session is closed."""
+        client = self._client or await self._make_client()
+        if self._is_closed:
+            raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
+        self._client = self._client or client  # concurrent first calls may each make one; the others never connect
+        return await self._client.call(name, call_arguments, seconds, is_repeatable=self._is_repeatable(name))
+
+    async def close(self) -> None:
+        """Close the connection unless it is shared."""
+        self._is_closed = True
+        if self._client is not None and not self._is_shared:
+            await self._client.close()
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """Decode the arguments that the model wrote; raise `McpFailure` if they are not a JSON object."""
+    try:
+        decoded = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise protocol_failure(INVALID_PARAMS, f"The arguments are no valid JSON: {error}") from None
+    if not isinstance(decoded, dict):
+        raise protocol_failure(INVALID_PARAMS, "The arguments are no JSON object.")
+    return decoded
+
+
+async def _refused(failure: McpFailure) -> McpClient:
     raise failure
 
 

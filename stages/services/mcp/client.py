@@ -1,4 +1,4 @@
-"""A link to an MCP server, which connects when needed.
+"""The client of one MCP server, which connects when needed.
 
 A connection is opened by the first call, and again by the next call after it was lost.  If the server is down, calls
 fail at once until a growing delay has passed.  A call may have taken effect before its connection broke, so it is
@@ -8,24 +8,23 @@ repeated only if that is harmless.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import mcp_types
 import msgspec
 from mcp import Client, MCPError
-from mcp_types import HEADER_MISMATCH, INVALID_REQUEST, CallToolRequest, CallToolRequestParams, CallToolResult, Tool
+from mcp_types import CallToolResult, ContentBlock, EmbeddedResource
 from msgspec import UNSET
 
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.mcp import answer
-from penstock.stages.services.mcp.config import ServerConfig
+from penstock.stages.services.mcp.config import SecretMask, ServerConfig, mask_secrets
 from penstock.stages.services.mcp.connection import Connection
 from penstock.stages.services.mcp.diagnosis import diagnosed
-from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, McpFailure, protocol_failure
-from penstock.stages.services.mcp.hidden import hidden
+from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure, tool_failure
 from penstock.stages.services.mcp.listings import Tools
-from penstock.stages.services.mcp.opening import Opening, statuses_noted
+from penstock.stages.services.mcp.transports import statuses_noted
 from penstock.stages.services.tools import Outcome
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
@@ -39,14 +38,14 @@ _LONGEST_DELAY = 5.0
 """Seconds between attempts to connect to a server that is down, doubled from `_FIRST_DELAY` up to this."""
 
 _CLOSING = 1.0
-"""Seconds that `Link.close` waits.  A connection that takes longer goes on closing in the background."""
+"""Seconds that `McpClient.close` waits.  A connection that takes longer goes on closing in the background."""
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Client], Awaitable[Result]]
 
 
-class Link:
-    """A link to one server.  Its connections are in ``connections`` until they are closed."""
+class McpClient:
+    """The client of one server.  Its connections are in ``connections`` until they are closed."""
 
     def __init__(
         self,
@@ -55,9 +54,8 @@ class Link:
         tools_changed: Callable[[], None],
         connections: set[Connection],
     ) -> None:
-        self._secrets = hidden(config)
-        self._opening = Opening(config, allowed, tools_changed, self._secrets)
-        self._connections = connections
+        self._secrets = mask_secrets(config)
+        self._connect = partial(Connection, config, allowed, tools_changed, self._secrets, connections)
         self._connection: Connection | None = None
         self._is_closed = False
         self._tried = 0.0
@@ -69,12 +67,12 @@ class Link:
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
         """Call a tool.  If the connection breaks meanwhile, the call is repeated only if it ``is_repeatable``."""
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         try:
             result = await self._run(partial(_called, request), seconds, is_repeatable)
         except McpFailure as failure:
             return failure.outcome
-        return answer.outcome(result, self._secrets)
+        return outcome_of(result, self._secrets)
 
     async def close(self) -> None:
         """Close the connection, and open no more."""
@@ -87,23 +85,23 @@ class Link:
         with statuses_noted() as statuses:
             try:
                 async with asyncio.timeout(seconds):
-                    return await self._worked(work, statuses, is_repeatable)
+                    return await self._run_once_or_twice(work, statuses, is_repeatable)
             except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - reported as a `McpFailure`
                 raise diagnosed(error, statuses, seconds, self._secrets) from None
 
-    async def _worked(self, work: Work[Result], statuses: list[int], is_repeatable: bool) -> Result:
-        connection = self._connected()
+    async def _run_once_or_twice(self, work: Work[Result], statuses: list[int], is_repeatable: bool) -> Result:
+        connection = self._current()
         try:
             return await work(await connection.client())
         except MCPError as error:
-            if error.code == INVALID_REQUEST and 404 in statuses:
+            if error.code == mcp_types.INVALID_REQUEST and 404 in statuses:
                 connection.end()  # the server has lost the session (MCP: status 404), so it ran nothing
             elif not is_repeatable or error.code != CONNECTION_CLOSED:
                 raise
         statuses.clear()
-        return await work(await self._connected().client())
+        return await work(await self._current().client())
 
-    def _connected(self) -> Connection:
+    def _current(self) -> Connection:
         """Return the current connection, which may still be opening, or open a new one."""
         if self._connection is None or self._connection.is_over:
             self._connection = self._next(self._connection)
@@ -121,10 +119,10 @@ class Link:
         else:
             self._delay = min(2 * self._delay, _LONGEST_DELAY)
         self._tried = now
-        return Connection(self._opening, self._connections)
+        return self._connect()
 
 
-async def _called(request: CallToolRequest, client: Client) -> CallToolResult:
+async def _called(request: mcp_types.CallToolRequest, client: Client) -> CallToolResult:
     """Send the call through the session, as the client's own method would validate the result.
 
     It would run the regular expressions of an untrusted server's schema on that server's result.
@@ -132,7 +130,7 @@ async def _called(request: CallToolRequest, client: Client) -> CallToolResult:
     try:
         return await client.session.send_request(request, CallToolResult)
     except MCPError as error:
-        if error.code != HEADER_MISMATCH:
+        if error.code != mcp_types.HEADER_MISMATCH:
             raise
     await _listed(client)  # the SDK learns from a listing which arguments go into headers
     return await client.session.send_request(request, CallToolResult)
@@ -152,6 +150,35 @@ async def _listed(client: Client) -> Tools:
     raise protocol_failure(CONNECTION_CLOSED, "The server offers more tools than can be held.")
 
 
-def _listed_tool(tool: Tool) -> ListedTool:
+def _listed_tool(tool: mcp_types.Tool) -> ListedTool:
     hints = tool.annotations.model_dump(by_alias=True, mode="json", exclude_none=True) if tool.annotations else None
     return ListedTool(tool.name, tool.input_schema, tool.description or UNSET, hints or UNSET)
+
+
+def outcome_of(result: CallToolResult, secrets: SecretMask) -> Outcome:
+    """Convert the result of a call to text, as the model reads nothing else; ``secrets`` are masked."""
+    text = secrets.mask("\n".join(_texts(result)))
+    return tool_failure(text or "The tool failed.").outcome if result.is_error else Outcome(text)
+
+
+def _texts(result: CallToolResult) -> Iterable[str]:
+    yield from map(_text, result.content)
+    says_it = any(isinstance(block, mcp_types.TextContent | EmbeddedResource) for block in result.content)
+    if result.structured_content is not None and not says_it:
+        yield msgspec.json.encode(result.structured_content).decode()
+
+
+def _text(block: ContentBlock) -> str:
+    match block:
+        case mcp_types.TextContent():
+            return block.text
+        case mcp_types.ImageContent():
+            return f"[image: {block.mime_type}]"
+        case mcp_types.AudioContent():
+            return f"[audio: {block.mime_type}]"
+        case mcp_types.ResourceLink():
+            return f"[resource: {block.name}, {block.uri}]"
+        case EmbeddedResource(resource=mcp_types.TextResourceContents() as resource):
+            return f"[resource: {resource.uri}]\n{resource.text}"
+        case EmbeddedResource():
+            return f"[resource: {block.resource.uri}, {block.resource.mime_type or 'binary'}]"

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, Sampling, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
+from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.mcp.host import McpHost
 from penstock.stages.services.tools import Outcome
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import response

@@ -1,4 +1,4 @@
-"""Open a connection to an MCP server: its transport, and the SDK's client on top.
+"""The transports of a connection to an MCP server.
 
 The SDK's exceptions do not contain the status of an HTTP error.  So it is recorded in a context variable, and thus for
 the right call, because a request is sent in the context of its caller.
@@ -6,26 +6,21 @@ the right call, because a request is sent in the context of its caller.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
-import mcp_types
-from mcp import Client, StdioServerParameters, stdio_client
-from mcp.client.session import IncomingMessage
+from mcp import StdioServerParameters, stdio_client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
-from penstock.stages.services.mcp.hidden import Hidden
 from penstock.stages.services.mcp.network import LARGEST, READING, http_client
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
@@ -35,7 +30,7 @@ for name in ("httpx2", "httpcore2", "mcp"):
 
 Transport: TypeAlias = AbstractAsyncContextManager[tuple[Any, Any]]
 
-_NO_SUCH_TRANSPORT = frozenset((404, 405))
+NO_SUCH_TRANSPORT = frozenset((404, 405))
 """HTTP statuses with which a server that only knows SSE answers a POST to the URL of its stream."""
 
 _statuses: ContextVar[list[int] | None] = ContextVar("statuses", default=None)
@@ -52,71 +47,22 @@ def statuses_noted() -> Generator[list[int], None, None]:
         _statuses.reset(token)
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The parameters of a connection.  ``allowed`` is passed to `http_client`."""
+def transports(
+    config: ServerConfig, allowed: AllowedNetworks | None, on_lost: Callable[[], None]
+) -> Iterator[Transport]:
+    """Yield the transports to try in turn; each calls ``on_lost`` when its connection breaks.
 
-    config: ServerConfig
-    allowed: AllowedNetworks | None
-    tools_changed: Callable[[], None]
-    secrets: Hidden
-
-    @property
-    def seconds(self) -> float:
-        """Timeout in seconds for opening.  It is longer for a program, which may have to be installed first."""
-        return 60.0 if isinstance(self.config, StdioServer) else 15.0
-
-    @property
-    def closing_seconds(self) -> float:
-        """Timeout in seconds for closing.
-
-        It is longer for a program, because the SDK asks it twice to exit before killing it.
-        """
-        return 8.0 if isinstance(self.config, StdioServer) else 2.0
-
-    async def client(self, stack: AsyncExitStack, over: asyncio.Event, statuses: list[int]) -> Client:
-        """Open a connection and return its client.
-
-        ``stack`` closes the client, ``over`` is set when the connection breaks, and ``statuses`` is the list from
-        `statuses_noted`.  If the server does not know the first transport, the second one is tried.
-        """
-        transports = tuple(self._transports(over.set))
-        for transport in transports[:-1]:
-            try:
-                return await self._entered(stack, transport, over)
-            except (Exception, BaseExceptionGroup):
-                if _NO_SUCH_TRANSPORT.isdisjoint(statuses):
-                    raise
-                statuses.clear()
-                over.clear()
-        return await self._entered(stack, transports[-1], over)
-
-    def _transports(self, on_lost: Callable[[], None]) -> Iterator[Transport]:
-        """Yield the transports to try in turn.
-
-        For a URL, they are streamable HTTP and then SSE, or a single one if the configuration or the path names it.
-        """
-        match self.config:
-            case StdioServer() as config:
-                yield _stdio(config)
-            case HttpServer() as config:
-                is_events = urlsplit(config.url).path.endswith("/sse")
-                if config.transport == "http" or (config.transport is None and not is_events):
-                    yield _streamable(config, self.allowed)
-                if config.transport != "http":
-                    yield _events(config, self.allowed, on_lost)
-
-    async def _entered(self, stack: AsyncExitStack, transport: Transport, over: asyncio.Event) -> Client:
-        watched = _watched(transport, over.set)
-        client = Client(watched, message_handler=self._on_message, cache=None, client_info=_WHO)
-        return await stack.enter_async_context(client)
-
-    async def _on_message(self, message: IncomingMessage) -> None:
-        if isinstance(message, mcp_types.ToolListChangedNotification):
-            self.tools_changed()
-
-
-_WHO = mcp_types.Implementation(name="penstock", version="0.1.0")
+    For a URL, they are streamable HTTP and then SSE, or a single one if the configuration or the path names it.
+    """
+    match config:
+        case StdioServer():
+            yield _watched(_stdio(config), on_lost)
+        case HttpServer():
+            is_sse = urlsplit(config.url).path.endswith("/sse")
+            if config.transport == "http" or (config.transport is None and not is_sse):
+                yield _watched(_streamable(config, allowed), on_lost)
+            if config.transport != "http":
+                yield _watched(_sse(config, allowed, on_lost), on_lost)
 
 
 async def _note(response: httpx2.Response) -> None:
@@ -138,7 +84,7 @@ async def _streamable(config: HttpServer, allowed: AllowedNetworks | None) -> As
         yield streams
 
 
-def _events(config: HttpServer, allowed: AllowedNetworks | None, on_lost: Callable[[], None]) -> Transport:
+def _sse(config: HttpServer, allowed: AllowedNetworks | None, on_lost: Callable[[], None]) -> Transport:
     async def note(response: httpx2.Response) -> None:
         await _note(response)
         if response.is_error:
