@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from penstock.api.cli.arguments import STAGES
-from penstock.api.cli.rerun import NoReplay, Rerun, recorded_files, rerun
+from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.pipeline.plugins import load
 from penstock.pipeline.recordings.difference import Line, Parting, is_chunked_alike, parting
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
@@ -48,9 +48,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _other(chosen: argparse.Namespace) -> Lines:
     if chosen.other is None:
-        replay = asyncio.run(rerun(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
-        for note in filter(None, (replay.note, replay.left_out)):
-            print(f"penstock: {replay.path}: {note}", file=sys.stderr)
+        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+        for note in replay.notes:
+            print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
         return replayed(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
@@ -61,12 +61,12 @@ def _common(one: Lines, other: Lines) -> list[str]:
     """Return the stages whose output is on both sides, in pipeline order.  Raise `NoReplay` if there are none."""
     stages = [stage for stage in FILES if stage in one and stage in other]
     if not stages:
-        raise NoReplay(f"there are {_names(one)} on one side, and {_names(other)} on the other: nothing to compare")
+        raise NoReplay(f"the recordings have no file in common: {_names(one)}, and {_names(other)}")
     return stages
 
 
 def _names(lines: Lines) -> str:
-    return ", ".join(FILES[stage][0] if stage in FILES else f"what {stage} gives" for stage in lines) or "no frames"
+    return ", ".join(FILES[stage][0] if stage in FILES else f"the output of {stage}" for stage in lines) or "no frames"
 
 
 def recorded(path: Path) -> Lines:
@@ -79,7 +79,7 @@ def recorded(path: Path) -> Lines:
     return lines
 
 
-def replayed(replay: Rerun) -> Lines:
+def replayed(replay: Replay) -> Lines:
     """Return the output of each stage of a replay, with the line numbers that a recording of it would have."""
     abandoned = isinstance(replay.trace.error, Abandoned)
     lines = {

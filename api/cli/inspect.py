@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.api.cli.arguments import PLUGINS
-from penstock.api.cli.page.flow import flow_of
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
+from penstock.api.cli.timeline.timeline import replayed_or_recorded
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import load
 
@@ -27,10 +27,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     chosen = parser.parse_args(arguments)
     name = chosen.recording.resolve().name
-    flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))
+    timeline = asyncio.run(replayed_or_recorded(chosen.recording, load(chosen.plugins)))
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:
-        page.write_text(page_of(layout_of(flow, name)), "utf-8")
+        page.write_text(page_of(layout_of(timeline, name)), "utf-8")
     except OSError as error:
         raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
     print(page)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.api.cli.arguments import STAGES
-from penstock.api.cli.rerun import NoReplay
-from penstock.api.cli.story import Story, tell
+from penstock.api.cli.replayer import NoReplay
+from penstock.api.cli.timeline.timeline import Timeline, timeline_of
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.protocol.events import DONE, Event, to_sse
@@ -79,22 +79,22 @@ class _Bugs(logging.Handler):
 def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
     """Replay and show one recording.  Return True if a stage raised an error."""
     bugs.met.clear()
-    story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
-    for note in filter(None, (story.note, story.left_out)):
-        print(f"penstock: {story.path}: {note}", file=sys.stderr)
+    timeline = asyncio.run(timeline_of(path, chosen.since, chosen.upto, install))
+    for note in timeline.notes:
+        print(f"penstock: {timeline.path}: {note}", file=sys.stderr)
     if chosen.json or chosen.sse:
-        for written in paced(json_lines(story) if chosen.json else sse(story), chosen.speed):
+        for written in paced(json_lines(timeline) if chosen.json else sse(timeline), chosen.speed):
             sys.stdout.buffer.write(written)
             sys.stdout.buffer.flush()
     else:
-        from penstock.api.cli.timeline.timeline import show  # noqa: PLC0415 - import rich only if it is used
+        from penstock.api.cli.terminal import show  # noqa: PLC0415 - import rich only if it is used
 
-        show(paced, story, chosen.speed, full=chosen.full)
-    if story.fault or (bugs.met and not story.end.failure):
-        stage, error = story.fault or (name_stage(bugs.met[0]), bugs.met[0])
+        show(paced, timeline, chosen.speed, full=chosen.full)
+    if timeline.fault or (bugs.met and not (timeline.end and timeline.end.failure)):
+        stage, error = timeline.fault or (name_stage(bugs.met[0]), bugs.met[0])
         last = traceback.extract_tb(error.__traceback__)[-1]
         message = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        print(f"penstock: {story.path}: {message}", file=sys.stderr)
+        print(f"penstock: {timeline.path}: {message}", file=sys.stderr)
         return True
     return False
 
@@ -109,25 +109,25 @@ def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> I
         yield shown
 
 
-def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
+def json_lines(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
     """Yield the output of the last stage as the lines of a recording, with their times."""
-    crossings = story.junctions[-1].crossings
-    yield None, line(story.header)
+    crossings = timeline.junctions[-1].crossings
+    yield None, line(timeline.header)
     for crossing in crossings:
         yield crossing.at, line(crossing.frame, crossing.at)
-    failure = Failure.of(story.error) if isinstance(story.error, Exception) else None
-    yield None, line(End(len(crossings), failure, isinstance(story.error, Abandoned)))
+    failure = Failure.of(timeline.error) if isinstance(timeline.error, Exception) else None
+    yield None, line(End(len(crossings), failure, isinstance(timeline.error, Abandoned)))
 
 
-def sse(story: Story) -> Iterator[tuple[float | None, bytes]]:
+def sse(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
     """Yield the events in SSE format, with ``[DONE]`` at the end unless the replay failed.
 
     Raise `NoReplay` if the last stage does not emit events.
     """
-    crossings = story.junctions[-1].crossings
-    are_others = bool(crossings) or story.error is None
+    crossings = timeline.junctions[-1].crossings
+    are_others = bool(crossings) or timeline.error is None
     if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):
-        raise NoReplay(f"what {story.junctions[-1].stage} gives are no events: see them with --json")
+        raise NoReplay(f"the output of {timeline.junctions[-1].stage} is not events: show it with --json")
     yield from ((each.at, to_sse(each.frame)) for each in crossings if isinstance(each.frame, Event))
-    if story.error is None:
+    if timeline.error is None:
         yield None, DONE

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
 def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
     """Return a test that runs the stages of a model, with plug-ins.  Raise `CannotRun` without the vocabulary."""
     if not model.spelling:
-        raise CannotRun(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
+        raise CannotRun(f"the tokens cannot be parsed without their model: {model.missing}; give --fails COMMAND")
     return Stages(plugins.load(names)(model.pipeline))
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.api.cli.page.flow import Flow, flow_of
+from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import (
     ConversedFrame,
@@ -296,5 +296,5 @@ def run_in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def flow_at(folder: Path) -> Flow:
-    return run_in_thread(flow_of(folder, unedited))
+def timeline_at(folder: Path) -> Timeline:
+    return run_in_thread(replayed_or_recorded(folder))

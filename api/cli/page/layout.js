@@ -26,7 +26,7 @@ const seconds = (at) => (at < 1 ? `${Math.round(at * 1000)} ms` : `${at.toFixed(
 // The data, by index
 
 const { tokens, frames, rows } = layout;
-const events = layout.events.told.map(([common, number, delta, cause, at]) => ({ common: layout.events.common[common], number, delta, cause, at }));
+const events = layout.events.entries.map(([common, number, delta, cause, at]) => ({ common: layout.events.common[common], number, delta, cause, at }));
 const grouped = (keys) => {
   const groups = new Map();
   keys.forEach((key, index) => key !== null && (groups.get(key) ?? groups.set(key, []).get(key)).push(index));

@@ -10,7 +10,7 @@ function drawHead() {
     const state = name === "Status" ? `state ${value.split(" ")[0]}` : "";
     $("facts").append(h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value, className: state })));
   }
-  if (layout.failure) $("notes").append(h("p", { className: "note failure", textContent: layout.failure }));
+  for (const failure of layout.failures) $("notes").append(h("p", { className: "note failure", textContent: failure }));
   for (const note of layout.notes) $("notes").append(h("p", { className: "note", textContent: note }));
 }
 
@@ -99,7 +99,7 @@ function drawMessage(message, known) {
 // Drawing: items
 
 function drawItem(row, index) {
-  const { opened, complete, repairs = [], result, error, data, started, finished } = row.told_of;
+  const { opened, complete, repairs = [], result, error, data, started, finished } = row;
   const closed = row.frames.at(-1);
   const [kind, whom] = row.title.split(" · ", 2);
   const head = h("button", { className: "item-head", type: "button", tabIndex: -1, "aria-pressed": "false" }, h("span", { className: "kind", textContent: kind }), whom ? h("span", { className: "whom", textContent: whom }) : null);
@@ -219,11 +219,11 @@ function drawTurn(row, cell, element) {
   cell.append(turn);
   const prompt = layout.prompts[row.turn - 1];
   if (prompt) cell.append(drawPrompt(prompt));
-  else if (row.told_of?.prompt_tokens) cell.append(h("p", { className: "quiet", textContent: `Prompt of ${count(row.told_of.prompt_tokens, "token")}, which was not recorded` }));
+  else if (row.prompt_tokens) cell.append(h("p", { className: "quiet", textContent: `Prompt of ${count(row.prompt_tokens, "token")}, which was not recorded` }));
 }
 
 function drawEnd(row, cell) {
-  const { reason, output_tokens: output, reasoning_tokens: thought } = row.told_of.finished;
+  const { reason, output_tokens: output, reasoning_tokens: thought } = row.ended;
   const text = h("p", { className: "quiet" }, h("b", { textContent: reason.replaceAll("_", " ") }), ` after ${count(output, "token")}${thought ? `, ${thought.toLocaleString("en")} of thought` : ""}`);
   elements.frame[row.frames[0]] = text;
   cell.append(text);

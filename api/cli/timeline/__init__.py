@@ -1,1 +1,1 @@
-"""A recording as a timeline in the terminal."""
+"""The timeline of a recording, which the terminal and the page draw."""

@@ -1,82 +1,122 @@
-"""The facts at the top of a timeline: the model, the request, the result, and the speed."""
+"""The facts of a recorded response: its result, its times, its origin, and its request parameters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
-from rich.text import Text
+import msgspec
 
-from penstock.api.cli.story import Speed, Story, speed_of
-from penstock.api.cli.timeline.shown import ALARM, as_json, visible
-from penstock.pipeline.protocol.response import Response
+from penstock.api.cli.timeline.timeline import Crossing, Timeline
+from penstock.pipeline.frames import GenerationFinished, ItemClosed, TokenChunk, TurnFinished
+from penstock.pipeline.secret import unwritten
 
-Fact: TypeAlias = tuple[str, Text]
+Fact = tuple[str, str]
 
-
-def facts_of(story: Story, repairs: Iterable[str]) -> Iterator[Fact]:
-    """Yield the names and values of the facts; ``repairs`` are all repairs that the parser made."""
-    yield "model", _model(story)
-    if response := _response(story):
-        yield "request", _joined([response.id, *_asked(response)])
-        yield "result", Text(_result(response), "" if response.status == "completed" else ALARM)
-    if speed := speed_of(story.behind(story.read)):
-        yield "speed", Text(_fast(speed))
-    if counts := Counter(repairs):
-        counted = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
-        yield "repaired", Text(", ".join(counted), ALARM)
-    for note in filter(None, (story.note, story.left_out, story.differs)):
-        yield "note", Text(visible(note), "italic")
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "max_output_tokens": None,
+    "tool_choice": "auto",
+    "truncation": "disabled",
+    "top_logprobs": 0,
+    "service_tier": "default",
+}
+"""The request parameters that are shown unless they have these values."""
 
 
-def _model(story: Story) -> Text:
-    header = story.header
-    versions = [f"{name} {version}" for name, version in header.versions.items()]
-    model = header.model or "of a model without name"
-    return _joined([model, header.encoding, header.source, *versions, header.recorded_at])
+def facts_of(timeline: Timeline) -> list[Fact]:
+    """Return the name and the value of each fact, in order."""
+    return [*_result(timeline), *_times(timeline), *_counts(timeline), *_origin(timeline)]
 
 
-def _response(story: Story) -> Response | None:
-    """Return the latest known state of the response."""
-    frames = [crossing.frame for junction in story.junctions for crossing in junction.crossings]
-    responses = (getattr(frame, "response", None) for frame in reversed(frames))
-    return next((response for response in responses if response), None)
+def request_of(timeline: Timeline) -> dict[str, Any]:
+    """Return the request parameters that differ from their defaults, and the names of the tools."""
+    response = _response(timeline)
+    params = {name: response[name] for name, default in DEFAULTS.items() if response.get(name) not in (None, default)}
+    if effort := (response.get("reasoning") or {}).get("effort"):
+        params["reasoning.effort"] = effort
+    if (form := (response.get("text") or {}).get("format", {}).get("type", "text")) != "text":
+        params["text.format"] = form
+    if response.get("instructions"):
+        params["instructions"] = response["instructions"]
+    if tools := response.get("tools"):
+        params["tools"] = ", ".join(str(tool.get("name") or tool.get("server_label") or tool["type"]) for tool in tools)
+    return params
 
 
-def _asked(response: Response) -> Iterator[str]:
-    """Yield the tools, the temperature, and the parameters that differ from their defaults."""
-    names = [tool.get("name") or tool.get("server_label") or tool["type"] for tool in response.tools]
-    if names:
-        yield f"tools: {', '.join(map(str, names))}"
-    yield f"temperature {response.temperature:g}"
-    if effort := response.reasoning.effort:
-        yield f"effort {effort}"
-    if (form := response.text.get("format", {}).get("type", "text")) != "text":
-        yield f"format {form}"
-    if response.max_output_tokens is not None:
-        yield f"at most {response.max_output_tokens} tokens"
-    if response.tool_choice != "auto":
-        yield f"tool choice {as_json(response.tool_choice)}"
+def _response(timeline: Timeline) -> dict[str, Any]:
+    """Return the response of the first frame that has one, as JSON values; empty if there is none."""
+    frames = (crossing.frame for junction in timeline.junctions for crossing in junction.crossings)
+    response = next((frame.response for frame in frames if hasattr(frame, "response")), None)
+    fields: dict[str, Any] = {} if response is None else msgspec.to_builtins(response, enc_hook=unwritten)
+    return fields
 
 
-def _result(response: Response) -> str:
-    parts: list[str] = [response.status]
-    if response.error:
-        parts.append(f"{response.error.code}: {response.error.message}")
-    if response.incomplete_details:
-        parts.append(response.incomplete_details.reason)
-    if usage := response.usage:
-        cached, thought = usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens
-        parts.append(f"{usage.input_tokens} tokens in" + (f", {cached} of them cached" if cached else ""))
-        parts.append(f"{usage.output_tokens} tokens out" + (f", {thought} of them thoughts" if thought else ""))
-    return visible(" · ".join(parts))
+def _result(timeline: Timeline) -> Iterator[Fact]:
+    last = next((each.frame.response for each in reversed(timeline.events) if hasattr(each.frame, "response")), None)
+    if last is None:
+        return
+    reason = last.incomplete_details.reason if last.incomplete_details else ""
+    reason = f"{last.error.code}: {last.error.message}" if last.error else reason
+    yield "Status", f"{last.status} ({reason})" if reason else last.status
+    if usage := last.usage:
+        cached = usage.input_tokens_details.cached_tokens
+        thought = usage.output_tokens_details.reasoning_tokens
+        yield "Input", f"{usage.input_tokens:,} tokens" + (f", {cached:,} cached" if cached else "")
+        yield "Output", f"{usage.output_tokens:,} tokens" + (f", {thought:,} of reasoning" if thought else "")
 
 
-def _fast(speed: Speed) -> str:
-    rate = "" if speed.rate is None else f", then {speed.rate:.1f} tokens/s"
-    return f"first token after {speed.first:.3f} s{rate}"
+def _times(timeline: Timeline) -> Iterator[Fact]:
+    """Yield the times and the speed, as far as they were recorded."""
+    yield from speed_of(timeline.tokens)
+    finished = [each.frame for each in timeline.tokens if isinstance(each.frame, GenerationFinished)]
+    if not any(each.at is not None for each in timeline.tokens) and (spent := sum(each.duration for each in finished)):
+        yield "Generation", _seconds(spent)
+    if ends := [each.at for each in timeline.events if each.at is not None]:
+        yield "Total", _seconds(ends[-1])
 
 
-def _joined(facts: Iterable[str | None]) -> Text:
-    return Text(" · ").join(Text(visible(fact)) for fact in facts if fact)
+def speed_of(tokens: list[Crossing]) -> Iterator[Fact]:
+    """Yield the time of the first token, and the tokens per second after its chunk, as far as times were recorded."""
+    chunks = [
+        (each.at, len(each.frame.token_ids))
+        for each in tokens
+        if isinstance(each.frame, TokenChunk) and each.at is not None
+    ]
+    if chunks:
+        first, last = chunks[0][0], chunks[-1][0]
+        yield "First token", _seconds(first)
+        if last > first:
+            yield "Speed", f"{sum(count for _, count in chunks[1:]) / (last - first):,.1f} tokens/s"
+
+
+def _counts(timeline: Timeline) -> Iterator[Fact]:
+    turns = sum(isinstance(each.frame, TurnFinished) for each in timeline.items)
+    if turns > 1:
+        yield "Turns", str(turns)
+    if timeline.events:
+        yield "Events", f"{len(timeline.events):,}"
+    closed = (each.frame for each in timeline.items if isinstance(each.frame, ItemClosed))
+    if repairs := Counter(repair for frame in closed for repair in frame.repairs):
+        yield "Repairs", ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in repairs.items())
+
+
+def _origin(timeline: Timeline) -> Iterator[Fact]:
+    header, response = timeline.header, _response(timeline)
+    if model := header.model or response.get("model"):
+        yield "Model", str(model)
+    yield "Encoding", header.encoding
+    if header.source:
+        yield "Source", header.source
+    if header.versions:
+        yield "Versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())
+    if header.recorded_at:
+        yield "Recorded", header.recorded_at
+    if response.get("id"):
+        yield "Response", response["id"]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -1,293 +1,146 @@
-"""The rows of a timeline: frames in the order of their causes, with tokens of the same item grouped.
+"""The rows of a timeline: turns and items, each with its tokens, its frames, and the events that those caused.
 
-Nothing is left out.  Each token is in one row, unless a stage has rewritten the text of its item.  Each event is in one
-row as well; consecutive deltas are counted.
+Nothing is left out, and nothing is in two rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
-from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
-from penstock.api.cli.story import SERVED, Crossing, Junction, Story
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    CallFinished,
-    CallStarted,
-    GenerationFinished,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    Prompt,
-    ResolvedRequest,
-    ResponseStarted,
-    TokenChunk,
-    TurnFinished,
-)
-from penstock.pipeline.protocol.events import DELTAS, Event
-from penstock.pipeline.recordings.token_places import BORDERS, OPENINGS, Channel, Token, channel_of
+import msgspec
 
-Kind: TypeAlias = Literal["begin", "markup", "open", "text", "close", "tool", "finish", "more"]
+from penstock.api.cli.timeline.attribution import AttributedToken, Channel, channel_of
+from penstock.api.cli.timeline.timeline import SERVED, Timeline
+from penstock.pipeline.frames import GenerationStarted, ItemClosed, Opened, TokenChunk, TurnFinished
+from penstock.pipeline.protocol.events import TerminalEvent
 
-LONG = 5
-"""A gap is highlighted if it is at least this many times as long as the median gap,"""
-FELT = 0.05
-"""and at least this many seconds."""
+Kind: TypeAlias = Literal["start", "turn", "item", "end", "last"]
+
+OPENED = get_args(Opened)
+
+CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
+"""Matches the special tokens that end an item."""
 
 
 @dataclass
 class Row:
-    """A row of the timeline, from ``at`` to ``until`` in seconds: its ``frame``, and the ``events`` that it caused.
+    """The start or the end of the response or of a turn, or an item.
 
-    ``text`` is the text of the item if its tokens are not known, or if the text was rewritten.
+    ``tokens``, ``frames`` and ``events`` are indexes: of all generated tokens, of the frames of items, and of the
+    events.  An ``opened`` frame belongs to an item.
     """
 
     kind: Kind
-    at: float | None
-    channel: Channel = "markup"
-    item: int | None = None
-    frame: Any = None
-    until: float | None = None
-    tokens: list[Token] = field(default_factory=list)
-    text: str = ""
-    events: list[Event] = field(default_factory=list)
+    turn: int
+    opened: Any = None
+    tokens: list[int] = field(default_factory=list)
+    frames: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+
+    @property
+    def channel(self) -> Channel:
+        """The channel of the item's text."""
+        return channel_of(self.opened) if self.opened else "markup"
+
+    @property
+    def title(self) -> str:
+        """The kind of an item, and the tool, phase or recipient that it names."""
+        if not self.opened:
+            return ""
+        fields = msgspec.structs.asdict(self.opened)
+        kind = words(type(self.opened).__name__.removesuffix("Opened"))
+        names = [str(fields[key]) for key in ("server_label", "namespace", "name") if fields.get(key)]
+        whom = ".".join(names) or str(fields.get("phase") or fields.get("recipient") or "").replace("_", " ")
+        return f"{kind} · {whom}" if whom else kind
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A run of events with the same name; ``first`` and ``last`` are sequence numbers."""
-
-    name: str
-    first: int
-    last: int
-    count: int
+def words(name: str) -> str:
+    """Split the name of a class into words in lower case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
-def folded(events: Sequence[Event]) -> Iterator[Fold]:
-    """Yield events, with consecutive deltas of one type as a single fold."""
-    at = 0
-    while at < len(events):
-        end = at + 1
-        while end < len(events) and type(events[at]) in DELTAS and type(events[end]) is type(events[at]):
-            end += 1
-        name = str(events[at].__struct_config__.tag)
-        yield Fold(name, events[at].sequence_number, events[end - 1].sequence_number, end - at)
-        at = end
+def rows_of(timeline: Timeline) -> list[Row]:
+    """Return the rows of a timeline, in order."""
+    rows = [Row("start", 0)]
+    turn = 0
+    for index, crossing in enumerate(timeline.items):
+        frame = crossing.frame
+        if isinstance(frame, GenerationStarted):
+            turn += 1
+            rows.append(Row("turn", turn))
+        elif isinstance(frame, OPENED):
+            rows.append(Row("item", turn, frame))
+        elif isinstance(frame, TurnFinished):
+            rows.append(Row("end", turn))
+        rows[-1].frames.append(index)
+    if not turn:
+        turns = sum(isinstance(crossing.frame, GenerationStarted) for crossing in timeline.tokens)
+        rows += [Row("turn", each + 1) for each in range(turns)]
+    rows.append(Row("last", turn))
+    _add_tokens(rows, timeline)
+    _add_events(rows, timeline)
+    return rows
 
 
-def rows_of(story: Story) -> list[Row]:
-    """Return all rows of a story."""
-    kinds = [_kind(junction) for junction in story.junctions]
-    # of several junctions of the same kind, only the last is shown
-    shown = ["" if kind in kinds[place + 1 :] else kind for place, kind in enumerate(kinds)]
-    rows = _Rows(long_gap(story), rewritten(story), knows_tokens=bool(story.tokens), knows_items="items" in kinds)
-    for beat in _Beats(story, shown).all():
-        rows.add(beat)
-    return rows.rows
+def _add_events(rows: Sequence[Row], timeline: Timeline) -> None:
+    row_of = {index: row for row in rows for index in row.frames}
+    for index, event in enumerate(timeline.events):
+        row = rows[0] if event.cause is None else row_of[event.cause]
+        is_last = isinstance(event.frame, TerminalEvent) and row.kind == "item"
+        (rows[-1] if is_last else row).events.append(index)
 
 
-def rewritten(story: Story) -> frozenset[int]:
-    """Return the indexes of the items whose text differs from the text that the parser read from their tokens."""
-    items = next((each.crossings for each in reversed(story.junctions) if _kind(each) == "items"), ())
-    texts = zip_longest(_texts(story.behind("parse")), _texts(items))
-    return frozenset(number for number, (parsed, shown) in enumerate(texts) if parsed != shown)
-
-
-def _texts(crossings: Sequence[Crossing]) -> list[str]:
-    """Return the text of each item that the model wrote; calls before its first turn do not count."""
-    texts: list[list[str]] = []
-    has_begun = False
-    for crossing in crossings:
-        has_begun = has_begun or isinstance(crossing.frame, GenerationStarted)
-        if has_begun and isinstance(crossing.frame, OPENINGS):
-            texts.append([])
-        elif texts and isinstance(crossing.frame, ItemDelta):
-            texts[-1].append(crossing.frame.text)
-    return ["".join(pieces) for pieces in texts]
-
-
-def long_gap(story: Story) -> float:
-    """Return the minimum length in seconds of a highlighted gap."""
-    times = [crossing.at for crossing in story.behind("generate") if crossing.at is not None]
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    return max(FELT, LONG * median(gaps)) if gaps else FELT
-
-
-def _kind(junction: Junction) -> str:
-    """Return the kind of a junction's frames, which is empty for conversations and prompts."""
-    frames = [crossing.frame for crossing in junction.crossings]
-    if any(isinstance(frame, Event) for frame in frames):
-        return "events"
-    if junction.stage == "generate" or any(isinstance(frame, (TokenChunk, GenerationFinished)) for frame in frames):
-        return "tokens"
-    return "" if any(isinstance(frame, (ResolvedRequest, Prompt)) for frame in frames) else "items"
-
-
-@dataclass(frozen=True)
-class _Beat:
-    """A frame that is shown, or one of its tokens."""
-
-    kind: str
-    at: float | None
-    frame: Any
-    token: Token | None = None
-
-
-class _Beats:
-    """Walks the frames of a story depth first: each frame, then all that it caused, then the next frame."""
-
-    def __init__(self, story: Story, kinds: Sequence[str]) -> None:
-        self._junctions = story.junctions
-        self._kinds = kinds
-        self._next = [0] * len(story.junctions)
-        self._tokens: dict[int, list[Token]] = {}
-        for token in story.tokens:
-            self._tokens.setdefault(token.frame, []).append(token)
-
-    def all(self) -> Iterator[_Beat]:
-        for level in range(len(self._junctions)):  # frames without a cause come last
-            yield from self._below(level, None)
-
-    def _below(self, level: int, cause: int | None) -> Iterator[_Beat]:
-        """Yield the frames caused by that frame of the previous junction, each followed by the frames it caused."""
-        if level == len(self._junctions):
-            return
-        crossings = self._junctions[level].crossings
-        while (at := self._next[level]) < len(crossings) and _is_due(crossings[at].cause, cause):
-            self._next[level] += 1
-            yield from self._from(level, at, crossings[at])
-
-    def _from(self, level: int, index: int, crossing: Crossing) -> Iterator[_Beat]:
-        kind, below = self._kinds[level], self._below(level + 1, index)
-        tokens = self._tokens.get(index, ()) if isinstance(crossing.frame, TokenChunk) else ()
-        if kind and tokens:
-            yield from _interleaved(crossing, tokens, list(below))
-            return
-        if kind:
-            yield _Beat(kind, crossing.at, crossing.frame)
-        yield from below
-
-
-def _interleaved(chunk: Crossing, tokens: Sequence[Token], beats: list[_Beat]) -> Iterator[_Beat]:
-    """Yield the tokens of a chunk, each before the items that open or close at it, and all else the chunk caused."""
-    beats.reverse()
-    for token in tokens:
-        missing = token.borders
-        while missing and beats and not isinstance(beats[-1].frame, BORDERS):
-            yield beats.pop()
-        yield _Beat("tokens", chunk.at, chunk.frame, token)
-        while beats and token.borders and (missing or isinstance(beats[-1].frame, Event)):
-            missing -= isinstance(beats[-1].frame, BORDERS)
-            yield beats.pop()
-    yield from reversed(beats)
-
-
-def _is_due(cause: int | None, latest: int | None) -> bool:
-    return cause is None or latest is None or cause <= latest
-
-
-class _Rows:
-    """Turns beats into rows.  For a rewritten item, the new text is shown instead of the tokens."""
-
-    def __init__(self, long_gap: float, rewritten: frozenset[int], *, knows_tokens: bool, knows_items: bool) -> None:
-        self.rows: list[Row] = []
-        self._long_gap = long_gap
-        self._rewritten = rewritten
-        self._knows_tokens = knows_tokens
-        self._knows_items = knows_items
-        self._row = Row("more", None)
-        self._items = -1
-        self._has_begun = False
-        self._channel: Channel = "markup"
-
-    def add(self, beat: _Beat) -> None:
-        """Add the next beat."""
-        self._has_begun = self._has_begun or isinstance(beat.frame, GenerationStarted)
-        match beat.frame:
-            case _ if beat.token:
-                self._add_token(beat, beat.token)
-            case Event():
-                self._add_event(beat)
-            case TokenChunk() | GenerationStarted() | GenerationFinished() if (
-                beat.kind == "tokens" and self._knows_items
-            ):
-                pass
-            case ItemDelta():
-                self._add_text(beat)
-            case ItemClosed():
-                self._border("close", beat)
-                self._channel = "markup"
-            case frame if isinstance(frame, (*OPENINGS, *SERVED)):
-                self._open(beat)
-            case frame:
-                self._begin(Row(_kind_of(frame), beat.at, frame=frame))
-
-    def _begin(self, row: Row) -> Row:
-        self._row = row
-        self.rows.append(row)
-        return row
-
-    def _add_token(self, beat: _Beat, token: Token) -> None:
-        if token.item in self._rewritten:
-            return
-        kind: Kind = "markup" if token.item is None else "text"
-        row = self._row = self.rows[-1] if self.rows else self._row
-        if (row.kind, row.item) != (kind, token.item) or row.frame or self._stands_out(row, beat.at):
-            row = self._begin(Row(kind, beat.at, token.channel, token.item))
-        row.tokens.append(token)
-        row.until = beat.at
-
-    def _stands_out(self, row: Row, at: float | None) -> bool:
-        return at is not None and row.until is not None and at - row.until >= self._long_gap
-
-    def _add_event(self, beat: _Beat) -> None:
-        if not self.rows:
-            self._begin(Row("more", beat.at))
-        self._row.events.append(beat.frame)
-
-    def _add_text(self, beat: _Beat) -> None:
-        if self._knows_tokens and self._items not in self._rewritten:
-            return
-        if self._row.kind != "text" or self._stands_out(self._row, beat.at):
-            self._begin(Row("text", beat.at, self._channel))
-        self._row.text += beat.frame.text
-        self._row.until = beat.at
-
-    def _open(self, beat: _Beat) -> None:
-        """Begin an item.  If its tokens came before the parser recognized it, insert its row before theirs."""
-        self._channel = "call" if isinstance(beat.frame, SERVED) else channel_of(beat.frame)
-        self._items += self._has_begun and isinstance(beat.frame, OPENINGS)
-        place = next((at for at, row in enumerate(self.rows) if row.item == self._items and row.tokens), None)
-        if place is None or isinstance(beat.frame, SERVED):
-            self._border("open", beat)
+def _add_tokens(rows: Sequence[Row], timeline: Timeline) -> None:
+    """Add each token, markup included, to the row of its item; in a turn without items, to the row of the turn."""
+    written = [row for row in rows if row.kind == "item" and row.turn and not isinstance(row.opened, SERVED)]
+    at, latest = 0, 0
+    for index, (turn, _) in enumerate(turns_and_chunks(timeline)):
+        if not timeline.attributed:
+            _turn_row(rows, turn).tokens.append(index)
+            continue
+        token = timeline.attributed[index]
+        if turn != latest:
+            latest = turn
+            at = next((at for at, row in enumerate(written) if row.turn == turn), len(written))
+        if token.item is not None and token.item < len(written):
+            at = token.item
         else:
-            self._row = Row("open", beat.at, self._channel, frame=beat.frame)
-            self.rows.insert(place, self._row)
-
-    def _border(self, kind: Kind, beat: _Beat) -> None:
-        """Add the row for the opening or closing of an item; if the latest row has its markup, reuse that row."""
-        row = self._row
-        place = next(
-            (at for at, each in enumerate(self.rows) if (-1 if each.item is None else each.item) > self._items), None
-        )
-        if kind == "close" and place is not None:  # items that began meanwhile come after it
-            row = self._row = Row(kind, beat.at)
-            self.rows.insert(place, row)
-        elif row.kind != "markup" or not row.tokens:
-            row = self._begin(Row(kind, beat.at))
-        row.kind, row.channel, row.frame, row.until = kind, self._channel, beat.frame, beat.at
+            while at + 1 < len(written) and written[at + 1].turn == turn and _is_after(token, written[at], timeline):
+                at += 1
+        row = written[at] if at < len(written) and written[at].turn == turn else _turn_row(rows, turn)
+        row.tokens.append(index)
 
 
-def _kind_of(frame: Any) -> Kind:
-    match frame:
-        case ResponseStarted() | GenerationStarted():
-            return "begin"
-        case CallStarted() | CallFinished() | AnnotationAdded():
-            return "tool"
-        case TurnFinished() | GenerationFinished():
-            return "finish"
-        case _:
-            return "more"
+def turns_and_chunks(timeline: Timeline) -> list[tuple[int, int]]:
+    """Return, for each generated token, its turn and the index of the frame that it came in."""
+    places = []
+    turn = 0
+    for index, crossing in enumerate(timeline.tokens):
+        turn += isinstance(crossing.frame, GenerationStarted)
+        places += [(turn, index)] * (len(crossing.frame.token_ids) if isinstance(crossing.frame, TokenChunk) else 0)
+    return places
+
+
+def _turn_row(rows: Sequence[Row], turn: int) -> Row:
+    turns = [row for row in rows if row.kind == "turn"]
+    return turns[min(turn, len(turns)) - 1] if turns else rows[0]
+
+
+def _is_after(token: AttributedToken, row: Row, timeline: Timeline) -> bool:
+    """True if a token of markup comes after the end of an item.
+
+    That is after the item's closing token, or at the token that begins the next item if the closing one is missing.
+    """
+    closed = timeline.items[row.frames[-1]]
+    if closed.cause is None or token.frame < closed.cause:
+        return False
+    if token.frame > closed.cause:
+        return True
+    last = timeline.attributed[row.tokens[-1]] if row.tokens else None
+    if last and last.frame == closed.cause and last.is_mark and CLOSING.search(last.written):
+        return True
+    repairs = closed.frame.repairs if isinstance(closed.frame, ItemClosed) else ()
+    return token.is_mark and not CLOSING.search(token.written) and "missing end" in repairs

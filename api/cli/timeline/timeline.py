@@ -1,272 +1,321 @@
-"""The timeline of a story: facts, the prompt, and then row by row what happened at which time."""
+"""The timeline of a recording: tokens, the items that they caused, and the events caused by those, all with times.
+
+The causes come from a replay.  A recording that cannot be replayed has a timeline without causes.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, TypeAlias
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import msgspec
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
-
-from penstock.api.cli.story import Story
-from penstock.api.cli.timeline.facts import facts_of
-from penstock.api.cli.timeline.rows import Row, folded, long_gap, rows_of
-from penstock.api.cli.timeline.shown import ALARM, as_json, short, visible
-from penstock.pipeline.frames import (
-    CallFinished,
-    CallStarted,
-    GenerationStarted,
-    ItemClosed,
-    ResponseStarted,
-    TurnFinished,
-)
+from penstock.api.cli.recorded_model import model_of
+from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, replay_of, unedited
+from penstock.api.cli.timeline.attribution import OPENINGS, AttributedToken, attributed
+from penstock.pipeline import frames
+from penstock.pipeline.core import source_of
+from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
-from penstock.pipeline.recordings.difference import common
-from penstock.pipeline.recordings.format import Failure
-from penstock.pipeline.recordings.token_places import Channel, Token
+from penstock.pipeline.recordings.difference import Line, parting
+from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
+from penstock.pipeline.recordings.model import RecordedModel
+from penstock.pipeline.trace import Caused, Crossed, traced
 
-STYLES: dict[Channel, str] = {
-    "markup": "dim",
-    "analysis": "cyan",
-    "commentary": "magenta",
-    "final": "green",
-    "call": "yellow",
-}
+SERVED = (frames.McpListToolsOpened, frames.ShellOutputOpened)
+"""The frames that open an item which the server writes, not the model."""
 
-ENDS = {
-    "response.completed": "bold",
-    "response.incomplete": ALARM,
-    "response.failed": ALARM,
-    "response.mcp_call.failed": ALARM,
-    "response.mcp_list_tools.failed": ALARM,
-}
-
-WIDE = 110
-"""The width in columns at which events are shown beside their row instead of below it."""
-
-HEAD, TAIL = 150, 250
-"""Characters shown at the beginning and at the end of a long prompt; the model continues from the end."""
-LONGEST_RESULT = 400
-"""Characters shown of the result of a tool."""
-
-MARK = re.compile(r"<\|[^|<>]{1,40}\|>")
-
-
-Paced: TypeAlias = Callable[[Iterable[tuple[float | None, RenderableType]], float | None], Iterator[RenderableType]]
-
-
-class Timeline:
-    """The output for one story; with ``full``, prompts and tool results are not shortened."""
-
-    def __init__(self, story: Story, *, full: bool, width: int) -> None:
-        self._story = story
-        self._full = full
-        self._is_wide = width >= WIDE
-        self._rows = rows_of(story)
-        self._gap = long_gap(story)
-        self._turns = 0
-
-    def parts(self) -> Iterator[tuple[float | None, RenderableType]]:
-        """Yield the parts to print, each with its time in seconds, or None if it has none."""
-        yield None, Rule(Text(str(self._story.path), "bold"), align="left", style="dim")
-        yield None, self._head()
-        yield from ((None, part) for part in self._prompts(self._story.prompts[:1]))
-        before: float | None = None
-        for row in self._rows:
-            if isinstance(row.frame, GenerationStarted):
-                self._turns += 1
-                if self._turns > 1:
-                    yield from ((row.at, part) for part in self._prompts(self._story.prompts[: self._turns]))
-            yield row.at, self._line(row, before)
-            before = row.until if row.until is not None else row.at if row.at is not None else before
-        yield from ((before, self._cell("", "", "", last)) for last in self._last())
-
-    # Facts and prompts
-
-    def _head(self) -> Table:
-        head = Table.grid(padding=(0, 2))
-        head.add_column(style="dim")
-        head.add_column(overflow="fold")
-        closed = [row.frame for row in self._rows if isinstance(row.frame, ItemClosed)]
-        for name, value in facts_of(self._story, (repair for frame in closed for repair in frame.repairs)):
-            head.add_row(name, value)
-        return head
-
-    def _prompts(self, prompts: Sequence[str]) -> Iterator[RenderableType]:
-        """Yield the last of ``prompts``, without the beginning that it shares with the one before it."""
-        if not prompts:
-            return
-        known = common(*prompts[-2:]) if len(prompts) > 1 else 0
-        new = prompts[-1][known:]
-        text = Text("… " if known else "")
-        text.append(visible(new) if self._full else _at_a_glance(new))
-        text.highlight_regex(MARK, "dim")
-        yield Text("prompt of the next turn, as far as it is new" if known else "prompt", "dim")
-        yield Padding(text, (0, 0, 1, 2))
-
-    # Rows
-
-    def _line(self, row: Row, before: float | None) -> RenderableType:
-        at = "" if row.at is None else f"{row.at:.3f}"
-        gap = None if row.at is None or before is None else row.at - before
-        shown = "" if not gap or gap < 0.0005 else f"+{gap:.3f}"
-        return self._cell(at, Text(shown, ALARM if gap and gap >= self._gap else "dim"), *self._body(row), row.events)
-
-    def _cell(
-        self, at: str, gap: Text | str, glyph: Text | str, body: Text, events: Sequence[Event] = ()
-    ) -> RenderableType:
-        line = Table.grid(padding=(0, 1, 0, 0), expand=True)
-        if any(row.at is not None for row in self._rows):
-            line.add_column(width=8, justify="right")
-            line.add_column(width=8, justify="right")
-        line.add_column(width=1)
-        line.add_column(ratio=3, overflow="fold")
-        columns: list[RenderableType] = [glyph, body]
-        if self._is_wide:
-            line.add_column(ratio=2, overflow="fold")
-            columns.append(_Events(events))
-        elif events:
-            padded = Padding(_Events(events), (0, 0, 0, 2))
-            columns[1] = Group(body, padded) if body else padded
-        line.add_row(*([at, gap] if len(line.columns) > len(columns) else []), *columns)
-        return line
-
-    def _body(self, row: Row) -> tuple[Text, Text]:
-        """Return the glyph and the text of a row."""
-        style = STYLES[row.channel]
-        match row.kind:
-            case "open":
-                label = Text(_name(row.frame), f"bold {style}")
-                return Text("╭", style), _spaced(label, _written(row.tokens))
-            case "text":
-                text = _written(row.tokens) if row.tokens else Text(visible(row.text), style)
-                return Text("│", style), text
-            case "close":
-                return Text("╰", style), _spaced(_written(row.tokens), _closed(row.frame))
-            case "tool":
-                return Text("│", STYLES["call"]), self._tool(row.frame)
-            case "markup":
-                return Text(" "), _written(row.tokens)
-            case "begin" | "finish" | "more":
-                return Text("●" if row.frame else " ", "dim"), Text(self._told(row.frame))
-
-    def _told(self, frame: Any) -> str:
-        match frame:
-            case None:
-                return ""
-            case GenerationStarted():
-                return f"turn {self._turns} begins, behind {frame.prompt_tokens} tokens of prompt"
-            case ResponseStarted():
-                return "response begins"
-            case TurnFinished():
-                thought = f", {frame.reasoning_tokens} of them thoughts" if frame.reasoning_tokens else ""
-                return f"turn {self._turns} ends: {frame.reason}, {frame.output_tokens} tokens{thought}"
-            case _:
-                return _name(frame)
-
-    def _tool(self, frame: Any) -> Text:
-        match frame:
-            case CallStarted():
-                return Text(f"runs {as_json(frame.action)}" if frame.action else "runs", "bold")
-            case CallFinished():
-                text = Text("gave ", "bold")
-                text.append(visible(frame.result if self._full else short(frame.result, LONGEST_RESULT)), "not bold")
-                if frame.error is not None:
-                    text.append(f" failed: {visible(frame.error)}", ALARM)
-                return text
-            case _:
-                return Text(_name(frame))
-
-    def _last(self) -> Iterator[Text]:
-        """Yield the recorded failure, the early end, or the raised error of the stream; no event shows these."""
-        story = self._story
-        if story.end.failure and not story.fault:
-            yield Text(f"the recorded stream failed here: {_failure(story.end.failure)}", ALARM)
-        if story.end.abandoned:
-            yield Text("nobody read on from here", ALARM)
-        if story.fault:
-            stage, error = story.fault
-            yield Text(f"stage {stage} raised {type(error).__name__}: {error}", ALARM)
-
-
-def _at_a_glance(prompt: str) -> str:
-    """Return a prompt on one line, without its middle if it is long."""
-    if len(prompt) > HEAD + TAIL:
-        left_out = len(prompt) - HEAD - TAIL
-        prompt = f"{prompt[:HEAD]} … {left_out} characters more: --full … {prompt[-TAIL:]}"
-    return visible(prompt).replace("\n", " ")
-
-
-def _written(tokens: Iterable[Token]) -> Text:
-    """Return the text of tokens, with each repair after the token at which it was made."""
-    runs: list[tuple[str, str]] = []
-    for (style, repairs), run in groupby(tokens, lambda token: (_style(token), token.repairs)):
-        runs.append((b"".join(token.written for token in run).decode(errors="replace"), style))
-        if repairs:
-            runs.append((f" ⚠ {', '.join(repairs)} ", ALARM))
-    text = Text()
-    for place, (written, style) in enumerate(runs, start=1):
-        shown = visible(written)
-        text.append(shown if place == len(runs) or not written.endswith("\n") else f"{shown}\n", style)
-    return text
-
-
-def _style(token: Token) -> str:
-    return "dim bold" if token.is_mark else STYLES[token.channel]
+NEAR = 100
+"""The number of frames to search for an equal one; a rewritten item may have none."""
 
 
 @dataclass(frozen=True)
-class _Events:
-    """The sequence numbers and names of events, as many on a line as fit."""
+class Crossing:
+    """A frame, the index of its cause, and its time in seconds, if known.
 
-    events: Sequence[Event]
+    The times of a junction are the recorded ones if the replay yields as many frames as were recorded.  Otherwise each
+    frame has the time of its cause.
+    """
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = Text()
-        for fold in folded(self.events):
-            label = f"#{fold.first} " if fold.count == 1 else f"#{fold.first}–{fold.last} {fold.count} × "
-            label += fold.name.removeprefix("response.")
-            if text and len(text) + len(label) + 3 > options.max_width:
-                yield text
-                text = Text()
-            text.append(" · " if text else "", "dim")
-            text.append(label, ENDS.get(fold.name, "dim"))
-        yield text
+    frame: Any
+    cause: int | None = None
+    at: float | None = None
 
 
-def _closed(closed: ItemClosed) -> Text:
-    return Text("" if closed.complete else "cut off", ALARM)
+@dataclass(frozen=True)
+class Junction:
+    """The output of ``stage``, in order; the causes are in the previous junction."""
+
+    stage: str
+    crossings: tuple[Crossing, ...]
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of the frames: tokens, items or events; empty for conversations and prompts."""
+        kinds = [type(crossing.frame) for crossing in self.crossings]
+        if any(issubclass(kind, Event) for kind in kinds):
+            return "events"
+        if self.stage == "generate" or {frames.TokenChunk, frames.GenerationFinished}.intersection(kinds):
+            return "tokens"
+        return "" if {frames.ResolvedRequest, frames.Prompt}.intersection(kinds) else "items"
 
 
-def _spaced(*texts: Text) -> Text:
-    return Text("  ").join(text for text in texts if text)
+@dataclass(frozen=True)
+class Timeline:
+    """A recording, and its replay if there is one.
+
+    ``junctions`` are in pipeline order, from the first one known.  ``prompts`` has one prompt for each turn.
+    ``attributed`` has each token with its item; it is empty if the vocabulary is not available.  ``error`` ended the
+    replay, and ``fault`` is the stage that raised, with its error.  ``end`` is the recorded end of the replayed frames.
+    ``notes`` explain what is missing, ``difference`` is the first event that differs from the recorded one, and
+    ``failures`` give the reason why the stream broke off.
+    """
+
+    path: Path
+    header: Header
+    model: RecordedModel
+    junctions: tuple[Junction, ...]
+    prompts: tuple[frames.Prompt, ...] = ()
+    attributed: tuple[AttributedToken, ...] = ()
+    error: BaseException | None = None
+    fault: tuple[str, Exception] | None = None
+    end: End | None = None
+    notes: tuple[str, ...] = ()
+    difference: str = ""
+    failures: tuple[str, ...] = ()
+
+    def after(self, stage: str) -> tuple[Crossing, ...]:
+        """Return the output of ``stage``; empty if it is not known."""
+        return next((junction.crossings for junction in self.junctions if junction.stage == stage), ())
+
+    @cached_property
+    def tokens(self) -> list[Crossing]:
+        """The frames that the parser read, or that the engine sent."""
+        return self._crossings("tokens", "")
+
+    @cached_property
+    def items(self) -> list[Crossing]:
+        """The frames of items as the client gets them, with their causes among ``tokens``."""
+        return self._crossings("items", "tokens")
+
+    @cached_property
+    def events(self) -> list[Crossing]:
+        """The events that the client gets, with their causes among ``items``."""
+        return [crossing for crossing in self._crossings("events", "items") if isinstance(crossing.frame, Event)]
+
+    @cached_property
+    def rewritten(self) -> frozenset[int]:
+        """The indexes of the items whose text differs from the text that the parser read from their tokens."""
+        read, shown = _texts(self.after("parse")), _texts(self.items)
+        return frozenset(at for at, text in enumerate(shown) if text != (read[at] if at < len(read) else None))
+
+    def _crossings(self, kind: str, causing: str) -> list[Crossing]:
+        """Return the last junction of a kind, with causes in the last junction of another kind, if there is one."""
+        last = {junction.kind: at for at, junction in enumerate(self.junctions)}
+        at = last.get(kind)
+        if at is None:
+            return []
+        since = last.get(causing, at)
+        crossings = self.junctions[at].crossings
+        causes = [None if since >= at else each.cause for each in crossings]
+        for between in range(at - 1, since, -1):
+            previous = self.junctions[between].crossings
+            causes = [None if cause is None else previous[cause].cause for cause in causes]
+        return [Crossing(each.frame, cause, each.at) for each, cause in zip(crossings, causes, strict=True)]
 
 
-def _name(frame: Any) -> str:
-    """Return the kind of a frame in words, followed by its values."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(frame).__name__.removesuffix("Opened")).lower()
-    values = (
-        [f"{value}" for value in msgspec.to_builtins(frame).values()][1:] if isinstance(frame, msgspec.Struct) else []
+def _texts(crossings: Sequence[Crossing]) -> list[str]:
+    """Return the text of each item that the model wrote; calls before its first turn do not count."""
+    texts: list[str] = []
+    has_begun = False
+    for crossing in crossings:
+        has_begun = has_begun or isinstance(crossing.frame, frames.GenerationStarted)
+        if has_begun and isinstance(crossing.frame, OPENINGS):
+            texts.append("")
+        elif texts and isinstance(crossing.frame, frames.ItemDelta):
+            texts[-1] += crossing.frame.text
+    return texts
+
+
+async def timeline_of(
+    path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited
+) -> Timeline:
+    """Replay the recording at ``path`` and return its timeline.  Raise the same errors as `replay_of`."""
+    replay = await replay_of(path, since, upto, install)
+    files = _recordings(replay.files)
+    crossed = await _with_turns(replay, files)
+    known = {each.stage: each.frames for each in crossed}
+    tokens: tuple[AttributedToken, ...] = ()
+    read = _read_by_parser(crossed)
+    if replay.model.spelling and read in known:
+        tokens = await attributed(known[read], _parser(replay), replay.model)
+    junctions = _timed(crossed, files)
+    if "generate" in files and not any(junction.kind == "tokens" for junction in junctions):
+        junctions.insert(0, _as_recorded("generate", files["generate"]))
+    return Timeline(
+        path,
+        replay.recording.header,
+        replay.model,
+        tuple(junctions),
+        tuple(known.get("render") or _frames(files, "render")),
+        tokens,
+        replay.trace.error,
+        replay.trace.fault,
+        replay.recording.end,
+        replay.notes,
+        _difference(files, replay.trace.junctions[-1].frames),
+        _failures(files, replay.trace.fault),
     )
-    return visible(short(" ".join([words, *values]), LONGEST_RESULT))
 
 
-def _failure(failure: Failure) -> str:
-    return f"{failure.error}: {failure.message}"
+async def replayed_or_recorded(path: Path, install: Install = unedited) -> Timeline:
+    """Return the timeline of any recording; without causes if it cannot be replayed.  Raise `UnreadableRecording`."""
+    try:
+        return await timeline_of(path, install=install)
+    except NoReplay as error:
+        files = _recordings(recorded_files(path))
+        header = next(iter(files.values())).header
+        junctions = tuple(_as_recorded(stage, recording) for stage, recording in files.items())
+        prompts = tuple(_frames(files, "render"))
+        return Timeline(
+            path,
+            header,
+            model_of(header),
+            junctions,
+            prompts,
+            notes=(f"this is what was recorded: {error}",),
+            failures=_failures(files, None),
+        )
 
 
-def show(paced: Paced, story: Story, speed: float | None, *, full: bool) -> None:
-    """Print the timeline of a story, part by part at the given speed, in colour if stdout is a terminal."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    for part in paced(Timeline(story, full=full, width=console.width).parts(), speed):
-        with console.capture() as captured:
-            console.print(part)
-        for line in captured.get().splitlines():
-            print(line.rstrip(), flush=True)
+def _recordings(files: Mapping[str, Path]) -> dict[str, Recording]:
+    return {stage: read_recording(path, FILES[stage][1]) for stage, path in files.items()}
+
+
+def _frames(files: Mapping[str, Recording], stage: str) -> tuple[Any, ...]:
+    return files[stage].frames if stage in files else ()
+
+
+def _as_recorded(stage: str, recording: Recording) -> Junction:
+    return Junction(stage, tuple(Crossing(timed.frame, None, timed.at) for timed in recording.timed))
+
+
+def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | None) -> tuple[str, ...]:
+    ends = [recording.end for recording in files.values()]
+    failure = next((end.failure for end in ends if end.failure), None)
+    failures = []
+    if fault:
+        raised = Failure.of(fault[1])
+        failures.append(f"stage {fault[0]} raised {raised.error}: {raised.message}")
+    elif failure:
+        failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
+    if any(end.abandoned for end in ends):
+        failures.append("the client left before the end, or the response was cancelled")
+    return tuple(failures)
+
+
+def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
+    """Describe the first event that differs from the recorded one; empty if all are equal or either side has none."""
+    recorded, now = (
+        [frame for frame in side if isinstance(frame, Event)] for side in (_frames(files, "emit"), replayed)
+    )
+    if not recorded or not now or recorded == now:
+        return ""
+    one, other = (
+        [*(Line(event, event.sequence_number) for event in events), Line(End(0), len(events))]
+        for events in (recorded, now)
+    )
+    found = parting(one, other, exact=False)
+    return (
+        f"from number {found.other_line} on, the events differ from the recorded ones: {found.problem}" if found else ""
+    )
+
+
+# Times and causes
+
+
+def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[Junction]:
+    junctions = []
+    previous: Sequence[float | None] = ()
+    for each in crossed:
+        times: list[float | None] = [timed.at for timed in files[each.stage].timed] if each.stage in files else []
+        if len(times) != len(each.caused):
+            times = [
+                previous[caused.cause] if previous and caused.cause is not None else None for caused in each.caused
+            ]
+        crossings = zip(each.caused, times, strict=True)
+        junctions.append(
+            Junction(each.stage, tuple(Crossing(caused.frame, caused.cause, at) for caused, at in crossings))
+        )
+        previous = times
+    return junctions
+
+
+def _read_by_parser(crossed: Sequence[Crossed]) -> str:
+    """Return the stage whose output the parser read, or would have read if the replay had gone on."""
+    stages = [each.stage for each in crossed]
+    if "generate" in stages and "parse" not in stages:
+        return stages[-1]
+    return next((before for before, stage in pairwise(stages) if stage == "parse"), "generate")
+
+
+async def _with_turns(replay: Replay, files: Mapping[str, Recording]) -> list[Crossed]:
+    """Return the junctions of a replay, with those of the turns, if known, before the parsed or conversed frames."""
+    crossed = replay.trace.junctions
+    at = next((at for at, each in enumerate(crossed) if each.stage in ("parse", "converse")), None)
+    if at is None or any(each.stage == "generate" for each in crossed):
+        return crossed
+    tokens = replay.turns.get("generate") or _frames(files, "generate")
+    if not tokens or not replay.model.spelling:
+        return crossed
+    through = replay.pipeline.inner("converse").following("generate") if replay.turns else _parser(replay)
+    turns = (await traced(through, source_of(tokens), "generate")).junctions
+    if crossed[at].stage == "parse":
+        return [*crossed[:at], *turns[:-1], _linked(crossed[at], turns[-1], via_cause=True), *crossed[at + 1 :]]
+    return [*crossed[:at], *turns, _linked(crossed[at], turns[-1]), *crossed[at + 1 :]]
+
+
+def _parser(replay: Replay) -> Any:
+    return part(replay.pipeline, "generate", "parse", "parse").from_stage("parse")
+
+
+def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
+    """Return the same frames with the parser's frames as causes, or with ``via_cause`` the causes of those."""
+    places = aligned(parsed.frames, crossed.frames)
+    causes = [parsed.caused[place].cause if via_cause and place is not None else place for place in places]
+    return Crossed(crossed.stage, [Caused(frame, cause) for frame, cause in zip(crossed.frames, causes, strict=True)])
+
+
+def aligned(parsed: Sequence[Any], conversed: Sequence[Any]) -> list[int | None]:
+    """Return, for each conversed frame, the index of the same frame in ``parsed``, or of the last match before it.
+
+    Turns and items have the same order in both and are matched first, so a change in one does not affect the next.
+    """
+    places: list[int | None] = []
+    last, is_served = -1, False
+    for frame in conversed:
+        is_served = is_served or isinstance(frame, SERVED)
+        if not is_served:
+            last = _next(parsed, last + 1, frame, last)
+        is_served = is_served and not isinstance(frame, frames.ItemClosed)
+        places.append(last if last >= 0 else None)
+    return places
+
+
+def _next(parsed: Sequence[Any], since: int, sought: Any, otherwise: int) -> int:
+    """Return the next index of an equal frame, or of a border of the same rank, before any border of a higher rank."""
+    rank = _rank(sought)
+    for at in range(since, len(parsed) if rank else min(len(parsed), since + NEAR)):
+        if _rank(parsed[at]) == rank and (rank or parsed[at] == sought):
+            return at
+        if _rank(parsed[at]) > rank:
+            break
+    return otherwise
+
+
+def _rank(frame: Any) -> int:
+    """Return the rank of a frame as a border between items and turns; 0 if it is none."""
+    borders: tuple[Any, ...] = (frames.ItemClosed, OPENINGS, frames.TurnFinished, frames.GenerationStarted)
+    return next((rank for rank, kind in enumerate(borders, start=1) if isinstance(frame, kind)), 0)

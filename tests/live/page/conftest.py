@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
-from tests.support.fixture_cases import flow_at
+from tests.support.fixture_cases import timeline_at
 from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE
 
@@ -61,7 +61,7 @@ def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[S
 
         def opened(folder: Path, name: str = "", **options: Any) -> Page:
             path = tmp_path / "page.html"
-            path.write_text(page_of(layout_of(flow_at(folder), name or folder.name)), "utf-8")
+            path.write_text(page_of(layout_of(timeline_at(folder), name or folder.name)), "utf-8")
             context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
             closing.callback(context.close)
             context.set_default_timeout(MILLISECONDS)

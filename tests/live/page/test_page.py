@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, write_frames
 from penstock.pipeline.trace import traced
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from tests.support.fixture_cases import flow_at, run_in_thread
+from tests.support.fixture_cases import run_in_thread, timeline_at
 from tests.support.paths import BROWSER
 
 ShowPage: TypeAlias = Callable[..., Page]
@@ -51,7 +51,7 @@ def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny
 @pytest.mark.parametrize("case", ["function_call", "served_mcp", "stray_markers_in_content", "unicode_final"])
 def test_page_shows_every_token(case: str, show: ShowPage) -> None:
     page = show(FIXTURES / case)
-    recorded = [token for each in flow_at(FIXTURES / case).placed for token in [each.id]]
+    recorded = [token for each in timeline_at(FIXTURES / case).attributed for token in [each.id]]
     titles = page.eval_on_selector_all("[data-token]", "all => all.map(each => each.title)")
     assert [int(title.split("id ")[1].split()[0]) for title in titles] == recorded
 

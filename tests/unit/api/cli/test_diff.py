@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.api.cli.diff import recorded, replayed
 from penstock.api.cli.recorded_model import model_of
-from penstock.api.cli.rerun import rerun
+from penstock.api.cli.replayer import replay_of
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import Event
@@ -35,7 +35,7 @@ NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content
 async def test_recording_equals_its_replay(case: Path) -> None:
     """A fixture differs neither from itself nor from a replay of it."""
     lines = recorded(case)
-    again = replayed(await rerun(case))
+    again = replayed(await replay_of(case))
     for exact in (False, True):
         assert all(parting(lines[stage], lines[stage], exact=exact) is None for stage in lines)
         assert all(parting(lines[stage], again[stage], exact=exact) is None for stage in FILES if stage in again)
@@ -157,16 +157,19 @@ def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
     """Only the replayed junctions are compared, and stderr names the reason."""
     told = penstock("diff", CHAT_CALL)
     assert (told.status, told.out) == (0, b"")
-    assert told.err.startswith(f"penstock: {CHAT_CALL}: only a model of its kind can read its tokens")
+    assert told.err.startswith(f"penstock: {CHAT_CALL}: the tokens cannot be parsed without their model")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nothing", RECORDING], "penstock: nothing: there is nothing here"),
-        ([RECORDING / "tokens.jsonl", RECORDING / "parsed.jsonl"], "penstock: there are tokens.jsonl on one side, and"),
+        (["nothing", RECORDING], "penstock: nothing: no such file or folder"),
+        (
+            [RECORDING / "tokens.jsonl", RECORDING / "parsed.jsonl"],
+            "penstock: the recordings have no file in common: tokens.jsonl, and parsed.jsonl",
+        ),
         ([RECORDING, RECORDING, "--from", "emit"], "penstock: --from, --to and --with are for a replay"),
-        ([RECORDING, "--from", "nothing"], "penstock: a replay begins with one of"),
+        ([RECORDING, "--from", "nothing"], "penstock: a replay can begin with"),
     ],
 )
 def test_incomparable_recordings_are_one_line_errors(

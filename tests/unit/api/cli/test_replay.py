@@ -93,7 +93,7 @@ def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -
     """Without the chat model, the events are those of the recorded items, and the reason is reported."""
     replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
     assert replayed.status == 0
-    assert "only a model of its kind can read its tokens" in replayed.err
+    assert "the tokens cannot be parsed without their model" in replayed.err
     assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
 
 
@@ -196,19 +196,19 @@ def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: 
     (tmp_path / "events.jsonl").write_bytes(penstock("replay", tmp_path, "--json").out)
     recorded = penstock("replay", tmp_path).out.decode()
     assert "Write to jo@example.org." in recorded
-    assert "the events are not" not in " ".join(recorded.split())
+    assert "the events differ" not in " ".join(recorded.split())
     redacted = penstock(
         "replay", tmp_path, "--with", f"{ROOT / 'tests/flow/examples/redact_emails.py'}:install"
     ).out.decode()
     assert "│ Write to [e-mail]." in redacted
     assert "jo@" not in redacted[redacted.index("turn 1 begins") :]
-    assert "on the events are not those recorded: " in " ".join(redacted.split())
+    assert "on, the events differ from the recorded ones: " in " ".join(redacted.split())
 
 
 def test_stages_that_cannot_run_are_reported(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """If tools ran between the turns, no stage within a turn runs again."""
     replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
-    assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
+    assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded after it\n"
 
 
 # How it ended
@@ -228,8 +228,8 @@ def test_recorded_failure_is_replayed(penstock: RunCommand, tmp_path: Path) -> N
     path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
     assert penstock("replay", path, "--sse").status == 0
     told = " ".join(penstock("replay", path).out.decode().split())
-    assert "the recorded stream failed here: EngineFailed: out of memory" in told
-    assert "failed · server_error: out of memory" in told
+    assert "the recorded stream failed: EngineFailed: out of memory" in told
+    assert "failed (server_error: out of memory)" in told
 
 
 def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, 
     replayed = penstock("replay", path, "--sse")
     assert replayed.status == 0
     assert b"[DONE]" not in replayed.out
-    assert "nobody read on from here" in penstock("replay", path).out.decode()
+    assert "the client left before the end" in penstock("replay", path).out.decode()
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
@@ -262,20 +262,23 @@ def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
-        (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
+        (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: no such file or folder"),
+        (
+            ["fixtures/harmony"],
+            "penstock: fixtures/harmony: there is no recording in this folder: none of conversation.jsonl",
+        ),
         (["x" * 300], f"penstock: {'x' * 300}: it cannot be read: File name too long"),
-        (["README.md"], "penstock: README.md: a file of a recording is told by its name, one of"),
-        ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
+        (["README.md"], "penstock: README.md: a file of a recording has one of the names"),
+        ([RECORDING, "--from", "parsing"], "penstock: a replay can begin with converse, render, generate, parse"),
         ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
         ([SERVED, "--from", "parse"], "penstock: tools ran between the turns of"),
         ([RECORDING / "parsed.jsonl", "--from", "parse"], "penstock: parse reads tokens.jsonl, which is not in"),
-        ([RECORDING / "prompt.jsonl"], f"penstock: {RECORDING}/prompt.jsonl: nothing of the answer was recorded"),
+        ([RECORDING / "prompt.jsonl"], f"penstock: {RECORDING}/prompt.jsonl: no part of the response was recorded"),
         (
             [RECORDING / "prompt.jsonl", "--from", "generate"],
-            "penstock: --from generate asks a model, and what it said",
+            "penstock: --from generate needs the tokens of the model: ",
         ),
-        ([RECORDING, "--to", "parse", "--sse"], "penstock: what parse gives are no events: see them with --json"),
+        ([RECORDING, "--to", "parse", "--sse"], "penstock: the output of parse is not events: show it with --json"),
         ([RECORDING, "--with", "nowhere:install"], "penstock: --with nowhere:install: "),
     ],
 )

@@ -18,19 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.cli.__main__ import main
-from penstock.api.cli.page.flow import Flow, flow_of
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
-from penstock.pipeline.core import Pipeline
+from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import UnreadableRecording, read_recording
 
 HARMONY = Path("fixtures/harmony")
 CASES = sorted(path.parent for path in HARMONY.glob("*/tokens.jsonl"))
-
-
-def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline
 
 
 def data_of(page: str) -> Any:
@@ -47,12 +42,12 @@ def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
     """Each frame is on the page once, and each token is beside the item that it belongs to."""
-    flow = await flow_of(case, unedited)
-    layout = layout_of(flow, case.name)
+    timeline = await replayed_or_recorded(case)
+    layout = layout_of(timeline, case.name)
     for kind, expected in (
         ("tokens", len(layout["tokens"]["texts"])),
-        ("events", len(flow.events)),
-        ("frames", len(flow.items)),
+        ("events", len(timeline.events)),
+        ("frames", len(timeline.items)),
     ):
         numbers = [number for row in layout["rows"] for number in row.get(kind, ())]
         assert sorted(numbers) == list(range(expected))
@@ -64,9 +59,9 @@ async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
     ]
     ids = [layout["texts"][number][0] for number in layout["tokens"]["texts"]]
     assert ids == recorded
-    assert not flow.notes
+    assert not timeline.notes
     for row in layout["rows"]:
-        closed = flow.items[row["frames"][-1]].frame if row.get("frames") else None
+        closed = timeline.items[row["frames"][-1]].frame if row.get("frames") else None
         if isinstance(closed, ItemClosed) and closed.token_ids:
             assert told(closed.token_ids) in told(ids[number] for number in row["tokens"])
 
@@ -97,26 +92,26 @@ def test_page_is_self_contained() -> None:
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
 
 
-async def copied(case: str, folder: Path, *names: str) -> Flow:
+async def copied(case: str, folder: Path, *names: str) -> Timeline:
     for name in names:
         shutil.copy(HARMONY / case / name, folder)
-    return await flow_of(folder, unedited)
+    return await replayed_or_recorded(folder)
 
 
 async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
     """The page shows the events."""
-    flow = await copied("function_call", tmp_path, "events.jsonl")
-    assert flow.events
-    assert not flow.items
-    assert sum(len(row.get("events", ())) for row in layout_of(flow, "x")["rows"]) == len(flow.events)
+    timeline = await copied("function_call", tmp_path, "events.jsonl")
+    assert timeline.events
+    assert not timeline.items
+    assert sum(len(row.get("events", ())) for row in layout_of(timeline, "x")["rows"]) == len(timeline.events)
 
 
 async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
     """The page shows the prompt, and a note says why there is no more."""
-    flow = await copied("function_call", tmp_path, "prompt.jsonl")
+    timeline = await copied("function_call", tmp_path, "prompt.jsonl")
     prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
-    assert layout_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
-    assert flow.notes
+    assert layout_of(timeline, "x")["prompts"][0]["count"] == len(prompt.token_ids)
+    assert timeline.notes
 
 
 async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -> None:
@@ -125,14 +120,14 @@ async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -
         lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
         header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
         (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
-    flow = await flow_of(tmp_path, unedited)
-    layout = layout_of(flow, "x")
+    timeline = await replayed_or_recorded(tmp_path)
+    layout = layout_of(timeline, "x")
     assert [row["title"] for row in layout["rows"] if row["kind"] == "item"] == [
         "reasoning",
         "function call · get_weather",
     ]
     assert {layout["texts"][number][1] for number in layout["tokens"]["texts"]} == {None}
-    assert "does not say where its model is" in " ".join(flow.notes)
+    assert "does not say where its model is" in " ".join(timeline.notes)
 
 
 async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
@@ -140,7 +135,7 @@ async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
     lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
-    layout = layout_of(await flow_of(tmp_path, unedited), "x")
+    layout = layout_of(await replayed_or_recorded(tmp_path), "x")
     assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32
 
 
@@ -149,7 +144,7 @@ async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
     events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
     shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
     (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
-    assert "From number 6 on" in " ".join((await flow_of(tmp_path, unedited)).notes)
+    assert "from number 6 on" in (await replayed_or_recorded(tmp_path)).difference
 
 
 def test_inspect_writes_a_page_and_prints_its_path(
@@ -195,4 +190,4 @@ def test_unusable_arguments_are_one_line_errors(
 async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:
     """The error says that the folder has no recording."""
     with pytest.raises(UnreadableRecording):
-        await flow_of(tmp_path, unedited)
+        await replayed_or_recorded(tmp_path)

@@ -1,4 +1,4 @@
-"""Rerun recorded frames through the rest of their pipeline: choose the file and the stages, and trace the result."""
+"""Replay recorded frames through the rest of their pipeline: choose the file and the stages, and trace the result."""
 
 from __future__ import annotations
 
@@ -35,24 +35,20 @@ class NoReplay(CannotRun):
 
 
 @dataclass(frozen=True)
-class Rerun:
+class Replay:
     """The result of a replay.
 
-    ``trace`` begins with the recorded frames, the output of the stage ``source``.  ``turns`` has the output of each
-    stage inside ``converse``, if that ran.  ``note`` is the reason why the tokens were not parsed again, and
-    ``left_out`` names the stages of plug-ins that did not run; both may be empty.
+    ``trace`` begins with the recorded frames.  ``turns`` has the output of each stage inside ``converse``, if that ran.
+    ``notes`` give the reason why the tokens were not parsed again, and name the stages of plug-ins that did not run.
     """
 
-    path: Path
     files: Mapping[str, Path]
     model: RecordedModel
     pipeline: Pipeline[Any, Any]
     recording: Recording
-    source: str
     trace: Trace
     turns: Mapping[str, list[Any]]
-    note: str = ""
-    left_out: str = ""
+    notes: tuple[str, ...]
 
 
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
@@ -60,7 +56,9 @@ def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return pipeline
 
 
-async def rerun(path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited) -> Rerun:
+async def replay_of(
+    path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited
+) -> Replay:
     """Replay the recording at ``path``, a folder or one file, from the stage ``since`` to the stage ``upto``.
 
     By default, begin with the first stage that needs neither a model nor tools.  ``install`` adds the stages of
@@ -78,7 +76,7 @@ async def rerun(path: Path, since: str | None = None, upto: str | None = None, i
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
     trace = await traced(part(tapped, source, since, upto), replay_recording(recording), source)
     left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
-    return Rerun(path, files, model, pipeline, recording, source, trace, turns, note, left_out)
+    return Replay(files, model, pipeline, recording, trace, turns, tuple(filter(None, (note, left_out))))
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
@@ -102,8 +100,12 @@ def recorded_files(path: Path) -> dict[str, Path]:
     if paths:
         return paths
     if path.is_file():
-        raise UnreadableRecording(path, None, f"a file of a recording is told by its name, one of {', '.join(stages)}")
-    problem = f"there is no recording here: none of {', '.join(stages)}" if path.is_dir() else "there is nothing here"
+        raise UnreadableRecording(path, None, f"a file of a recording has one of the names {', '.join(stages)}")
+    problem = (
+        f"there is no recording in this folder: none of {', '.join(stages)}"
+        if path.is_dir()
+        else "no such file or folder"
+    )
     raise UnreadableRecording(path, None, problem)
 
 
@@ -116,7 +118,7 @@ def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str
         return "parse", ""
     stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
     if stage == "parse" or not stage:
-        raise NoReplay(f"{path}: {_why_not_parsed(model) if stage else 'nothing of the answer was recorded'}")
+        raise NoReplay(f"{path}: {_why_not_parsed(model) if stage else 'no part of the response was recorded'}")
     return stage, _why_not_parsed(model) if not model.spelling and "generate" in files else ""
 
 
@@ -125,20 +127,20 @@ def _has_source(files: dict[str, Path], stage: str) -> bool:
 
 
 def _why_not_parsed(model: RecordedModel) -> str:
-    return f"only a model of its kind can read its tokens, and {model.missing}"
+    return f"the tokens cannot be parsed without their model: {model.missing}"
 
 
 def _checked(path: Path, files: dict[str, Path], since: str) -> str:
     """Return the stage ``since``.  Raise `NoReplay` if a replay cannot begin with it."""
     if since not in SOURCES:
-        raise NoReplay(f"a replay begins with one of {', '.join(SOURCES)}, and not with {since}")
+        raise NoReplay(f"a replay can begin with {', '.join(SOURCES)}, not with {since}")
     if not _has_source(files, since):
         names = " or ".join(FILES[behind][0] for behind in SOURCES[since])
         raise NoReplay(f"{since} reads {names}, which is not in {path}")
     if since in (*ONE_TURN, "converse") and "converse" in files:
-        raise NoReplay(f"tools ran between the turns of {path}: replay it --from emit, as what they did is known there")
+        raise NoReplay(f"tools ran between the turns of {path}: replay it --from emit, after their results")
     if since in ASKING and "generate" not in files:
-        raise NoReplay(f"--from {since} asks a model, and what it said is not in {path}: there is no tokens.jsonl")
+        raise NoReplay(f"--from {since} needs the tokens of the model: there is no tokens.jsonl in {path}")
     return since
 
 
@@ -160,7 +162,7 @@ def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed
     """Name the changed or added stages of plug-ins that come before the replayed ones; empty if there are none."""
     known = {id(step.stage) for pipeline in (declared, replayed) for step in _single(pipeline)}
     names = [step.name for step in _single(edited) if id(step.stage) not in known]
-    return f"{', '.join(names)} did not run: {file} was recorded behind it" if names else ""
+    return f"{', '.join(names)} did not run: {file} was recorded after it" if names else ""
 
 
 def _single(pipeline: Pipeline[Any, Any]) -> Iterator[NamedStage]:

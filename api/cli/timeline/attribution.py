@@ -1,4 +1,4 @@
-"""The place of each token of a model: in the markup or in the text of an item, and the repairs made at it.
+"""The item of each token of a model, or none for markup, and the repairs made at the token.
 
 The parser is run on one token at a time; the place of a token follows from the frames that it yields for it.
 """
@@ -38,7 +38,7 @@ WITHIN: frozenset[Repair] = frozenset({"stray marker"})
 
 
 @dataclass(frozen=True)
-class Token:
+class AttributedToken:
     """One token.
 
     ``written`` are its bytes.  ``is_mark`` is True for a special token.  ``frame`` is the index of the frame that it
@@ -69,22 +69,24 @@ def channel_of(opened: ItemOpened) -> Channel:
             return "call"
 
 
-async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model: RecordedModel) -> tuple[Token, ...]:
-    """Return each token of ``frames`` with its place.  The model must have a ``spelling``."""
+async def attributed(
+    frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model: RecordedModel
+) -> tuple[AttributedToken, ...]:
+    """Return each token of ``frames`` with its item.  The model must have a ``spelling``."""
     assert model.spelling is not None
     single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
     parsed = (await traced(parse, source_of(one for _, one in single), "tokens")).junctions[-1]
     parsed_frames: list[list[Any]] = [[] for _ in single]
     for caused in parsed.caused:
         parsed_frames[caused.cause or 0].append(caused.frame)
-    places = _Places(model.spelling, model.is_mark)
+    attribution = _Attribution(model.spelling, model.is_mark)
     for (index, one), came in zip(single, parsed_frames, strict=True):
         if isinstance(one, GenerationStarted):
-            places.begin()
+            attribution.begin()
         if isinstance(one, TokenChunk):
-            places.add(one.token_ids[0], index)
-        places.feed(came)
-    return tuple(places.tokens)
+            attribution.add(one.token_ids[0], index)
+        attribution.feed(came)
+    return tuple(attribution.tokens)
 
 
 def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
@@ -97,7 +99,7 @@ def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
 
 
 @dataclass
-class _Places:
+class _Attribution:
     """Assigns places to tokens; a token of text waits until the parser shows which item it belongs to.
 
     ``waiting`` and ``strays`` are indexes into ``tokens``: the ordinary tokens without a place yet, and the special
@@ -106,7 +108,7 @@ class _Places:
 
     spelling: Spelling
     is_mark: Any
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[AttributedToken] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     strays: list[int] = field(default_factory=list)
     items: int = 0
@@ -122,7 +124,7 @@ class _Places:
         """Add the next token, from the frame with that index."""
         is_mark = self.is_mark(token)
         (self.strays if is_mark else self.waiting).append(len(self.tokens))
-        self.tokens.append(Token(token, self.spelling(token), is_mark, frame))
+        self.tokens.append(AttributedToken(token, self.spelling(token), is_mark, frame))
 
     def feed(self, frames: Sequence[Any]) -> None:
         """Take the frames that the parser yielded for the latest token."""
