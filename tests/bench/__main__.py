@@ -48,7 +48,6 @@ async def details(name: str) -> dict[str, str]:
 
 
 async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
-    """Measure both servers, each over a real engine of the model."""
     rounds, load = (1, (8, 128)) if asked.quick else (5, (asked.streams, 1_000))
     compared = await engines(asked.model, shlex.split(asked.engine), FOLDER, rounds, load)
     title = f"Real engines: {Path(asked.model).name}, {load[1]} tokens a stream"
@@ -56,7 +55,6 @@ async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], N
 
 
 async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
-    """Measure the parts that need no real engine."""
     load_encoding()
     tune_gc()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
@@ -68,7 +66,6 @@ async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None])
 
 
 async def tabulate(name: str, found: Found) -> None:
-    """Store the tables of `details` in `found`."""
     found.tables = await details(name)
 
 

@@ -48,7 +48,6 @@ class Moment:
 
 
 def now() -> Moment:
-    """Read all three clocks."""
     return Moment(time.perf_counter(), time.process_time(), time.thread_time())
 
 
@@ -60,13 +59,11 @@ class Noting(Ready):
     moments: list[Moment] = field(default_factory=list)
 
     async def add_request(self, *_: Any, **__: Any) -> Ready:
-        """Start a request, as our engine adapter does."""
         self.moments.append(now())
         self.outputs = self._outputs()
         return self
 
     async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """Generate, as vLLM's frontend does."""
         self.moments.append(now())
         for output in self._outputs():
             yield output
@@ -134,7 +131,6 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
 
 
 def peer() -> Frontend:
-    """The steps of vLLM's route, from the validation of the body on."""
     from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415 - takes seconds
     from vllm.renderers.online_renderer import OnlineRenderer  # noqa: PLC0415

@@ -46,8 +46,6 @@ SLOW_CALL = 2_000
 
 @dataclass(frozen=True)
 class Written:
-    """A model's output: token ids, and the text of each token."""
-
     model: ChatModel
     names: tuple[str, str]
     token_ids: tuple[int, ...]
@@ -79,7 +77,6 @@ def written(family: str, names: tuple[str, str], what: str, length: int) -> Writ
 
 
 async def ours(output: Written) -> float:
-    """Microseconds per token from ids to SSE bytes."""
     started = GenerationStarted(
         replace(response(), output=(), usage=None),
         (),
@@ -142,7 +139,6 @@ async def theirs(output: Written) -> float:
 
 
 async def chat_figures() -> str:
-    """Return the table."""
     lines = ["chat models, 1 token per chunk     tokens   us per token   vLLM's own   ratio   to the shortest"]
     for family, names in (("qwen3", ("qwen3", "hermes")), ("qwen3_coder", ("qwen3", "qwen3_coder"))):
         for what, lengths in LENGTHS.items():
@@ -158,7 +154,6 @@ async def chat_figures() -> str:
 
 
 async def compared(output: Written, what: str, length: int) -> tuple[float, float]:
-    """Return the medians of both, measured in turns."""
     rounds = 1 if what != "text" and length > SLOW_CALL else ROUNDS
     figures = [(await ours(output), await theirs(output)) for _ in range(rounds)]
     return statistics.median(mine for mine, _ in figures), statistics.median(other for _, other in figures)

@@ -14,7 +14,6 @@ END = b"data: [DONE]\n\n"
 
 
 async def read(port: int, body: bytes) -> bytes:
-    """Send one request and return the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + body)

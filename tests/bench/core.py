@@ -111,7 +111,6 @@ class Text:
 
 
 def recorded_text() -> Text:
-    """Return the text of the longest recording."""
     chunks = (frame for frame in read_frames(RECORDING, TokenFrame) if isinstance(frame, TokenChunk))
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     return Text(tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
@@ -136,7 +135,6 @@ class SteppedCore:
         self._text = recorded_text()
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return the tasks of a text model."""
         return ("generate",)
 
     async def reset_mm_cache_async(self) -> None:
@@ -159,7 +157,6 @@ class SteppedCore:
         """Do nothing: no model is running."""
 
     async def get_output_async(self) -> Any:
-        """Wait for the next step and return its outputs."""
         return await self._outputs.get()
 
     async def run(self, command: Command, ready: Callable[[], object]) -> Measured:
@@ -226,7 +223,6 @@ class SteppedCore:
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

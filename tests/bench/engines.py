@@ -41,7 +41,6 @@ class Heard:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between deltas."""
         return [after - before for before, after in zip(self.deltas, self.deltas[1:], strict=False)]
 
     def hear(self, event: bytes, at: float) -> None:
@@ -55,15 +54,12 @@ class Heard:
 
 @dataclass(frozen=True)
 class Serving:
-    """A running server."""
-
     url: str
     model: str
     process: psutil.Process
     client: aiohttp.ClientSession
 
     async def stream(self, tokens: int) -> Heard:
-        """Stream one response."""
         heard, begun, rest = Heard(), time.perf_counter(), b""
         body = {"model": self.model, "input": ASKED, "stream": True, "max_output_tokens": tokens}
         async with self.client.post(f"{self.url}/v1/responses", json=body, timeout=PATIENCE) as answer:

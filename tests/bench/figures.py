@@ -15,12 +15,10 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def median(self) -> float:
-        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def spread(self) -> float:
-        """The range of the rounds, as a fraction of the median."""
         return (max(self.rounds) - min(self.rounds)) / self.median if self.median else 0.0
 
 
@@ -34,7 +32,6 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Our figure divided by the peer's, for each round."""
         return tuple(mine / other for mine, other in zip(self.ours.rounds, self.peer.rounds, strict=True))
 
     @property

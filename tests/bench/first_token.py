@@ -48,7 +48,6 @@ def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
 
 
 def long_text() -> str:
-    """Return the long prompt."""
     return _text(LONG)
 
 
@@ -77,7 +76,6 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
 
 
 async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
-    """Measure both servers with every prompt."""
     stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": long_text()}))[1])
     found = []
     for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):

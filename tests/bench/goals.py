@@ -42,7 +42,6 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def of_bound(self) -> float:
-        """Our deciding figure as a fraction of its bound."""
         return self.part(self.measured_ratio if self.is_by_ratio and self.measured_ratio else self.ours)
 
     @property
@@ -62,7 +61,6 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """The result in a word or two: yes, no, about, or by ratio."""
         if self.is_close:
             return "about"
         if self.of_bound > 1.0:
@@ -75,7 +73,6 @@ HEAD = "| goal | what | bound | ours | vLLM's | ratio | met |\n|---|---|---|---|
 
 
 def row(goal: Goal) -> str:
-    """Return a row of the Markdown table."""
     sign = "at least" if goal.is_rate else "at most"
     unit = goal.unit and f" {goal.unit}"
     bound = f"{sign} {goal.most:,g}{unit}" + (f", {goal.ratio:g} of vLLM's" if goal.ratio is not None else "")
@@ -90,7 +87,6 @@ def figure(value: float) -> str:
 
 
 def token_goal(name: str, what: str, found: Comparison, most: float, ratio: float) -> Goal:
-    """Return a goal for microseconds per token, beside the peer's."""
     ours, peer = found.ours.median, found.peer.median
     return Goal(name, what, "us", ours, most, peer, found.ratio, ratio, rounds=found.ratios)
 

@@ -55,7 +55,6 @@ class Outputs:
 
     @property
     def cost(self) -> float:
-        """Microseconds per token."""
         started, ended = self.marks
         return (ended - started) / 1e3 / self.tokens
 
@@ -78,21 +77,17 @@ class Ready:
     request_id: str = "r"
 
     async def add_request(self, *_: Any, **__: Any) -> Ready:
-        """Start the request, as our engine adapter does."""
         return self
 
     def get_nowait(self) -> Any:
-        """Return the next output."""
         return next(self.outputs)
 
     async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        """Generate, as vLLM's frontend does."""
         for output in self.outputs:
             yield output
 
 
 async def ours(outputs: Outputs) -> None:
-    """Run the whole pipeline, from a parsed request to bytes."""
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
     pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(Store(Nowhere())))
@@ -148,7 +143,6 @@ def serving_of(engine: Ready) -> Any:
 
 
 async def cost(frontend: Measure, depth: int, step: int, tokens: int) -> float:
-    """Microseconds of CPU per token."""
     outputs = Outputs(depth, step, tokens)
     gc.collect()
     await frontend(outputs)

@@ -54,7 +54,6 @@ def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[fl
 
 
 def log_figures() -> str:
-    """Return the medians as a table."""
     response, events = thinking()
     lines = ["events in a block   bytes per token   us to keep one   us to read it again"]
     for size in BLOCKS:

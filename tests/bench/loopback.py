@@ -75,7 +75,6 @@ class Server:
                 readers.kill()
 
     async def measured(self, command: Window | End | Look) -> Measured:
-        """Send a command and return its cost."""
         self._say(command)
         return await self._measured()
 
@@ -134,8 +133,6 @@ async def _listening(process: asyncio.subprocess.Process, port: int, log: Path) 
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers that are measured in turns."""
-
     ours: Server
     steady: Server
     """Penstock with ``--stream-interval 1``: one token per event, even under load."""
@@ -145,7 +142,6 @@ class Servers:
 
 @asynccontextmanager
 async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
-    """Run all of them for the length of a block."""
     options = {"ours": ("ours",), "steady": ("ours", "--stream-interval", "1"), "peer": ("peer",)}
     async with AsyncExitStack() as closing:
         async with asyncio.TaskGroup() as starting:
@@ -157,8 +153,6 @@ async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Microseconds of CPU per token of all servers, under one load."""
-
     ours: Comparison
     steady: Comparison
 
@@ -178,7 +172,6 @@ async def _cost(server: Server, case: Case, window: Window) -> float:
 
 @asynccontextmanager
 async def running(asked: Servers, case: Case) -> AsyncGenerator[None, None]:
-    """Run a case in all servers for the length of a block."""
     async with AsyncExitStack() as closing:
         for server in (asked.ours, asked.steady, asked.peer):
             await closing.enter_async_context(server.running(case))

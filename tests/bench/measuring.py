@@ -115,7 +115,6 @@ class Run:
         self.found.comparisons[SPARED] = [spared.steady]
 
     async def paced(self) -> None:
-        """P5."""
         asked, seconds = await self._all(), self._less(30, 10)
         steady = await search(asked.steady, 800, 6_400, seconds)
         other = await search(asked.peer, 160, 1_600, seconds)
@@ -142,7 +141,6 @@ class Run:
         )
 
     async def first_token(self) -> None:
-        """P7."""
         compared = self.found.comparisons[FIRST_TOKEN] = await added(self._less(40, 5), self._less(8, 2))
         for found in (each for each in compared if each.what == ADDED):
             is_long, is_known = found.load["prompt"] == LONG, bool(found.load["known"])
@@ -153,13 +151,11 @@ class Run:
         self.found.comparisons[REQUEST] = await first_tokens(await self._all(), self._less(8, 3), self._less(4, 2))
 
     async def stalls(self) -> None:
-        """P8."""
         least = await stalls(self._less(5, 1))
         self.found.tables["stalls"] = stall_table(least)
         self._goal(Goal("P8", "longest stall of the loop by any one request", "ms", max(least.values()), 20))
 
     async def store(self) -> None:
-        """P9."""
         rows = await store_figures()
         self.found.tables["store"] = store_table(rows)
         for what, most in (("appends", 15_000), ("upserts", 5_000)):
@@ -170,7 +166,6 @@ class Run:
             )
 
     async def kept(self) -> None:
-        """P10."""
         measured = await figures(self._less(7, 3))
         self.found.tables["with the store and without"] = serving_table(measured)
         rounds, name = over_least(measured, KEPT), "CPU with store and event log over without"

@@ -97,7 +97,6 @@ def carried(tries: list[Try]) -> int:
 
 
 def pace_table(tries: dict[str, list[Try]]) -> str:
-    """Return all tries as a table."""
     lines = [f"{'50 tokens/s a stream':40s}{'streams':>8s}{'p50, ms':>10s}{'p99, ms':>10s}{'us per token':>14s}"]
     for name, found in tries.items():
         for one in sorted(found, key=lambda one: one.streams):

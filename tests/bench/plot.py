@@ -78,7 +78,6 @@ def _goals(axes: Axes, goals: list[Goal]) -> None:
 
 
 def _pairs(axes: Axes, ours: list[float], peer: list[float | None], notes: list[str]) -> None:
-    """Draw one row per pair of figures, with its note on the right."""
     others = {place: other for place, other in enumerate(peer) if other is not None and isfinite(other)}
     for place, other in others.items():
         axes.plot([ours[place], other], [place, place], color=FAINT, linewidth=2, zorder=1)

@@ -24,7 +24,6 @@ JSON, PICTURE, PAGE = "bench.json", "bench.png", "README.md"
 
 
 def machine(*, is_quick: bool) -> str:
-    """Return the date and a description of the machine."""
     names = (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     when, cores = time.strftime("%Y-%m-%d"), len(os.sched_getaffinity(0))
     return (
@@ -35,18 +34,15 @@ def machine(*, is_quick: bool) -> str:
 
 
 def goals_of(results: dict[str, Found]) -> list[Goal]:
-    """Return the goals of all parts, sorted by number."""
     return sorted((goal for found in results.values() for goal in found.goals), key=lambda goal: int(goal.name[1:]))
 
 
 def goals_table(results: dict[str, Found]) -> str:
-    """Return the goals as a Markdown table."""
     failed = [f"| | `{name}` failed: {found.failed} |" + " |" * 5 for name, found in results.items() if found.failed]
     return "\n".join([HEAD, *map(row, goals_of(results)), *failed])
 
 
 def comparison_table(compared: list[Comparison]) -> str:
-    """Return comparisons of one title as a Markdown table."""
     head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
     lines = [f"| {' | '.join(head)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(head) + 5) + "|"]
     for found in compared:
@@ -57,7 +53,6 @@ def comparison_table(compared: list[Comparison]) -> str:
 
 
 def section(name: str, found: Found) -> str:
-    """Return the tables of a part as Markdown."""
     tables = [f"### {title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
     tables += [f"### {title}\n\n```\n{table}\n```" for title, table in found.tables.items()]
     tables += [f"Not all of it was measured: {found.failed}"] * bool(found.failed)
@@ -65,7 +60,6 @@ def section(name: str, found: Found) -> str:
 
 
 def document(results: dict[str, Found]) -> str:
-    """Return the whole report: method, goals, plot, and every table."""
     parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
     parts += [f"![What a token costs, and how far the goals are]({PICTURE})", "## Everything that was measured"]
     parts += [section(name, found) for name, found in results.items()]

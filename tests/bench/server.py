@@ -34,7 +34,6 @@ OPTIONS = (
 
 
 async def measuring(cores: list[SteppedCore]) -> None:
-    """Run the commands from standard input."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -44,7 +43,6 @@ async def measuring(cores: list[SteppedCore]) -> None:
 
 
 async def ours(port: int, options: list[str], folder: str) -> None:
-    """Serve penstock, with its store and its event log."""
     from penstock.api.settings import Settings  # noqa: PLC0415 - the peer does not need it
     from penstock.server import serve  # noqa: PLC0415
 

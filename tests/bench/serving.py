@@ -24,7 +24,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.persist import Persist
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -44,7 +44,6 @@ class Unkept:
     runs: RunRegistry
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
-        """Pass the events on."""
         started = await anext(source)
         assert isinstance(started, ResponseStarted)
         run = self.runs.begin(started)
@@ -56,7 +55,6 @@ class Unkept:
 
 
 def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Return the pipeline with `Unkept` in place of `Persist`."""
     persist = next(step.stage for step in pipeline.steps if step.name == "persist")
     assert isinstance(persist, Persist)
     return pipeline.replace("persist", Unkept(persist.runs))
@@ -75,10 +73,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: the key of the server, and the fields of the request."""
 
 
-def talking(encoding: HarmonyEncoding) -> ScriptedEngine:
+def talking() -> ScriptedEngine:
     """Return an engine that emits `TOKENS` tokens of reasoning, one per step."""
-    thoughts = encoding.encode(WORDS * TOKENS)[:TOKENS]
-    opening, end = encoding.encode_markup("<|channel|>analysis<|message|>"), encoding.encode_markup("<|return|>")
+    thoughts = load_encoding().encode(WORDS * TOKENS)[:TOKENS]
+    opening, end = (
+        load_encoding().encode_markup("<|channel|>analysis<|message|>"),
+        load_encoding().encode_markup("<|return|>"),
+    )
     return ScriptedEngine(Script((*opening, *thoughts, *end)))
 
 
@@ -97,7 +98,6 @@ async def cost(served: Server[ScriptedEngine], body: dict[str, Any]) -> float:
 
 async def figures(rounds: int) -> dict[str, list[float]]:
     """Return the cost of each variant in each round; a first round warms up and is dropped."""
-    encoding = load_encoding()
     measured: dict[str, list[float]] = {name: [] for name in VARIANTS}
     async with AsyncExitStack() as closing:
         folder = Path(closing.enter_context(TemporaryDirectory()))
@@ -105,9 +105,7 @@ async def figures(rounds: int) -> dict[str, list[float]]:
         closing.push_async_callback(recorder.close)
         edits = {"kept": lambda pipeline: pipeline, "unkept": without_log, "recorded": recorder.tapped}
         servers = {
-            name: await closing.enter_async_context(
-                running_server(talking(encoding), encoding, folder / name, edit=edit)
-            )
+            name: await closing.enter_async_context(running_server(talking(), folder / name, edit=edit))
             for name, edit in edits.items()
         }
         for _ in range(1 + rounds):

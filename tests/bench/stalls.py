@@ -45,7 +45,7 @@ async def longest_gap(body: dict[str, Any], folder: Path) -> float:
             gaps.append((now - last) * 1e3 - 1)
             last = now
 
-    async with running_server(engine, encoding, folder, max_body_bytes=2**24) as served:
+    async with running_server(engine, folder, max_body_bytes=2**24) as served:
         await served.stream({"input": "warm up"})
         data = json.dumps({**body, "stream": True}).encode()
         ticking = asyncio.create_task(tick())
@@ -68,6 +68,5 @@ async def stalls(rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def stall_table(least: dict[str, float]) -> str:
-    """Return the figures as a table."""
     lines = [f"{'one request with':26s}longest stall of the loop, ms"]
     return "\n".join([*lines, *(f"{name:26s}{gap:29.1f}" for name, gap in least.items())])

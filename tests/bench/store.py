@@ -51,7 +51,6 @@ BARE = ("pwrite + fdatasync of 4 KB", 1)
 
 
 async def store_figures() -> Rows:
-    """Measure both databases, and the bare disk."""
     with TemporaryDirectory() as folder:
         rows: Rows = {BARE: bare_figure(Path(folder))}
         async with open_store(str(Path(folder) / "store.sqlite3")) as store:
@@ -61,7 +60,6 @@ async def store_figures() -> Rows:
 
 
 def store_table(rows: Rows) -> str:
-    """Return the figures as a table."""
     head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
     bare = rows[BARE].rate
     lines = [f"{what:30s}{writers:8d}{row}{row.rate / bare:9.2f}" for (what, writers), row in rows.items()]
@@ -103,7 +101,6 @@ async def _measure(work: Work, writers: int) -> Figure:
 
 
 def bare_figure(folder: Path) -> Figure:
-    """Measure the bare disk with a single writer."""
     durations: list[float] = []
     file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY)
     end = time.perf_counter() + SECONDS

@@ -119,7 +119,6 @@ async def package(stream: Stream) -> float:
 
 
 async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
-    """Return the median of each variant over interleaved rounds."""
     figures: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(ROUNDS):
         for name, variant in variants.items():
@@ -128,7 +127,6 @@ async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
 
 
 async def token_table() -> str:
-    """Return a table by depth and chunk size."""
     stream = recorded()
     names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
     measurements: dict[str, Measurement] = {
@@ -145,7 +143,6 @@ async def token_table() -> str:
 
 
 async def variant_table() -> str:
-    """Return a table by kind of item."""
     measurements: dict[str, Measurement] = {
         name: partial(ours, stream.frames(0, 1), 0, 1) for name, stream in variants(recorded()).items()
     }

@@ -71,7 +71,6 @@ async def validation(normalize: Pipeline[CreateResponse, ResolvedRequest], body:
 
 
 async def validation_figures() -> str:
-    """Return the medians as text."""
     body = json.dumps(agent_body()).encode()
     tokens = len(load_encoding().encode(body.decode()))
     normalize = Pipeline.start("normalize", Normalize(Store(Nowhere()), ("recorded",)))

@@ -41,7 +41,6 @@ README = (ROOT / "api" / "README.md").read_text()
 
 
 def table() -> list[tuple[str, str]]:
-    """Each parameter of the table and its promise."""
     section = README.split("## Request parameters")[1].split("\n##")[0]
     rows = re.findall(r"^\| (`.+?) \| (\w+) \|", section, re.MULTILINE)
     return [(name, promise) for names, promise in rows for name in re.findall(r"`(\w+)`", names)]
@@ -126,7 +125,6 @@ EARLIER = stored_response("resp_0", Message("msg_0i0000", "completed", "user", (
 
 @asynccontextmanager
 async def remembering() -> AsyncGenerator[Store]:
-    """A store with a response and a conversation to continue from."""
     with TemporaryDirectory() as folder:
         store = Store(SqliteDatabase(Path(folder) / "responses.sqlite3"))
         await store.open()
@@ -147,7 +145,7 @@ class Outcome(NamedTuple):
 async def outcome(**body: Json) -> Outcome:
     """Run the whole pipeline, with the same ids and output each time."""
     request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
-    engine = ScriptedEngine(script(encoding), context_length=CONTEXT_LENGTH, models=("served", "lora"))
+    engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
         pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(store)).replace("normalize", stage)

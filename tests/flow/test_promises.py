@@ -39,7 +39,6 @@ LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 
 
 async def ended(said: str, body: Json, size: int = 1) -> Response:
-    """The response to a request for which the model writes this."""
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
     pipeline = harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": "?", **body}))

@@ -75,7 +75,6 @@ def _nameless(told: Any) -> Any:
 
 
 def response_in(event: Any) -> Any:
-    """The response in an event of openai-python."""
     return event.response
 
 

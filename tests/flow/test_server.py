@@ -47,7 +47,6 @@ def chosen(**settings: Any) -> Settings:
 
 
 def stages(**settings: Any) -> dict[str, Any]:
-    """The stages of the pipeline that the settings select, by name."""
     live = RunRegistry(Store(Nowhere()))
     return {
         step.name: step.stage
@@ -159,7 +158,6 @@ def test_store_is_a_file_or_a_database() -> None:
 
 
 def servers(path: Path) -> list[str]:
-    """The servers that a store in SQLite knows."""
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as connection:
         return [name for (name,) in connection.execute("select id from servers")]
     return []

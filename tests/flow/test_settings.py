@@ -54,7 +54,6 @@ SHOWN = {
 
 
 def options() -> Iterator[tuple[str, str, FieldInfo]]:
-    """The options of the command: field name, option and field."""
     for name, field in Settings.model_fields.items():
         if name not in ("model", "engine_arguments") and CLI_SUPPRESS not in field.metadata:
             yield name, f"--{(field.alias or name).replace('_', '-')}", field

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import done_items, stream_events
 from tests.support.server import Server, running_server
@@ -52,15 +52,15 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
-    async with running_server(ScriptedEngine(), encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
+    async with running_server(ScriptedEngine(), tmp_path, models=("tiny-gpt-oss",)) as served:
         yield served
 
 
-def written(name: str, arguments: Json, encoding: HarmonyEncoding) -> Script:
+def written(name: str, arguments: Json) -> Script:
     text = json.dumps(arguments, ensure_ascii=False)
     call = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}<|call|>"
-    return Script(encoding.encode_markup(call))
+    return Script(load_encoding().encode_markup(call))
 
 
 def said(fields: Json) -> Json:
@@ -69,11 +69,9 @@ def said(fields: Json) -> Json:
 
 @pytest.mark.defect("6")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_shell_or_patch_call_has_its_own_item(
-    served: Server[ScriptedEngine], encoding: HarmonyEncoding, case: Case
-) -> None:
+async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngine], case: Case) -> None:
     name, arguments, fields, output, told = case
-    served.engine.script = written(name, arguments, encoding)
+    served.engine.script = written(name, arguments)
     events = await stream_events(served, BODY)
     (call,) = done_items(events)
     response = events[-1]["response"]
@@ -83,7 +81,7 @@ async def test_shell_or_patch_call_has_its_own_item(
     answer = {"type": f"{name}_call_output", "call_id": call["call_id"], **output}
     for body in ({"input": [USER, call, answer]}, {"previous_response_id": response["id"], "input": [answer]}):
         await stream_events(served, BODY | body)
-        prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+        prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
         assert prompt.endswith(
             f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{told}<|end|><|start|>assistant"
         )
@@ -91,15 +89,13 @@ async def test_shell_or_patch_call_has_its_own_item(
 
 
 @pytest.mark.defect("40")
-async def test_local_shell_may_be_answered_as_a_function(
-    served: Server[ScriptedEngine], encoding: HarmonyEncoding
-) -> None:
+async def test_local_shell_may_be_answered_as_a_function(served: Server[ScriptedEngine]) -> None:
     """Some agents answer every call with a function's output."""
-    served.engine.script = written("local_shell", {"command": ["ls"]}, encoding)
+    served.engine.script = written("local_shell", {"command": ["ls"]})
     (call,) = done_items(await stream_events(served, BODY))
     answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
     await stream_events(served, BODY | {"input": [USER, call, answer]})
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert prompt.endswith(
         "<|start|>functions.local_shell to=assistant<|channel|>commentary<|message|>README.md<|end|><|start|>assistant"
     )

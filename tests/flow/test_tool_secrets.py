@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.server import Server, running_server
 
@@ -38,9 +38,9 @@ REFUSED: list[Json] = [
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
-    engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi.<|return|>")))
-    async with running_server(engine, encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
+    engine = ScriptedEngine(Script(load_encoding().encode_markup("<|channel|>final<|message|>Hi.<|return|>")))
+    async with running_server(engine, tmp_path, models=("tiny-gpt-oss",)) as served:
         yield served
 
 
@@ -52,7 +52,6 @@ async def ended(served: Server[ScriptedEngine], response: Json) -> Json:
 
 
 def files(folder: Path) -> bytes:
-    """The content of all files on disk."""
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 

@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.events import OutputItemAdded, ResponseEvent, Te
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -42,7 +42,6 @@ def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]
 
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
-    """The checked events of a turn."""
     return await run_request(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
 
 
@@ -114,14 +113,14 @@ async def test_call_with_any_recipient_and_end_is_done(
         ("", "<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"),
     ],
 )
-async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int, encoding: HarmonyEncoding) -> None:
-    tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
+async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int) -> None:
+    tokens = load_encoding().encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     usage = final(await run_request(responses(engine), BODY)).usage
     assert usage is not None
     assert usage.input_tokens == len(engine.prompts[0].token_ids)
     assert usage.output_tokens == len(tokens)
-    assert usage.output_tokens_details.reasoning_tokens == len(encoding.encode(thought))
+    assert usage.output_tokens_details.reasoning_tokens == len(load_encoding().encode(thought))
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
@@ -130,16 +129,16 @@ async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int
 
 @pytest.mark.defect("B23")
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
-async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(
-    number: int, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
+async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(number: int, tmp_path: Path) -> None:
+    engine = ScriptedEngine(
+        Script(load_encoding().encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001)
+    )
     request = await read_request(json.dumps(BODY).encode())
     seen: list[ResponseEvent] = []
     reached = asyncio.Event()
 
     async def consume(live: RunRegistry) -> None:
-        async with harmony_responses(("tiny",), engine, encoding, live).open(source_of([request])) as events:
+        async with harmony_responses(("tiny",), engine, load_encoding(), live).open(source_of([request])) as events:
             async for event in events:
                 seen.append(event)
                 if event.sequence_number == number:
@@ -163,13 +162,13 @@ async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_prompt_after_a_call_has_the_engines_tokens(size: int, tmp_path: Path) -> None:
     tokens = encode_by_letters(
         f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
     )
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = harmony_responses(("tiny",), engine, encoding, RunRegistry(store))
+        pipeline = harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(store))
         called = final(await run_request(pipeline, BODY))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
@@ -178,7 +177,9 @@ async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: H
     first, second = engine.prompts
     seen = (*first.token_ids, *tokens)
     assert second.token_ids[: len(seen)] == seen
-    assert encoding.decode(second.token_ids[len(seen) :]).startswith("<|start|>functions.get_weather to=assistant")
+    assert (
+        load_encoding().decode(second.token_ids[len(seen) :]).startswith("<|start|>functions.get_weather to=assistant")
+    )
 
 
 # Sent back

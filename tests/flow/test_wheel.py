@@ -47,7 +47,6 @@ def listed(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the product."""
     copy = tmp_path_factory.mktemp("copy")
     for name in SOURCES:
         shutil.copy(ROOT / name, copy)

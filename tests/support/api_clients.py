@@ -46,7 +46,6 @@ async def wait_for_end(served: ApiClient, response_id: str) -> dict[str, Any]:
 
 
 async def get_response(served: ApiClient, response_id: str) -> dict[str, Any]:
-    """Return the JSON of a response."""
     status, answer = await served.get(f"/v1/responses/{response_id}")
     assert status == 200
     return dict(answer)
@@ -70,8 +69,6 @@ async def wait_until_idle(served: ScriptedServer) -> None:
 
 
 class StreamReader:
-    """An SSE body, read part by part."""
-
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self.answer = answer
         self.read = b""
@@ -114,7 +111,6 @@ async def stream_events(served: Server[ScriptedEngine], body: Json) -> list[Json
 
 
 def done_items(events: list[Json]) -> list[Json]:
-    """Return the items of all `response.output_item.done` events."""
     return [event["item"] for event in events if event["type"] == "response.output_item.done"]
 
 
@@ -146,7 +142,6 @@ def conversation_id(path: str) -> str:
 
 
 async def conversation_items(served: ScriptedServer, path: str) -> list[Json]:
-    """List all items of a conversation, oldest first."""
     status, page = await served.get(f"{path}/items?order=asc&limit=100")
     assert (status, page["has_more"]) == (200, False)
     data: list[Json] = page["data"]
@@ -191,7 +186,6 @@ class Client:
 
     @property
     def response_id(self) -> str:
-        """The id of its response."""
         response = self.answer or json.loads(sse_frames(self.seen)[0].partition(b"data: ")[2])["response"]
         return str(response["id"])
 
@@ -232,5 +226,4 @@ class Client:
 
 
 def sse_frames(stream: bytes) -> list[bytes]:
-    """Split a stream, which may be cut, into its whole event frames."""
     return [frame + b"\n\n" for frame in stream.split(b"\n\n")[:-1] if frame.startswith(b"event: ")]

@@ -180,8 +180,6 @@ THOUGHT_OPEN = f"{USER_TURN}<think>\n"
 
 @dataclass(frozen=True)
 class UnknownCallSyntax:
-    """Parsers of a model whose markup of calls is unknown."""
-
     thinking: tuple[str, str] | None = ("<think>", "</think>")
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
@@ -192,14 +190,11 @@ class UnknownCallSyntax:
 
 
 def model_of_unknown_syntax(thinking: tuple[str, str] | None = ("<think>", "</think>")) -> ChatModel:
-    """The tiny Qwen with an unknown markup of calls."""
     return replace(load_model(), parsers=UnknownCallSyntax(thinking))
 
 
 @dataclass(frozen=True)
 class ChatGrammar:
-    """The grammar of a model after a prompt."""
-
     chat: ChatModel
     rules: str | None
     calls: CallSyntax
@@ -219,7 +214,6 @@ def chat_grammar(
     chat: ChatModel | None = None,
     continues: bool = False,
 ) -> ChatGrammar:
-    """The grammar of a request to the tiny Qwen or another model."""
     chat, tools = chat or load_model(), tools or Toolset()
     asked = structs.replace(conversation(tools=tools, text_format=text_format), structured=structured or {})
     shown = functions(tools, ToolNames(tools))
@@ -227,7 +221,6 @@ def chat_grammar(
 
 
 def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:
-    """The part of a turn that a grammar accepts."""
     started = LLMatcher(grammar_tokenizer(chat.vocabulary.tokenizer), grammar_from("grammar", rules), log_level=0)
     assert not started.is_error(), started.get_error()
     token_ids, count = chat.vocabulary.encode(turn), 0
@@ -240,7 +233,6 @@ def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:
 
 @cache
 def grammar_tokenizer(of: Any) -> LLTokenizer:
-    """The vocabulary as the engine's grammar library reads it."""
     import llguidance.hf  # noqa: PLC0415 - imports transformers, which takes seconds
 
     return llguidance.hf.from_tokenizer(of)

@@ -62,7 +62,6 @@ LATEST_INSTRUCTIONS_TEMPLATE = """
 
 @cache
 def vocabulary() -> Vocabulary:
-    """The vocabulary of the tiny Qwen."""
     return Vocabulary(fast_tokenizer(tokenizer_file=str(TINY_QWEN / "tokenizer.json"), eos_token="<|im_end|>"))
 
 
@@ -81,7 +80,6 @@ class JinjaTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """Render the messages."""
         from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers
 
         try:
@@ -105,7 +103,6 @@ class NoParsers:
     thinking = None
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """Raise: tests with this model read no output."""
         raise AssertionError
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> None:
@@ -122,19 +119,16 @@ def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatM
 async def prompt(
     conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, *, context_length: int = 100_000, **settings: Any
 ) -> Prompt:
-    """The prompt of a conversation."""
     (rendered,) = await run_stage(RenderChat(model_with_template(template, **settings), context_length), [conversation])
     assert isinstance(rendered, Prompt)
     return rendered
 
 
 async def text(conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, **settings: Any) -> str:
-    """The prompt as text."""
     return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
 
 
 def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> Layout:
-    """The messages of a conversation."""
     instructions, items = split(conversation)
     ends = model_with_template().stop_token_ids
     return lay_out(instructions, items, Surroundings(conversation, ToolNames(conversation.tools), images or {}, ends))
@@ -154,5 +148,4 @@ def _short(message: ChatMessage) -> dict[str, Any]:
 
 
 def item_tokens(item: Item, text: str) -> tuple[str, tuple[int, ...]]:
-    """An item's id and the tokens that the engine wrote for it."""
     return item.id, tuple(vocabulary().encode(text))

@@ -38,7 +38,6 @@ class Clock:
 
 @pytest.fixture
 async def clock() -> Clock:
-    """The clock of the test's loop."""
     return Clock(asyncio.get_running_loop())
 
 

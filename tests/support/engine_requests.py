@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import chat_responses, harmony_responses
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.vllm import VllmEngine
@@ -29,17 +29,15 @@ from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE
 
 
-def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
-    """A fixture's prompt with another last user message."""
+def prompt(text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
     recorded: Prompt
     (recorded,) = read_frames(HARMONY_CASES[0].parent / name / "prompt.jsonl", Prompt)
-    head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
-    tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
+    head = load_encoding().decode(recorded.token_ids).split("<|start|>user")[0]
+    tokens = load_encoding().encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
     return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))
 
 
 def sampled(asked: Prompt, **sampling: Any) -> Prompt:
-    """The prompt with other sampling parameters."""
     return msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, **sampling))
 
 
@@ -48,13 +46,12 @@ def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
 
 
 def adapted(asked: Prompt) -> Prompt:
-    """The prompt as a request to the LoRA adapter of the tests."""
     return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, model="nonsense"))
 
 
-async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
+async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
     """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
-    pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(Store(Nowhere())))
+    pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
@@ -109,7 +106,6 @@ def spoken(item: OutputItem) -> str:
 
 
 def answer(response: Response) -> str:
-    """The text of the message that a response ends with."""
     item = response.output[-1]
     assert isinstance(item, Message)
     return item.text
@@ -128,8 +124,6 @@ HELLO = "Hello! How can I help you today?"
 
 @dataclass(frozen=True)
 class ChatEngine:
-    """An engine, and the chat model that it runs."""
-
     engine: VllmEngine
     chat: ChatModel
 

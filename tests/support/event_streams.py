@@ -76,12 +76,10 @@ def read_sse(body: bytes) -> list[ResponseEvent]:
 
 
 def renumbered(frame: bytes, number: int) -> bytes:
-    """The SSE frame of an event with another sequence number."""
     return re.sub(rb'(?<="sequence_number":)\d+', b"%d" % number, frame, count=1)
 
 
 def final(events: Iterable[ResponseEvent]) -> Response:
-    """The response that a stream ends with."""
     *_, last = events
     assert isinstance(last, TerminalEvent)
     return last.response

@@ -80,11 +80,9 @@ class FakeVllm:
 
     @property
     def url(self) -> str:
-        """The base URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start to listen."""
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
@@ -220,7 +218,6 @@ class FakeVllm:
 
 @asynccontextmanager
 async def running_fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
-    """Run the servers for the length of the block."""
     for server in servers:
         await server.start()
     try:
@@ -330,7 +327,6 @@ LIGHT_ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|chan
 
 
 async def main() -> None:
-    """Send a request through the whole pipeline to a fake server."""
     encoding = load_encoding()
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
         pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(Store(Nowhere())))

@@ -44,7 +44,7 @@ from penstock.pipeline.tap import Tap
 from penstock.stages.converse.converse import Converse
 from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
-from penstock.stages.models.harmony.vocabulary import RETURN, STOP_TOKENS, HarmonyEncoding, load_encoding
+from penstock.stages.models.harmony.vocabulary import RETURN, STOP_TOKENS, load_encoding
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
@@ -100,7 +100,6 @@ class Case:
 
 
 def suffix_of(folder: Path) -> str:
-    """Return the suffix of the ids of a case, made from its name."""
     return folder.name.encode().hex()[:32].ljust(32, "0")
 
 
@@ -126,7 +125,6 @@ HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 
 
 async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
-    """Normalize the request of a case, and compare the conversation."""
     suffix, created_at, model = case.identity
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
@@ -134,13 +132,13 @@ async def check_conversation(case: Case, store: Store, tools: RecordedTools | No
     case.expect("conversation.jsonl", await run_stage(normalize, [request]), ResolvedRequest)
 
 
-async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTools | None) -> None:
+async def check_turns(case: Case, tools: RecordedTools | None) -> None:
     """Make the turns of a case, and compare the frames at each junction."""
     given = case.read("conversation.jsonl", ResolvedRequest)
-    render, parse = RenderHarmony(encoding), ParseHarmony(encoding)
+    render, parse = RenderHarmony(load_encoding()), ParseHarmony(load_encoding())
     if case.regen and completion_files(case.folder):
         prompt = (await run_stage(render, given))[0]
-        case.write("tokens.jsonl", handwritten_frames(case.folder, prompt, encoding))
+        case.write("tokens.jsonl", handwritten_frames(case.folder, prompt))
     prompts, tokens, parsed = Tap(), Tap(), Tap()
     turn = (
         Pipeline.start("render", render)
@@ -170,14 +168,14 @@ def completion_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("completion*.txt"), key=lambda path: int(path.stem.partition("_")[2] or 1))
 
 
-def handwritten_frames(folder: Path, prompt: Prompt, encoding: HarmonyEncoding) -> Iterator[TokenFrame]:
+def handwritten_frames(folder: Path, prompt: Prompt) -> Iterator[TokenFrame]:
     """Token frames of all turns; ``prompt`` gives the first frame of each."""
     for completion in completion_files(folder):
-        yield from _handwritten_turn(completion.read_text(), prompt, encoding)
+        yield from _handwritten_turn(completion.read_text(), prompt)
 
 
-def _handwritten_turn(text: str, prompt: Prompt, encoding: HarmonyEncoding) -> list[TokenFrame]:
-    token_ids = encode_completion(text, encoding)
+def _handwritten_turn(text: str, prompt: Prompt) -> list[TokenFrame]:
+    token_ids = encode_completion(text)
     stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.sampling.stop or "\0")
     reason: FinishReason = "stop" if stopped else "length"
     logprobs = handwritten_logprobs(token_ids, prompt.sampling.logprobs)
@@ -201,16 +199,16 @@ def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLo
     return tuple(TokenLogprob(own[1], tuple(others[:top])) for own, others in zip(found, likeliest, strict=True))
 
 
-def encode_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
+def encode_completion(text: str) -> list[int]:
     r"""The tokens of text with markers; ``<|123|>`` is the token of that id, ``<\|`` a literal ``<|``."""
     token_ids: list[int] = []
     for piece in re.split(r"(<\|\w+\|>)", text):
         if marker := re.fullmatch(r"<\|(\d+)\|>", piece):
             token_ids.append(int(marker[1]))
         elif re.fullmatch(r"<\|\w+\|>", piece):
-            token_ids += encoding.encode_markup(piece)
+            token_ids += load_encoding().encode_markup(piece)
         else:
-            token_ids += encoding.encode(piece.replace("<\\|", "<|"))
+            token_ids += load_encoding().encode(piece.replace("<\\|", "<|"))
     return token_ids
 
 
@@ -230,7 +228,6 @@ def generation_of(text: str) -> tuple[TokenFrame, ...]:
 
 
 def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenFrame]]:
-    """Draw the same tokens in other chunks."""
     start, *chunks, end = frames
     token_ids = [token for chunk in chunks if isinstance(chunk, TokenChunk) for token in chunk.token_ids]
     logprobs = [one for chunk in chunks if isinstance(chunk, TokenChunk) for one in chunk.logprobs]
@@ -244,7 +241,6 @@ def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenF
 
 
 def any_case() -> st.SearchStrategy[list[TokenFrame]]:
-    """Draw a fixture of one turn in any chunks."""
     return st.sampled_from(ONE_TURN_CASES).flatmap(lambda case: in_any_chunks(recorded_tokens(case)))
 
 
@@ -255,18 +251,15 @@ def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
 
 
 def emit_with(frames: Sequence[TokenFrame], install: Install) -> list[Any]:
-    """Parse and emit a generation with a plug-in."""
     return asyncio.run(run_pipeline(pipeline_after_parse(install), frames))
 
 
 def events_with(frames: Sequence[TokenFrame], install: Install) -> list[ResponseEvent]:
-    """The checked events of a generation."""
     kept = ResponseStarted | ItemTokens | ItemResult
     return checked(frame for frame in emit_with(frames, install) if not isinstance(frame, kept))
 
 
 def response_with(frames: Sequence[TokenFrame], install: Install) -> Response:
-    """The final response of a generation."""
     return final(events_with(frames, install))
 
 
@@ -275,12 +268,10 @@ def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 def text_of(item: OutputItem) -> str:
-    """The text of an item that has one."""
     return str(getattr(item, "text", ""))
 
 
 def item_texts(response: Response) -> list[str]:
-    """The text of each item."""
     return [*map(text_of, response.output)]
 
 

@@ -87,39 +87,32 @@ Frames = tuple[ConversedFrame, ...]
 def started(
     response_id: str = "resp_1", prompt_tokens: int = 7, raw_messages: RawMessages | None = None, **fields: Any
 ) -> GenerationStarted:
-    """The first frame of a response."""
     begun: dict[str, Any] = {"status": "in_progress", "completed_at": None, "output": ()}
     return GenerationStarted(response(response_id, **(begun | fields)), INPUT, prompt_tokens, raw_messages=raw_messages)
 
 
 def item(opening: ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
-    """All frames of one item."""
     grow = (ItemDelta(piece) if isinstance(piece, str) else piece for piece in pieces)
     return (opening, *grow, ItemClosed(complete))
 
 
 def reasoning(*texts: str, complete: bool = True) -> Frames:
-    """A reasoning item."""
     return item(ReasoningOpened(), *texts, complete=complete)
 
 
 def message(*pieces: Piece, phase: Phase | None = "final_answer", complete: bool = True) -> Frames:
-    """A message."""
     return item(MessageOpened(phase), *pieces, complete=complete)
 
 
 def refusal(*texts: str, complete: bool = True) -> Frames:
-    """A refusal."""
     return item(RefusalOpened(), *texts, complete=complete)
 
 
 def function_call(*texts: str, name: str = "get_weather", complete: bool = True) -> Frames:
-    """A function call."""
     return item(FunctionCallOpened(name), *texts, complete=complete)
 
 
 def custom_tool_call(*texts: str, name: str = "shell", complete: bool = True) -> Frames:
-    """A call of a custom tool."""
     return item(CustomToolCallOpened(name), *texts, complete=complete)
 
 
@@ -129,7 +122,6 @@ def form_call(form: ClientForm, *texts: str, complete: bool = True) -> Frames:
 
 
 def approval(*texts: str, complete: bool = True) -> Frames:
-    """A call that needs an approval by the client."""
     return item(McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
 
 
@@ -146,14 +138,12 @@ def server_item(
 
 
 def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
-    """The tools that an MCP server lists."""
     return server_item(
         McpListToolsOpened("wiki"), outcome=CallFinished("", error, ListedTools(convert(tools, tuple[ListedTool, ...])))
     )
 
 
 def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, complete: bool = True) -> Frames:
-    """A call of a tool of an MCP server."""
     outcome = CallFinished(result, error)
     return server_item(McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
 
@@ -161,7 +151,6 @@ def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, compl
 def code_call(
     *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    """A code interpreter call."""
     outcome = CallFinished("2\n", error, CodeOutputs(outputs) if outputs else None)
     return server_item(CodeCallOpened(), *texts, outcome=outcome, complete=complete)
 
@@ -169,18 +158,15 @@ def code_call(
 def web_call(
     *texts: str, found: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    """A web search call."""
     outcome = CallFinished("Oslo is a city.", error, BrowserAction(found[0]) if found else None)
     return server_item(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
 
 
 def shell_call(*texts: str, complete: bool = True) -> Frames:
-    """A call of the sandbox's shell."""
     return item(ShellCallOpened(), *texts, complete=complete)
 
 
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
-    """The output of a shell call."""
     return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, ShellOutput(outputs)))
 
 
@@ -196,13 +182,11 @@ def _token_text(raw: bytes) -> str:
 
 
 def finished(reason: FinishReason = "stop", **fields: Any) -> TurnFinished:
-    """The last frame."""
     counts: dict[str, Any] = {"cached_tokens": 4, "output_tokens": 20, "reasoning_tokens": 8, "duration": 2.0}
     return TurnFinished(reason, **(counts | fields))
 
 
 def server_turns() -> Frames:
-    """Two turns: all calls that the server runs, then an answer."""
     first = started()
     return (
         ResponseStarted(first.response, first.input),
@@ -226,30 +210,25 @@ def server_turns() -> Frames:
 
 
 def client_turn() -> Frames:
-    """A turn with all calls that the client runs or approves."""
     forms = (frame for form in FORMS for frame in form_call(form))
     return (started(), *approval('{"q":', '"a"}'), *forms, *custom_tool_call("ls"), *function_call("{}"), finished())
 
 
 def whole_turn() -> Frames:
-    """A turn with the most common items."""
     items = (*reasoning("Let me ", "think."), *message("Hel", "lo!"), *function_call('{"city":', '"Oslo"}'))
     return (started(), *items, finished())
 
 
 def rare_turn() -> Frames:
-    """A turn with the rare items, and with logprobs and annotations."""
     text = message(spelled_delta("Hé", 2), AnnotationAdded(CITATION), spelled_delta("y", 2))
     return (started(top_logprobs=2), *text, *refusal("No."), *custom_tool_call("ls"), finished())
 
 
 def summary_turn() -> Frames:
-    """A turn with a reasoning summary."""
     return (started(reasoning=SUMMARY_OPTIONS), *reasoning("So."), finished())
 
 
 def background_turn(frames: Frames) -> Frames:
-    """The same turn of a queued background response."""
     first, *rest = frames
     assert isinstance(first, GenerationStarted | ResponseStarted)
     return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
@@ -284,7 +263,6 @@ def event_types(events: Iterable[Event]) -> list[str]:
 
 
 def sse_json(event: Event) -> dict[str, Any]:
-    """The JSON of an event, as its SSE frame carries it."""
     name, data, *rest = to_sse(event).decode().split("\n")
     assert rest == ["", ""]
     body: dict[str, Any] = json.loads(data.removeprefix("data: "))
@@ -324,7 +302,6 @@ def _outputs(*one_of: dict[str, Any]) -> st.SearchStrategy[tuple[dict[str, Any],
 
 @st.composite
 def _shells(draw: st.DrawFn) -> Frames:
-    """A shell call in the sandbox, and its output."""
     call = shell_call(*draw(st.just(['{"cmd": ["ls"]}']) | st.just(['{"commands": ["ls", "pwd"]}']) | _texts))
     return (*call, *shell_output(*draw(_outputs(SHELL_OUTPUT, SHELL_TIMEOUT)), error=draw(_errors)))
 
@@ -380,7 +357,6 @@ def _turns(draw: st.DrawFn, first: GenerationStarted, alternatives: int | None, 
 
 @st.composite
 def response_frames(draw: st.DrawFn) -> Frames:
-    """Whole responses, by the grammar of `ConversedFrame`."""
     reason: FinishReason = draw(st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns"]))
     alternatives = draw(st.sampled_from([None, 0, 2]))
     raw: RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))

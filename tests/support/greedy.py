@@ -16,7 +16,6 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 
 
 async def greedy(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
-    """Set the temperature to 0."""
     async for conversation in source:
         yield replace(conversation, sampling=replace(conversation.sampling, temperature=0.0))
 

@@ -48,7 +48,6 @@ from penstock.stages.render.harmony.messages import lay_out
 
 @st.composite
 def wellformed_completions(draw: st.DrawFn) -> str:
-    """A turn of a few messages, each on its channel."""
     text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(lambda t: "<|" not in t)
     headers = [
         "<|channel|>analysis",
@@ -103,7 +102,6 @@ def conversation(
 
 
 def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
-    """A message with one part per text."""
     part = OutputText if role == "assistant" else InputText
     return Message(
         id=f"msg_{next(_numbers)}",
@@ -115,7 +113,6 @@ def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
 
 
 def reasoning(*texts: str) -> Reasoning:
-    """A reasoning item with one part per text."""
     return Reasoning(id=f"rs_{next(_numbers)}", content=tuple(ReasoningText(text) for text in texts))
 
 
@@ -126,22 +123,18 @@ def call(
     status: ItemStatus = "completed",
     namespace: str | UnsetType = UNSET,
 ) -> FunctionCall:
-    """A function call."""
     return FunctionCall(f"fc_{next(_numbers)}", call_id, name, arguments, status, namespace)
 
 
 def output(text: str | tuple[InputPart, ...], call_id: str = "call_1") -> FunctionCallOutput:
-    """An output of a function call."""
     return FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
 
 
 def custom_call(name: str, text: str, call_id: str = "call_1", namespace: str | UnsetType = UNSET) -> CustomToolCall:
-    """A call of a custom tool."""
     return CustomToolCall(f"ctc_{next(_numbers)}", call_id, name, text, "completed", namespace)
 
 
 def custom_output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> CustomToolCallOutput:
-    """An output of a custom tool call."""
     return CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
 
 
@@ -154,17 +147,14 @@ def mcp_call(
     status: CallStatus = "completed",
     error: dict[str, Any] | None = None,
 ) -> McpCall:
-    """A call of a tool of an MCP server."""
     return McpCall(f"mcp_{next(_numbers)}", label, name, arguments, status, output, error)
 
 
 def approval(name: str, arguments: str = "{}", *, label: str = "docs") -> McpApprovalRequest:
-    """A request for approval of an MCP call."""
     return McpApprovalRequest(f"mcpr_{next(_numbers)}", label, name, arguments)
 
 
 def decision(request: McpApprovalRequest, *, approve: bool, reason: str | None = None) -> McpApprovalResponse:
-    """An answer to a request for approval."""
     return McpApprovalResponse(f"mcpa_{next(_numbers)}", request.id, approve, reason)
 
 
@@ -175,7 +165,6 @@ def code_call(code: str, *logs: str, status: CallStatus = "completed") -> CodeIn
 
 
 def web_call(status: CallStatus = "completed", **action: Any) -> WebSearchCall:
-    """A web search call."""
     return WebSearchCall(f"ws_{next(_numbers)}", action, status)
 
 
@@ -187,14 +176,12 @@ def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **act
 
 
 def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> ShellCallOutput:
-    """The output of a shell call."""
     return ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
 
 
 def function(
     name: str, parameters: Any = None, description: str | None = None, namespace: str | None = None
 ) -> FunctionTool:
-    """A function tool."""
     return FunctionTool(name, description, parameters, namespace=namespace)
 
 
@@ -203,12 +190,10 @@ def function(
 
 @cache
 def reference_encoding() -> reference.HarmonyEncoding:
-    """The encoding of openai_harmony."""
     return reference.load_harmony_encoding(reference.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
-    """The system message of openai_harmony."""
     content = reference.SystemContent.new().with_conversation_start_date(DATE)
     content = content.with_reasoning_effort(reference.ReasoningEffort(effort))
     for namespace in built_in:
@@ -219,7 +204,6 @@ def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceC
 def reference_developer(
     instructions: str | None = None, tools: Sequence[FunctionTool] = (), descriptions: Mapping[str, str] | None = None
 ) -> reference.Message:
-    """The developer message of openai_harmony."""
     content = reference.DeveloperContent.new()
     if instructions is not None:
         content = content.with_instructions(instructions)
@@ -239,13 +223,11 @@ def _reference_tool(tool: FunctionTool) -> reference.ToolDescription:
 
 
 def reference_message(role: str, text: str, channel: str | None = None) -> reference.Message:
-    """A message of a user or of the assistant, of openai_harmony."""
     message = reference.Message.from_role_and_content(reference.Role(role), text)
     return message.with_channel(channel) if channel else message
 
 
 def reference_ids(messages: Sequence[reference.Message]) -> list[int]:
-    """The prompt as openai_harmony renders it."""
     return reference_encoding().render_conversation_for_completion(
         reference.Conversation.from_messages(list(messages)),
         reference.Role.ASSISTANT,
@@ -254,12 +236,10 @@ def reference_ids(messages: Sequence[reference.Message]) -> list[int]:
 
 
 def our_section(*tools: NamedTool, **descriptions: str) -> str:
-    """The tools section as this server renders it."""
     return tools_section(tools, descriptions)
 
 
 def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
-    """The tools section as openai_harmony renders it."""
     text = reference_encoding().decode(
         reference_encoding().render(reference_developer(tools=tools, descriptions=descriptions))
     )
@@ -267,7 +247,6 @@ def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str
 
 
 def prompt_text(conversation: ResolvedRequest) -> str:
-    """The prompt as text, after the system message."""
     return vocabulary.load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
 
 
@@ -295,7 +274,6 @@ def call_markup(recipient: str, text: str, kind: str = "json") -> str:
 
 
 def recipient_first_markup(recipient: str, text: str, kind: str = "json") -> str:
-    """The markup of a call with its recipient before the channel."""
     return f" to={recipient}<|channel|>commentary {kind}<|message|>{text}"
 
 
@@ -316,14 +294,12 @@ def encode_by_letters(text: str) -> list[int]:
 
 @cache
 def grammar_tokenizer() -> LLTokenizer:
-    """The vocabulary as the engine's grammar library reads it."""
     return lltokenizer_from_encoding(
         vocabulary.load_encoding()._tiktoken, n_vocab=vocabulary.VOCABULARY_SIZE, eos_token=vocabulary.RETURN
     )
 
 
 def grammar_matcher(rules: str) -> LLMatcher:
-    """A matcher at the start of a turn."""
     started = LLMatcher(grammar_tokenizer(), grammar_from("grammar", rules), log_level=0)
     assert not started.is_error(), started.get_error()
     return started
@@ -356,7 +332,6 @@ def _has_bit(mask: bytes, token: int) -> bool:
 
 
 def grammar_for(tools: Toolset | None = None, schema: Any = None, *, strict: bool | None = True) -> str:
-    """The grammar of a request that has one."""
     text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict} if schema is not None else {}
     rules = grammar(tools or Toolset(), text_format)
     assert rules is not None

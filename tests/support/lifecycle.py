@@ -13,7 +13,6 @@ import msgspec
 from penstock.pipeline.errors import RunInterrupted
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.runs.run import Run
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse, renumbered
@@ -52,7 +51,6 @@ class TrackedResponse:
         return not self.clients[0].mode.background
 
     def join(self, client: api_clients.Client) -> None:
-        """Add a client that reads it."""
         self.clients.append(client)
         self.tasks.append(asyncio.create_task(client.follow(self.response_id)))
 
@@ -68,19 +66,16 @@ class TrackedResponse:
 class World:
     """One store, its servers one after another, and all responses so far."""
 
-    encoding: HarmonyEncoding
     store_at: str
     responses: list[TrackedResponse] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Start a server."""
-        self._stack, self.engine = AsyncExitStack(), PacedEngine(script(self.encoding, COUNTING), initial=0)
+        self._stack, self.engine = AsyncExitStack(), PacedEngine(script(COUNTING), initial=0)
         self.database = FaultyDatabase(database_at(self.store_at))
-        server = running_server(self.engine, self.encoding, self.database, url=URL, limit=MAX_RUNNING)
+        server = running_server(self.engine, self.database, url=URL, limit=MAX_RUNNING)
         self.served: Server[PacedEngine] = await self._stack.enter_async_context(server)
 
     async def close(self) -> None:
-        """Disconnect all clients and close the server."""
         tasks = [task for tracked in self.responses for task in tracked.tasks]
         for task in tasks:
             task.cancel()
@@ -90,7 +85,6 @@ class World:
     # Actions
 
     async def ask(self, mode: api_clients.Mode) -> None:
-        """Create a response in a mode."""
         client = api_clients.Client(self.served, mode)
         task = asyncio.create_task(client.ask())
         await api_clients.wait_until(
@@ -109,12 +103,10 @@ class World:
         await asyncio.sleep(0.01)
 
     async def follow(self, which: int, after: int) -> None:
-        """Let another client read a response."""
         for tracked in self._chosen(which):
             tracked.join(api_clients.Client(self.served, api_clients.STREAM, after=after))
 
     async def leave(self, which: int) -> None:
-        """Disconnect the first client that is still connected."""
         for tracked in self._chosen(which):
             for number, task in enumerate(tracked.tasks):
                 if task.cancel():
@@ -122,14 +114,12 @@ class World:
                     return
 
     async def cancel(self, which: int) -> None:
-        """Cancel a response."""
         for tracked in self._chosen(which):
             status, answer = await api_clients.cancel_response(self.served, tracked.response_id)
             assert (status, tracked.in_front) == (400, True) or answer["status"] in {*tracked.may_be, "cancelled"}
             tracked.may_be |= {"cancelled"} if status == 200 else set()
 
     async def delete(self, which: int) -> None:
-        """Delete a response."""
         for tracked in self._chosen(which):
             assert (await self.served.delete(f"/v1/responses/{tracked.response_id}"))[0] == 200
             tracked.is_gone = True
@@ -145,7 +135,6 @@ class World:
             tracked.is_kept, tracked.kept = True, said
 
     async def stop(self) -> None:
-        """Stop the server gracefully and start the next one."""
         for tracked, _ in self._running():
             tracked.may_be.add("failed")
         await self.served.scheduler.drain(0)
@@ -155,7 +144,6 @@ class World:
         await self._end()
 
     async def kill(self) -> None:
-        """Kill the server and start the next one."""
         self.database.is_down = True
         for tracked, _ in self._running():
             tracked.forget()
@@ -270,7 +258,6 @@ class FinishedResponse:
 
     @classmethod
     async def of(cls, server: ApiClient, response_id: str) -> FinishedResponse:
-        """Wait for the end of a response, and get it and its stream."""
         response = await api_clients.wait_for_end(server, response_id)
         async with asyncio.timeout(READ_TIMEOUT):
             stream = await server.again(f"/v1/responses/{response_id}?stream=true")
@@ -278,7 +265,6 @@ class FinishedResponse:
 
     @property
     def text(self) -> str:
-        """The text of its message."""
         return "".join(
             part["text"] for item in self.response["output"] if item["type"] == "message" for part in item["content"]
         )
@@ -328,7 +314,6 @@ class FinishedResponse:
         assert await self.after(last + 1000) == renumbered(whole[-1], last + 1001) + DONE
 
     async def after(self, number: int) -> bytes:
-        """Return the response's stream after the event of that number."""
         async with asyncio.timeout(READ_TIMEOUT):
             return await self.server.again(f"/v1/responses/{self.response_id}?stream=true&starting_after={number}")
 

@@ -28,13 +28,11 @@ class Description:
 
     @property
     def operations(self) -> Iterator[tuple[str, str, Schema]]:
-        """Method, path and description of every operation."""
         for path, operations in self.document["paths"].items():
             for method, operation in operations.items():
                 yield method.upper(), path, operation
 
     def operation(self, method: str, path: str) -> Schema:
-        """Return the description of one operation."""
         operation: Schema = self.document["paths"][path][method.lower()]
         return operation
 
@@ -63,7 +61,6 @@ _anything = st.one_of(st.sampled_from(ODD), _texts, st.integers(), st.dictionari
 
 
 def valid_values(description: Description, schema: Schema) -> Values:
-    """Draw values that fit a schema of the description."""
     schema = description.resolved(schema)
     if choices := schema.get("anyOf", schema.get("oneOf")):
         return st.one_of(*(_deferred_values(description, each) for each in choices))
@@ -119,7 +116,6 @@ _SCALARS: dict[str, Any] = {
 
 @st.composite
 def broken_values(draw: st.DrawFn, values: Values) -> Any:
-    """Draw a value with one place missing, changed, added or nested."""
     value = {"value": copy.deepcopy(draw(values))}
     holder, key = draw(st.sampled_from([*_places(value)]))
     match draw(st.sampled_from(["replace", "remove", "add", "nest"])):
@@ -153,7 +149,6 @@ def any_body(draw: st.DrawFn, values: Values) -> bytes:
 
 
 def query_values(schema: Schema) -> Values:
-    """Draw values for a query parameter, valid and invalid, as text."""
     plain = valid_values(Description({"components": {"schemas": {}}, "paths": {}}), schema)
     return st.one_of(plain, _anything).map(_query_text)
 

@@ -43,8 +43,6 @@ OPENINGS = ReasoningOpened | MessageOpened | ClientCallOpened | ServerCallOpened
 
 @dataclass
 class ParsedItem:
-    """An item, collected from its frames."""
-
     kind: str
     name: str
     deltas: list[str] = field(default_factory=list)
@@ -86,12 +84,10 @@ def parsed_items(frames: Iterable[ParsedFrame]) -> list[ParsedItem]:
 
 
 def turn_started(**fields: Any) -> GenerationStarted:
-    """The first frame of a turn, with fields of the request."""
     return GenerationStarted(response(), (), 0, **fields)
 
 
 def parse_harmony_frames(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
-    """Parse as the stage does."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in _feed(parser, frame)]
 
@@ -123,7 +119,6 @@ def parse_harmony_text(
 
 
 def joined_deltas(parsed: list[ParsedItem]) -> list[ParsedItem]:
-    """The items, each with its text in one delta."""
     return [replace(item, deltas=[item.text]) for item in parsed]
 
 
@@ -157,12 +152,10 @@ def chat_tokens(family: str, text: str) -> list[int]:
 
 
 def ended_chat_tokens(family: str, text: str) -> list[int]:
-    """The tokens of a turn with its end."""
     return [*chat_tokens(family, text), family_model(family).stop_token_ids[0]]
 
 
 def chat_turn_started(family: str, turn: ChatTurn | None = None, **fields: Any) -> GenerationStarted:
-    """The first frame of a turn of a chat model."""
     turn = turn or ChatTurn(FAMILIES[family].variables)
     return turn_started(**{"tools": CHAT_TOOLS, "prompt": chat_prompt(family), "chat": turn, **fields})
 
@@ -197,12 +190,10 @@ def parse_chat_tokens(
 
 
 def parse_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
-    """Parse a whole turn."""
     return parsed_items(parse_chat_tokens(family, ended_chat_tokens(family, text), **fields))
 
 
 def parse_cut_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
-    """Parse a turn that the limit cut."""
     return parsed_items(parse_chat_tokens(family, chat_tokens(family, text), "length", **fields))
 
 

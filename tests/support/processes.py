@@ -43,7 +43,6 @@ def free_port() -> int:
 
 
 def descendants(root: int) -> set[int]:
-    """The ids of all descendants of a process."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -58,8 +57,6 @@ def descendants(root: int) -> set[int]:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The exit status and the output of a command."""
-
     status: int
     out: bytes
     err: str

@@ -23,8 +23,6 @@ PERIOD = 15.0
 
 @dataclass
 class Suite:
-    """Counts and durations of one run."""
-
     name: str
     started: float = field(default_factory=time.monotonic)
     total: int = 0
@@ -35,11 +33,9 @@ class Suite:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def add(self, report: pytest.TestReport) -> None:
-        """Count one phase of a test."""
         self.seconds[report.nodeid] += report.duration
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
@@ -64,8 +60,6 @@ class Suite:
 
 
 class Plugin:
-    """The hooks of pytest for one suite."""
-
     def __init__(self, suite: Suite, config: pytest.Config) -> None:
         self._suite = suite
         self._config = config
@@ -78,12 +72,10 @@ class Plugin:
             reporter.write_line(line, flush=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the tests of a run in one process."""
         self._suite.total = self._suite.total or len(session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Count the tests of a run in several processes."""
         self._suite.total = len(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -94,14 +86,12 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Leave out the letters of all but failures."""
         if report.failed:
             return None
         return "" if report.passed and report.when != "call" else report.outcome, "", ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:
-        """Write the summary, and keep it for the end of all suites."""
         lines = self._suite.summary()
         KEPT.mkdir(parents=True, exist_ok=True)
         (KEPT / f"{self._suite.name}.json").write_text(json.dumps({"at": time.time(), "lines": lines}))
@@ -109,7 +99,6 @@ class Plugin:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the suite's name."""
     parser.addoption("--suite", default="tests", help="name of the suite in lines of progress")
 
 

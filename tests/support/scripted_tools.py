@@ -45,7 +45,6 @@ Turn = Sequence[ParsedFrame]
 
 
 def item(opening: ItemOpened, text: str = "", *, complete: bool = True) -> list[ParsedFrame]:
-    """One item, its text in two pieces."""
     half = len(text) // 2
     return [opening, *(ItemDelta(piece) for piece in (text[:half], text[half:]) if piece), ItemClosed(complete)]
 
@@ -193,8 +192,6 @@ SERVER_DOWN = ServerUnavailable("The server docs cannot be reached.")
 
 @dataclass
 class ScriptedConverse:
-    """The stage `Converse` over a scripted model and scripted tools."""
-
     turns: Sequence[Turn]
     tool: ScriptedTool = field(default_factory=ScriptedTool)
     servers: ScriptedServers = field(default_factory=ScriptedServers)
@@ -244,8 +241,6 @@ class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A page that may be cited."""
-
     title: str
     url: str
 
@@ -260,8 +255,6 @@ class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class ScriptPlayer:
-    """The player of one script for the calls of all namespaces."""
-
     script: ToolScript
     ran: list[str] = field(default_factory=list)
     """The calls made so far."""
@@ -271,11 +264,9 @@ class ScriptPlayer:
         self._played: Iterator[RecordedCall] = iter(self.script.calls)
 
     def action(self) -> dict[str, Any] | None:
-        """Return the action of the next announced call."""
         return next(self._announced).action
 
     def next(self, tool: str) -> Outcome:
-        """Return the outcome of the next call."""
         self.ran.append(tool)
         call = next(self._played)
         return Outcome(call.result, call.error, call.data)
@@ -283,8 +274,6 @@ class ScriptPlayer:
 
 @dataclass(frozen=True)
 class RecordedHost:
-    """The host of one namespace, which is also its session."""
-
     namespace: str
     play: ScriptPlayer
 
@@ -307,8 +296,6 @@ class RecordedHost:
 
 @dataclass(frozen=True)
 class RecordedServers:
-    """The MCP servers of a script."""
-
     play: ScriptPlayer
     labels: frozenset[str] = frozenset()
 

@@ -23,8 +23,6 @@ WEATHER: Any = WEATHER_TOOL | {"strict": False}
 
 @dataclass
 class Command:
-    """A running server."""
-
     url: str
     client: openai.OpenAI
     process: subprocess.Popen[bytes]
@@ -36,7 +34,6 @@ class Command:
         return self.store.with_name("recorded")
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:

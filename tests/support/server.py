@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -60,23 +60,18 @@ class ApiClient:
             return answer.status, await answer.json()
 
     async def post(self, body: Any, path: str = "/v1/responses") -> tuple[int, Any]:
-        """Status and JSON of a request for a response."""
         return await self.ask("POST", path, body)
 
     async def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of a GET."""
         return await self.ask("GET", path)
 
     async def delete(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of a deletion."""
         return await self.ask("DELETE", path)
 
     async def stream(self, body: dict[str, Any], path: str = "/v1/responses") -> bytes:
-        """The whole SSE body of one request."""
         return await self._sse("POST", path, json={**body, "stream": True})
 
     async def again(self, path: str) -> bytes:
-        """The whole SSE body of a stored response."""
         return await self._sse("GET", path)
 
     async def _sse(self, method: str, path: str, **options: Any) -> bytes:
@@ -90,8 +85,6 @@ class ApiClient:
 
 @dataclass
 class Server(ApiClient, Generic[Engine_co]):
-    """A server in this process."""
-
     engine: Engine_co
     api: Api
     store: Store
@@ -104,9 +97,9 @@ class Server(ApiClient, Generic[Engine_co]):
 @asynccontextmanager
 async def running_server(
     engine: AnyEngine,
-    model: HarmonyEncoding | ChatModel,
     where: Path | str | Database,
     *,
+    model: ChatModel | None = None,
     url: str = "",
     heartbeat: float = 2.0,
     stale: float = STALE,
@@ -123,18 +116,18 @@ async def running_server(
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
-    ``model`` is the encoding of Harmony or a chat model.  ``edit`` may change the pipeline, the caller closes
-    ``toolbox``, and ``options`` go to `Scheduler`.  An earlier server with the same ``url`` is declared dead.
+    The model is gpt-oss unless a chat model is given.  ``edit`` may change the pipeline, the caller closes ``toolbox``,
+    and ``options`` go to `Scheduler`.  An earlier server with the same ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
     store = Store(database_at(where) if isinstance(where, str) else where, stale)
     await store.open()
     runs = RunRegistry(store)
-    if isinstance(model, ChatModel):
+    if model:
         responses = chat_responses(models, engine, model, runs, toolbox, limits)
     else:
-        responses = harmony_responses(models, engine, model, runs, toolbox, limits)
+        responses = harmony_responses(models, engine, load_encoding(), runs, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
     api = Api(scheduler, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
@@ -176,13 +169,11 @@ class PacedEngine(ScriptedEngine):
             run.woken.set()
 
     def finish(self, response_id: str) -> None:
-        """Lift the limit of one response."""
         self.allowed[response_id] = inf
         for run in self._runs:
             run.woken.set()
 
     def say_all(self) -> None:
-        """Lift all limits."""
         self.initial = inf
         self.say(inf)
 
@@ -226,9 +217,9 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def script(encoding: HarmonyEncoding, text: str = HELLO, **options: Any) -> Script:
+def script(text: str = HELLO, **options: Any) -> Script:
     """A script of ``text``, which may hold markers."""
-    return Script(encoding.encode_markup(text), **options)
+    return Script(load_encoding().encode_markup(text), **options)
 
 
 RECORDING_HEADER = Header(FORMAT, source=".cache/tiny", versions={"penstock": "0"})
@@ -236,15 +227,13 @@ RECORDING_HEADER = Header(FORMAT, source=".cache/tiny", versions={"penstock": "0
 
 @asynccontextmanager
 async def recording_server(
-    engine: Engine, encoding: HarmonyEncoding, folder: Path, *, recorder: dict[str, Any] | None = None, **options: Any
+    engine: Engine, folder: Path, *, recorder: dict[str, Any] | None = None, **options: Any
 ) -> AsyncGenerator[Server[Any], None]:
     """Serve and record for the length of the block; after it all recordings are complete."""
     taps = Recorder(folder, RECORDING_HEADER, **(recorder or {}))
     options.setdefault("edit", taps.tapped)
     try:
-        async with running_server(
-            engine, encoding, str(folder.with_name(f"{folder.name}.sqlite3")), **options
-        ) as served:
+        async with running_server(engine, str(folder.with_name(f"{folder.name}.sqlite3")), **options) as served:
             yield served
         assert not taps.takes
     finally:
@@ -252,7 +241,6 @@ async def recording_server(
 
 
 def recorded_folders(folder: Path) -> list[Path]:
-    """All responses that were recorded."""
     return list(folder.iterdir())
 
 
@@ -263,11 +251,9 @@ def only_recording(folder: Path) -> Path:
 
 
 def read_stage(response: Path, stage: str) -> Recording:
-    """Read the recording of a stage."""
     name, junction = FILES[stage]
     return read_recording(response / name, junction)
 
 
 def recorded_files(response: Path) -> set[str]:
-    """The names of a recording's files."""
     return {path.name for path in response.iterdir()}

@@ -52,7 +52,6 @@ class ForgottenPrompts(list[Prompt]):
 
 
 def serve_script(*arguments: str) -> None:
-    """Serve one of `SCRIPTS` under its name as the model's name."""
     settings = CliApp.run(Settings, cli_args=list(arguments))
     log_to_stderr(settings.log_level)
     model = settings.model or ""
@@ -70,7 +69,6 @@ def penstock(*arguments: str) -> None:
 
 
 def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:
-    """Run a program whose output goes to a file."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -78,14 +76,12 @@ def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:
 
 
 def _forked(log: Path, program: Callable[..., None], *arguments: str) -> ForkServerProcess:
-    """Start a program in a process of its own."""
     process = _forks.Process(target=_logged, args=(log, program, *arguments))
     process.start()
     return process
 
 
 async def exit_status(log: Path, program: Callable[..., None], *arguments: str) -> int | None:
-    """Run a program to its end."""
     process = _forked(log, program, *arguments)
     await asyncio.to_thread(process.join)
     return process.exitcode
@@ -110,7 +106,6 @@ class ServerProcess(ApiClient):
 
     @property
     def pid(self) -> int:
-        """The process id."""
         assert self._process.pid
         return self._process.pid
 
@@ -133,7 +128,6 @@ class ServerProcess(ApiClient):
 async def running_process(
     store: str, folder: Path, script: str = "quick", *options: str
 ) -> AsyncGenerator[ServerProcess, None]:
-    """Serve a script over that store for the length of the block."""
     known = ("--heartbeat", "0.2", "--stale-after", "3600", "--no-sandbox")
     async with serving_process(serve_script, (script, *known), store, folder, *options) as server:
         yield server

@@ -84,7 +84,6 @@ ITEMS: tuple[Item, ...] = (
 
 
 def response(response_id: str = "resp_1", **fields: Any) -> Response:
-    """A completed response of one message."""
     message = Message(f"msg_{response_id}", "completed", "assistant", (OutputText("Hello!"),), "final_answer")
     defaults: dict[str, Any] = {
         "created_at": 1_800_000_000,
@@ -111,56 +110,46 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
 
 
 def stored_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    """A completed response with the input of its request."""
     return StoredResponse(response(response_id, **fields), items)
 
 
 def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
-    """A stored response as it was when it began."""
     response = replace(stored.response, status="in_progress", completed_at=None, output=(), **fields)
     return replace(stored, response=response, tokens={})
 
 
 def queued_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    """A queued background response."""
     return stored_response(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
 
 
 def request_of(stored: StoredResponse) -> ResolvedRequest:
-    """The conversation that a stored response runs."""
     return ResolvedRequest(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
 
 
 async def store_response(store: Store, stored: StoredResponse) -> None:
-    """Begin and end a response in the store."""
     store.begin(begun_response(stored))
     await store.end(stored, None)
 
 
 def stored_conversation(conversation_id: str = "conv_1", **metadata: str) -> StoredConversation:
-    """A conversation for items."""
     return StoredConversation(conversation_id, 1_800_000_000, metadata)
 
 
 def conversation_response(
     response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any
 ) -> StoredResponse:
-    """A response of a conversation."""
     return stored_response(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
 
 
 async def execute_sql(store: Store, sql: str) -> None:
-    """Execute a statement on the tables of the store."""
     await store._writer.carry_out([Statement(sql, ())])
 
 
 async def expire_heartbeats(store: Store) -> None:
-    """Set the heartbeats of all servers back by a minute."""
     await execute_sql(store, "update servers set beat_at = beat_at - 60")
 
 
 async def expire_heartbeat(store: Store, url: str) -> None:
-    """Set the heartbeat of one server back by a lifetime."""
     await execute_sql(store, f"update servers set beat_at = 0 where url = '{url}'")
 
 

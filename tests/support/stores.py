@@ -37,21 +37,18 @@ DATABASES = ("sqlite", "postgres")
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
-    """The PostgreSQL server of the session."""
     with any_postgres() as server:
         yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.io)])
 async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    """The path or URL of an empty store."""
     async with empty_store(request, request.param, tmp_path) as store_at:
         yield store_at
 
 
 @pytest.fixture
 async def store(store_at: str) -> AsyncIterator[Store]:
-    """An open store."""
     async with open_store(store_at) as store:
         yield store
 
@@ -83,7 +80,6 @@ def database_at(store_at: str) -> Database:
 
 
 async def stored_events(store_at: str) -> dict[str, int]:
-    """Count the events of each response in a store."""
     database = database_at(store_at)
     await database.open()
     try:
@@ -134,7 +130,6 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         return f"postgresql://postgres@/postgres?host={self._folder}"
 
     def start(self) -> None:
@@ -144,7 +139,6 @@ class PostgresServer:
         self._wait_until_ready(self._process)
 
     def stop(self) -> None:
-        """Stop, and abort all statements."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             try:

@@ -17,7 +17,6 @@ Change: TypeAlias = Callable[[Events], Events]
 
 
 def first_response(events: Events) -> Response:
-    """The response in the first event."""
     first = events[0]
     assert isinstance(first, ResponseCreated)
     return first.response
@@ -48,14 +47,12 @@ def instead(at: int, event: ResponseEvent) -> Change:
 
 
 def put(at: int, /, **fields: Any) -> Change:
-    """Change fields of one event."""
     return lambda events: [
         replace(event, **fields) if position == at % len(events) else event for position, event in enumerate(events)
     ]
 
 
 def put_in(at: int, name: str, /, **fields: Any) -> Change:
-    """Change fields of an event's item or response."""
     return lambda events: put(at, **{name: replace(getattr(events[at], name), **fields)})(events)
 
 
@@ -82,7 +79,6 @@ def end(**fields: Any) -> Change:
 
 
 def queued(events: Events) -> Events:
-    """The same stream for a response that was queued first."""
     waiting = replace(first_response(events), status="queued")
     return renumber([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
 
@@ -121,5 +117,4 @@ def both(first: Change, second: Change) -> Change:
 
 
 def of(frames: Frames, change: Change) -> Change:
-    """Apply a change to another stream."""
     return lambda _: change(written_events(frames))

@@ -20,7 +20,7 @@ from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.converse.exchange import Limits
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -56,29 +56,24 @@ STORED_MODES: list[tuple[str, bool]] = [
 
 
 def python_markup(code: str) -> str:
-    """A call of the code interpreter."""
     return f"<|channel|>analysis to=python code<|message|>{code}<|call|>"
 
 
 def call_markup(recipient: str, arguments: Json | str) -> str:
-    """A call of a function, or of a tool of an MCP server."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{text}<|call|>"
 
 
 def browser_markup(name: str, arguments: Json | str) -> str:
-    """A call of the browser."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f"<|channel|>analysis to=browser.{name} code<|message|>{text}<|call|>"
 
 
 def answer_markup(text: str = "Done.") -> str:
-    """A final answer."""
     return f"<|channel|>final<|message|>{text}<|return|>"
 
 
 def join_calls(*calls: str) -> str:
-    """Several calls in one turn."""
     return "<|start|>assistant".join(calls)
 
 
@@ -95,7 +90,6 @@ SEARCH_TOOL: Json = {"type": "web_search"}
 
 @asynccontextmanager
 async def tool_server(
-    encoding: HarmonyEncoding,
     where: Any,
     turns: Sequence[str] = (),
     *,
@@ -117,26 +111,21 @@ async def tool_server(
         hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed))
     engine = ScriptedEngine()
-    play_turns(engine, encoding, *turns)
+    play_turns(engine, *turns)
     try:
-        async with running_server(
-            engine, encoding, where, toolbox=toolbox, limits=limits or Limits(), **options
-        ) as served:
+        async with running_server(engine, where, toolbox=toolbox, limits=limits or Limits(), **options) as served:
             yield served
     finally:
         await toolbox.close()
 
 
-def play_turns(engine: ScriptedEngine, encoding: HarmonyEncoding, *turns: str) -> None:
-    """Set the turns of the responses that follow."""
-    scripts = [script(encoding, text) for text in (*turns, answer_markup())[: len(turns) or 1]]
+def play_turns(engine: ScriptedEngine, *turns: str) -> None:
+    scripts = [script(text) for text in (*turns, answer_markup())[: len(turns) or 1]]
     engine.turns, engine.script = scripts, scripts[-1]
 
 
 @dataclass
 class ClientResponse:
-    """A response as its client received it, with its events."""
-
     response: Json
     raw: bytes
     events: list[ResponseEvent]
@@ -147,12 +136,10 @@ class ClientResponse:
 
     @property
     def types(self) -> list[str]:
-        """The types of the items."""
         return [item["type"] for item in self.output]
 
     @property
     def bodies(self) -> list[Json]:
-        """The JSON of each event."""
         lines = self.raw.decode().split("\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
@@ -191,13 +178,12 @@ async def _respond_whole(served: ScriptedServer, wanted: Json) -> Json:
     return dict(response)
 
 
-def prompts_read(served: ScriptedServer, encoding: HarmonyEncoding) -> list[str]:
+def prompts_read(served: ScriptedServer) -> list[str]:
     """Return the prompts so far as text, turn by turn."""
-    return [encoding.decode(prompt.token_ids) for prompt in served.engine.prompts]
+    return [load_encoding().decode(prompt.token_ids) for prompt in served.engine.prompts]
 
 
 async def expect_silence(stream: StreamReader) -> None:
-    """Check that the stream brings nothing for now."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.15):
             await stream.answer.content.readany()
@@ -223,7 +209,6 @@ class Site:
     """Requests so far."""
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer a search, or return the page."""
         self.asked += 1
         if request.path == "/search":
             self.queries.append(request.query["q"])
@@ -238,7 +223,6 @@ class Site:
 
 @asynccontextmanager
 async def running_site() -> AsyncIterator[Site]:
-    """Serve a site with an open gate for the length of the block."""
     site = Site()
     site.gate.set()
     app = web.Application()
@@ -278,7 +262,6 @@ async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamRespon
 def conversation_with(
     history: tuple[Item, ...] = (), given: tuple[Item, ...] = (), results: Mapping[str, str] | None = None
 ) -> ResolvedRequest:
-    """A conversation with a history."""
     begun = response(status="in_progress", completed_at=None, output=())
     return ResolvedRequest(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
 
@@ -287,7 +270,6 @@ RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
 def png(colour: tuple[int, int, int] = RED, width: int = 8, height: int = 8) -> bytes:
-    """A PNG of one colour."""
     rows = (b"\0" + bytes(colour) * width) * height
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
@@ -297,7 +279,6 @@ def png(colour: tuple[int, int, int] = RED, width: int = 8, height: int = 8) -> 
 
 
 def data_url(image: bytes, kind: str = "image/png") -> str:
-    """An image as clients write it."""
     return f"data:{kind};base64,{base64.b64encode(image).decode()}"
 
 

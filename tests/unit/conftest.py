@@ -49,7 +49,6 @@ multiprocessing.process.BaseProcess.start = _audited_start  # type: ignore[assig
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
-    """Forget what earlier tests did."""
     _seen.clear()
     yield
 

@@ -24,7 +24,6 @@ def marked(source: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tested() -> set[str]:
-    """Ids that any test file names."""
     return {defect for source in SOURCES for defect in marked(source)}
 
 

@@ -40,7 +40,6 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def broken(where: str, prose: str) -> list[str]:
-    """The rules that a text breaks."""
     plain = CODE.sub("", prose)
     return [f"{where}: {rule}: {match[0]!r}" for rule, words in RULES.items() if (match := words.search(plain))]
 

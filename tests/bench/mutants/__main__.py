@@ -45,8 +45,6 @@ Mutants: TypeAlias = Mapping[str, Mutant]
 
 @dataclass
 class Judge:
-    """Collects the verdicts on mutants."""
-
     covering: Covering
     jobs: int
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -110,7 +108,6 @@ def table(mutants: Mutants, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
 
 
 def write(path: Path, seed: int, verdicts: Mapping[str, Verdict]) -> None:
-    """Keep the verdicts for a later comparison."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
     kept = {name: {"outcome": verdict.outcome, "tests": verdict.tests} for name, verdict in sorted(verdicts.items())}
     document = {"commit": commit.strip(), "date": str(date.today()), "seed": seed, "verdicts": kept}

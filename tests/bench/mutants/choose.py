@@ -88,8 +88,6 @@ LOG = re.compile(r"_?log(ger|ging)?\.(debug|info|warning|error|exception|critica
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of the product."""
-
     folder: str
     function: str
     kind: str
@@ -103,7 +101,6 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """The name that two runs are compared by."""
         return f"{self.folder} {self.local_id}"
 
     @property
@@ -114,8 +111,6 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Site:
-    """One change that a tree allows."""
-
     slot: Slot
     kind: str
     old: ast.AST
@@ -126,19 +121,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Scope:
-    """The surroundings of a node."""
-
     name: str = ""
     returns: str | None = None
     """The type that the function returns; nothing outside of functions."""
     span: Span = (0, 0)
 
     def inside(self, name: str, returns: str | None = None) -> Scope:
-        """The scope of a function or class in this one."""
         return Scope(f"{self.name}.{name}".lstrip("."), returns)
 
     def at(self, span: Span) -> Scope:
-        """The scope of a statement in this one."""
         return Scope(self.name, self.returns, span)
 
 
@@ -156,7 +147,6 @@ def product(root: Path) -> list[Mutant]:
 
 
 def mutants_of(source: str, folder: str, path: str) -> Iterator[Mutant]:
-    """Every mutant of a module."""
     lines = source.splitlines()
     for mutant, _ in _numbered(ast.parse(source), folder, path):
         first, last = mutant.span
@@ -165,7 +155,6 @@ def mutants_of(source: str, folder: str, path: str) -> Iterator[Mutant]:
 
 
 def mutated(source: str, mutant: Mutant) -> ast.Module:
-    """The tree of a module with one change in it."""
     tree = ast.parse(source)
     for found, site in _numbered(tree, mutant.folder, mutant.path):
         if found.id == mutant.id:
@@ -222,7 +211,6 @@ def _numbered(tree: ast.Module, folder: str, path: str) -> Iterator[tuple[Mutant
 
 
 def _sites(node: ast.AST, scope: Scope) -> Iterator[Site]:
-    """Every change below a node."""
     for field, index, child in _children(node):
         inner = _scope(child, scope)
         if inner.returns is not None:
@@ -232,7 +220,6 @@ def _sites(node: ast.AST, scope: Scope) -> Iterator[Site]:
 
 
 def _children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
-    """The parts of a node that may be changed."""
     for field in _fields(node):
         value = getattr(node, field)
         if isinstance(value, ast.AST):
@@ -308,7 +295,6 @@ def _is_test(node: ast.AST, field: str) -> bool:
 
 
 def _changes(node: ast.AST, scope: Scope, *, is_test: bool) -> Iterator[tuple[str, ast.AST]]:
-    """Yield every change of one node: its kind, and the new node."""
     if isinstance(node, ast.stmt):
         yield from _changed_statements(node, scope)
     elif isinstance(node, ast.expr):

@@ -20,8 +20,6 @@ CACHE = Path(".cache/mutants")
 
 @dataclass(frozen=True)
 class Covering:
-    """The findings of one run."""
-
     data: coverage.CoverageData
     seconds: dict[str, float]
     """Seconds of each test that passed."""
@@ -48,7 +46,6 @@ def covering(jobs: int) -> Covering:
 
 
 def affordable(tests: Sequence[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """The first tests, as far as the budget goes, and at least one."""
     result = list(tests[:1])
     for test in tests[1:]:
         budget -= seconds[test]
@@ -69,7 +66,6 @@ def _measure(times: Path, lines: Path, jobs: int) -> None:
 
 
 def _fingerprint() -> str:
-    """A name for product and tests as they are now."""
     paths = [Path("server.py"), Path("pyproject.toml")]
     for folder in ("api", "pipeline", "stages", "tests"):
         paths += sorted(Path(folder).rglob("*.py"))

@@ -64,8 +64,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a trial: survived, killed or timed out."""
-
     outcome: str
     tests: tuple[str, ...] = ()
     """The tests that failed."""
@@ -73,8 +71,6 @@ class Verdict:
 
 @dataclass
 class Child:
-    """A process that tries a mutant."""
-
     trial: Trial
     process: int
     pipe: int
@@ -101,8 +97,6 @@ class Child:
 
 
 class MutatingLoader(SourceFileLoader):
-    """Loads a mutated module."""
-
     def __init__(self, name: str, path: str, mutant: Mutant) -> None:
         super().__init__(name, path)
         self._mutant = mutant
@@ -113,8 +107,6 @@ class MutatingLoader(SourceFileLoader):
 
 
 class MutatingFinder(MetaPathFinder):
-    """Finds the module of a mutant before others do."""
-
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
         self._path = Path(mutant.path).resolve()
@@ -212,7 +204,6 @@ def _forked(trial: Trial) -> Child:
 
 
 def _run(trial: Trial, pipe: int, folder: str) -> int:
-    """Run the tests of a trial, in the child."""
     os.setsid()
     output = os.open(f"{folder}/output", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)

@@ -106,7 +106,6 @@ def of(source: str, path: str = "stages/parse/sample.py") -> list[Mutant]:
 
 @pytest.fixture(scope="module")
 def everything() -> list[Mutant]:
-    """Every mutant of the product."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         return product(Path())

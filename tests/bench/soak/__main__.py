@@ -52,8 +52,6 @@ class Look:
 
 @dataclass
 class Watch:
-    """Samples a server periodically, and shows the progress."""
-
     server: ServerProcess
     database: Database
     count: int
@@ -62,7 +60,6 @@ class Watch:
     began: float = field(default_factory=time.monotonic)
 
     def tell(self, made: int) -> None:
-        """Set the number of responses that are done."""
         self.made = made
 
     async def keep_looking(self) -> None:
@@ -73,7 +70,6 @@ class Watch:
             await asyncio.sleep(PERIOD)
 
     async def look(self) -> None:
-        """Take one sample."""
         self.looks.append(Look(self.made, resident(self.server.pid), await self.database.size()))
 
     def show(self, end: str = "\n") -> None:
@@ -96,7 +92,6 @@ class Watch:
 
 
 def resident(pid: int) -> int:
-    """Return the resident memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
@@ -116,7 +111,6 @@ def faults(looks: Sequence[Look]) -> Iterator[str]:
 
 
 async def soaked(store: str, count: int, folder: Path) -> list[str]:
-    """Soak a server over that store and return all faults."""
     async with running_process(store, folder, "brisk", *OPTIONS) as server:
         beside = database_at(store)
         await beside.open()
@@ -148,7 +142,6 @@ async def left_over(store: str) -> list[str]:
 
 
 def report(watch: Watch, seconds: float) -> None:
-    """Print a summary."""
     took = time.monotonic() - watch.began
     print(f"{watch.made:,} responses in {took:.0f} s; the server stopped within {seconds:.1f} s")
     print("responses   memory, MB   store, MB")
@@ -168,7 +161,6 @@ async def place(store: str | None, folder: Path) -> AsyncIterator[str]:
 
 
 async def main() -> int:
-    """Soak and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak")
     parser.add_argument("--count", type=int, default=20_000, help="responses")
     parser.add_argument("--store", help="a path, a postgresql:// URL, or just postgres; a new file without it")

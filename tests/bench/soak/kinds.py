@@ -26,12 +26,10 @@ async def unstored(server: ApiClient) -> None:
 
 
 async def streamed(server: ApiClient) -> None:
-    """Stream a response."""
     assert is_whole(await server.stream({"input": "Hi"}))
 
 
 async def in_the_background(server: ApiClient) -> None:
-    """Poll a background response."""
     assert (await wait_for_end(server, await start_background(server)))["status"] == "completed"
 
 
@@ -93,7 +91,6 @@ KINDS: dict[Kind, int] = {
 
 
 async def completed(server: ApiClient, **fields: Any) -> str:
-    """Create a response, check that it completed, and return its id."""
     status, answer = await server.post({"input": "Hi", **fields})
     assert (status, answer.get("status")) == (200, "completed"), answer
     return str(answer["id"])

@@ -9,7 +9,6 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.event_log import EventLog
 from penstock.stages.services.runs.run import Run
@@ -24,15 +23,14 @@ HELD = (Run, EventLog, asyncio.Task, asyncio.Future)
 
 
 def held() -> Counter[str]:
-    """Count the objects that a running response needs, by type."""
     gc.collect()
     return Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), HELD))
 
 
 @pytest.mark.defect("17", "V25", "B17")
-async def test_finished_responses_leave_nothing_in_memory(encoding: HarmonyEncoding, store_at: str) -> None:
-    engine = ScriptedEngine(script(encoding, latency=0.001))
-    async with running_server(engine, encoding, store_at) as served:
+async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None:
+    engine = ScriptedEngine(script(latency=0.001))
+    async with running_server(engine, store_at) as served:
         await served.get("/health")
         before = held()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:

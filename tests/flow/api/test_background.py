@@ -11,7 +11,6 @@ import pytest
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
@@ -24,7 +23,7 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("B21")
-async def test_background_response_waits_runs_and_ends(served: PacedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_waits_runs_and_ends(served: PacedServer) -> None:
     served.engine.hold()
     response_id = await api_clients.start_background(served)
     while (status := (await api_clients.get_response(served, response_id))["status"]) == "queued":
@@ -37,8 +36,8 @@ async def test_background_response_waits_runs_and_ends(served: PacedServer, enco
 
 
 @pytest.mark.defect("B21")
-async def test_store_has_the_status_of_a_background_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
+async def test_store_has_the_status_of_a_background_response(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit = 1
     running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
     await api_clients.wait_until(lambda: served.engine.running == 1)
@@ -69,10 +68,8 @@ async def test_stream_of_a_background_response_begins_queued(served: ScriptedSer
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failure_ends_a_background_response(
-    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
-) -> None:
-    served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **fault)
+async def test_failure_ends_a_background_response(served: ScriptedServer, fault: dict[str, Any], stream: bool) -> None:
+    served.engine.script = script(HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
         answer = await api_clients.get_response(served, response.id)
@@ -99,10 +96,10 @@ def fault_code(fault: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-async def test_background_responses_run_in_order(encoding: HarmonyEncoding, where: str, limit: int) -> None:
+async def test_background_responses_run_in_order(where: str, limit: int) -> None:
     """Only a limited number run at once; the others wait in order.  Responses that start together may overtake."""
-    engine = PacedEngine(script(encoding), initial=0)
-    async with running_server(engine, encoding, where, limit=limit) as served:
+    engine = PacedEngine(script(), initial=0)
+    async with running_server(engine, where, limit=limit) as served:
         ids = [await api_clients.start_background(served) for _ in range(7)]
         for done in range(7):
             async with asyncio.timeout(120):
@@ -113,8 +110,8 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
         assert [(await api_clients.wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
 
 
-async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
+async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
     for _ in range(3):
         await api_clients.start_background(served)
@@ -126,7 +123,7 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
 
 
 @pytest.mark.defect("31")
-async def test_background_response_needs_no_client(served: PacedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_needs_no_client(served: PacedServer) -> None:
     served.engine.hold(5)
     async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -136,12 +133,12 @@ async def test_background_response_needs_no_client(served: PacedServer, encoding
     assert served.engine.aborted == 0
 
 
-async def test_busy_engine_is_retried(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_busy_engine_is_retried(served: ScriptedServer) -> None:
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
     response_id = await api_clients.start_background(served)
     await asyncio.sleep(0.05)
     assert (await api_clients.get_response(served, response_id))["status"] == "queued"
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
 
 
@@ -158,10 +155,8 @@ async def test_impossible_background_request_is_refused(served: ScriptedServer) 
 @pytest.mark.parametrize(
     "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
 )
-async def test_finished_run_is_released(
-    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
-) -> None:
-    served.engine.script = script(encoding, HELLO, **fault)
+async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str, Any]) -> None:
+    served.engine.script = script(HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
@@ -170,7 +165,7 @@ async def test_finished_run_is_released(
     assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
 
-async def test_background_response_locks_its_conversation(served: PacedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_locks_its_conversation(served: PacedServer) -> None:
     served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
@@ -202,9 +197,9 @@ async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.defect("43")
-async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
-    engine = ScriptedEngine(script(encoding, latency=0.01))
-    async with running_server(engine, encoding, where, detaches=True) as served:
+async def test_detached_response_survives_its_client(where: str) -> None:
+    engine = ScriptedEngine(script(latency=0.01))
+    async with running_server(engine, where, detaches=True) as served:
         async with api_clients.open_stream(served) as stream:
             response_id = await stream.response_id()
         assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
@@ -214,19 +209,19 @@ async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, 
 
 
 @pytest.mark.defect("43")
-async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_unstored_response_ends_with_its_client(tmp_path: Path) -> None:
     """A response that is not stored could not be fetched later, so it is aborted, with ``--detach`` or without."""
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with running_server(engine, encoding, tmp_path, detaches=True) as served:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
+    async with running_server(engine, tmp_path, detaches=True) as served:
         async with api_clients.open_stream(served, {"store": False}) as stream:
             await stream.response_id()
         await api_clients.wait_until_idle(served)
         assert engine.aborted == 1
 
 
-async def test_detached_response_may_be_refused_by_a_status(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_detached_response_may_be_refused_by_a_status(tmp_path: Path) -> None:
     engine = ScriptedEngine(Script(refusal=InvalidPrompt("Too odd.")))
-    async with running_server(engine, encoding, tmp_path, detaches=True) as served:
+    async with running_server(engine, tmp_path, detaches=True) as served:
         for stream in (False, True):
             status, error = await served.post({"input": "Hi", "stream": stream})
             assert (status, error["error"]["code"]) == (400, "invalid_prompt")

@@ -15,7 +15,6 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
 from penstock.pipeline.protocol.events import ResponseIncomplete
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunReleased
 from penstock.stages.services.store.database import Row, Value
@@ -32,8 +31,8 @@ def where(store_at: str) -> str:
     return store_at
 
 
-def endless(served: ScriptedServer, encoding: HarmonyEncoding, latency: float = 0.005) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=latency)
+def endless(served: ScriptedServer, latency: float = 0.005) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=latency)
 
 
 def assert_cancelled(response: Response | dict[str, Any]) -> None:
@@ -52,10 +51,8 @@ async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_finished_background_response_cannot_be_cancelled(
-    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
-) -> None:
-    served.engine.script = script(encoding, **fault)
+async def test_finished_background_response_cannot_be_cancelled(served: ScriptedServer, fault: dict[str, Any]) -> None:
+    served.engine.script = script(**fault)
     answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
     for _ in range(2):
         assert await api_clients.cancel_response(served, answer["id"]) == (200, answer)
@@ -64,10 +61,8 @@ async def test_finished_background_response_cannot_be_cancelled(
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_finished_foreground_response_is_not_cancellable(
-    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
-) -> None:
-    served.engine.script = script(encoding, **fault)
+async def test_finished_foreground_response_is_not_cancellable(served: ScriptedServer, fault: dict[str, Any]) -> None:
+    served.engine.script = script(**fault)
     _, answer = await served.post({"input": "Hi"})
     status, error = await api_clients.cancel_response(served, answer["id"])
     assert (status, error["error"]["param"]) == (400, "response_id")
@@ -75,8 +70,8 @@ async def test_finished_foreground_response_is_not_cancellable(
 
 
 @pytest.mark.defect("13")
-async def test_cancelled_queued_response_never_runs(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    endless(served, encoding)
+async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> None:
+    endless(served)
     served.scheduler.background.limit = 1
     running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
     status, answer = await api_clients.cancel_response(served, waiting)
@@ -97,10 +92,10 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer, enco
 
 @pytest.mark.defect("V17", "B22")
 async def test_cancelled_background_response_keeps_its_output(
-    served: ScriptedServer, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
+    served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
-    endless(served, encoding)
+    endless(served)
     async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -119,8 +114,8 @@ async def test_cancelled_background_response_keeps_its_output(
 
 @pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
-async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding, store: bool) -> None:
-    endless(served, encoding)
+async def test_any_stream_can_be_cancelled(served: ScriptedServer, store: bool) -> None:
+    endless(served)
     async with api_clients.open_stream(served, {"store": store}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -137,8 +132,8 @@ async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: Har
 
 
 @pytest.mark.defect("42")
-async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    endless(served, encoding)
+async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer) -> None:
+    endless(served)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
     await api_clients.wait_until(lambda: len(served.scheduler.runs.running) == 1)
     (run,) = served.scheduler.runs
@@ -148,8 +143,8 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, enco
 
 
 @pytest.mark.defect("B22")
-async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    endless(served, encoding)
+async def test_concurrent_cancels_agree(served: ScriptedServer) -> None:
+    endless(served)
     response_id = await api_clients.start_background(served)
     await api_clients.wait_until(lambda: served.engine.running == 1)
     first, *others = await asyncio.gather(*(api_clients.cancel_response(served, response_id) for _ in range(5)))
@@ -160,10 +155,8 @@ async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: Harmon
 
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_first_end_of_a_response_counts(
-    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
-) -> None:
-    served.engine.script = script(encoding, latency=0.001)
+async def test_first_end_of_a_response_counts(served: ScriptedServer, background: bool) -> None:
+    served.engine.script = script(latency=0.001)
     for pause in range(12):
         async with api_clients.open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
@@ -181,7 +174,6 @@ async def test_first_end_of_a_response_counts(
 
 
 async def never_ends(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
-    """Hang in the middle of the stream."""
     count = 0
     async for frame in source:
         yield frame
@@ -191,7 +183,6 @@ async def never_ends(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenF
 
 
 async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
-    """Raise another error when cancelled."""
     try:
         async for frame in never_ends(source):
             yield frame
@@ -202,12 +193,12 @@ async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGener
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("stage", [never_ends, breaks_when_cancelled])
 @pytest.mark.parametrize("background", [False, True])
-async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str, stage: Any, background: bool) -> None:
+async def test_hanging_stage_is_cancelled(where: str, stage: Any, background: bool) -> None:
     def hanging(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return whole.insert_after("generate", "hanging", stage)
 
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
-    async with running_server(engine, encoding, where, edit=hanging) as served:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    async with running_server(engine, where, edit=hanging) as served:
         async with api_clients.open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(0.2)
@@ -222,17 +213,14 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
 
 
 async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
-    """Make every delta large."""
     async for frame in source:
         yield ItemDelta(frame.text * 10_000) if isinstance(frame, ItemDelta) else frame
 
 
 @pytest.mark.defect("42")
-async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
-    async with running_server(
-        engine, encoding, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)
-    ) as served:
+async def test_client_that_does_not_read_gets_an_end(where: str) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    async with running_server(engine, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)) as served:
         async with api_clients.open_stream(served) as stream:
             response_id = await stream.response_id()
             (run,) = served.scheduler.runs
@@ -248,10 +236,10 @@ async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, 
 
 
 @pytest.mark.defect("13")
-async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str) -> None:
+async def test_answered_cancel_is_durable(where: str) -> None:
     """The answer comes after the end is stored, so no other server runs the response after a crash."""
     kept = FaultyDatabase(database_at(where))
-    async with running_server(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
+    async with running_server(ScriptedEngine(script()), kept, limit=0) as served:
         response_id = await api_clients.start_background(served)
         kept.stalls.clear()
         answer = asyncio.ensure_future(api_clients.cancel_response(served, response_id))
@@ -280,8 +268,8 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
 # Effects on conversations, streams and stored responses
 
 
-async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    endless(served, encoding)
+async def test_deleting_a_running_response_cancels_it(served: ScriptedServer) -> None:
+    endless(served)
     async with api_clients.open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -292,17 +280,15 @@ async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, en
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_cancelled_response_unlocks_its_conversation(
-    served: ScriptedServer, encoding: HarmonyEncoding, limit: int
-) -> None:
-    endless(served, encoding)
+async def test_cancelled_response_unlocks_its_conversation(served: ScriptedServer, limit: int) -> None:
+    endless(served)
     served.scheduler.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
     response_id = await api_clients.start_background(served, body)
     await api_clients.wait_until(lambda: served.engine.running == limit)
     await api_clients.cancel_response(served, response_id)
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
     assert len(items["data"]) == 3
@@ -321,10 +307,10 @@ class Interrupted(FaultyDatabase):
         return rows
 
 
-async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyEncoding, where: str) -> None:
+async def test_input_items_stay_the_same_when_a_response_ends(where: str) -> None:
     kept = Interrupted(database_at(where))
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
-    async with running_server(engine, encoding, kept) as served, api_clients.open_stream(served) as stream:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.005))
+    async with running_server(engine, kept) as served, api_clients.open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         kept.happens = partial(api_clients.cancel_response, served, response_id)
@@ -334,8 +320,8 @@ async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyE
         assert again == listed
 
 
-async def test_cancelled_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    endless(served, encoding)
+async def test_cancelled_response_cannot_be_continued(served: ScriptedServer) -> None:
+    endless(served)
     response_id = await api_clients.start_background(served)
     await api_clients.cancel_response(served, response_id)
     status, error = await served.post({"input": "Go on", "previous_response_id": response_id})

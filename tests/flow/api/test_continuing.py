@@ -10,23 +10,20 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedServer, script
 
 
 def name_of(frame: bytes) -> str:
-    """The id of the response in an event."""
     response_id: str = json.loads(frame.decode().partition("data: ")[2])["response"]["id"]
     return response_id
 
 
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
-async def test_running_response_cannot_be_continued(
-    served: PacedServer, encoding: HarmonyEncoding, way: dict[str, Any]
-) -> None:
+async def test_running_response_cannot_be_continued(served: PacedServer, way: dict[str, Any]) -> None:
     served.engine.hold()
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = await answer.content.readuntil(b"\n\n")
@@ -37,7 +34,7 @@ async def test_running_response_cannot_be_continued(
         response = final(read_sse(first + await answer.content.read()))
     assert response.status == "completed"
     assert (await served.post(following))[0] == 200
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert prompt.endswith(
         "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|end|>"
         "<|start|>user<|message|>Go on<|end|><|start|>assistant"
@@ -45,7 +42,7 @@ async def test_running_response_cannot_be_continued(
 
 
 @pytest.mark.defect("V16")
-async def test_queued_response_cannot_be_continued(served: PacedServer, encoding: HarmonyEncoding) -> None:
+async def test_queued_response_cannot_be_continued(served: PacedServer) -> None:
     served.engine.hold()
     _, queued = await served.post({"input": "Hi", "background": True})
     following = {"input": "Go on", "previous_response_id": queued["id"]}
@@ -57,9 +54,9 @@ async def test_queued_response_cannot_be_continued(served: PacedServer, encoding
 
 
 @pytest.mark.defect("V16")
-async def test_abandoned_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_abandoned_response_cannot_be_continued(served: ScriptedServer) -> None:
     """Its client left, so it is stored as cancelled."""
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         left = name_of(await answer.content.readuntil(b"\n\n"))
         await answer.content.readuntil(b"output_text.delta")
@@ -70,80 +67,80 @@ async def test_abandoned_response_cannot_be_continued(served: ScriptedServer, en
 
 
 @pytest.mark.defect("V16")
-async def test_failed_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_failed_response_cannot_be_continued(served: ScriptedServer) -> None:
     """The client did not ask for its partial output."""
-    served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
+    served.engine.script = script(ENDLESS, error=EngineFailed("It failed."))
     _, failed = await served.post({"input": "Hi"})
     assert failed["status"] == "failed"
     status, error = await served.post({"input": "Go on", "previous_response_id": failed["id"]})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
-async def test_truncated_response_can_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS)
+async def test_truncated_response_can_be_continued(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS)
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
     assert cut["status"] == "incomplete"
     assert (await served.post({"input": "Go on", "previous_response_id": cut["id"]}))[0] == 200
-    assert cut["output"][0]["content"][0]["text"] in encoding.decode(served.engine.prompts[-1].token_ids)
+    assert cut["output"][0]["content"][0]["text"] in load_encoding().decode(served.engine.prompts[-1].token_ids)
 
 
 @pytest.mark.defect("V11", "B20")
-async def test_continuation_has_its_own_parameters(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> None:
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
     _, first = await served.post({"input": "one", **before})
     _, second = await served.post({"input": "two", "previous_response_id": first["id"], **after})
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     for told, forgotten in (("Sing.", "Rhyme."), ("type new = ", "type old = "), ("Reasoning: low", "Reasoning: high")):
         assert told in prompt
         assert forgotten not in prompt
     assert (await served.post({"input": "three", "previous_response_id": second["id"]}))[0] == 200
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert "Reasoning: medium" in prompt
     assert "Sing." not in prompt
 
 
 @pytest.mark.defect("V12", "19", "B28")
-async def test_tool_loop_is_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
-    served.engine.script = script(encoding, CALL)
+    served.engine.script = script(CALL)
     _, first = await served.post({"input": "How is Paris?", **asked})
     called = "<|channel|>commentary to=functions.say code<|message|>Rain!<|call|>"
-    served.engine.script = script(encoding, called)
+    served.engine.script = script(called)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "It drizzles."}
     _, second = await served.post({"input": [output], "previous_response_id": first["id"], **asked})
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     output = {"type": "custom_tool_call_output", "call_id": second["output"][-1]["call_id"], "output": "It is said."}
     assert (await served.post({"input": [output], "previous_response_id": second["id"], **asked}))[0] == 200
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     said = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
     places = [prompt.index(text) for text in said]
     assert places == sorted(places)
 
 
 @pytest.mark.defect("B18", "46")
-async def test_branches_are_isolated(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_branches_are_isolated(served: ScriptedServer) -> None:
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
     branches = [{"input": f"branch {name}", "previous_response_id": root["id"]} for name in "abcd"]
     answers = await asyncio.gather(*(served.post(branch) for branch in branches))
     for name, (_, branch) in zip("abcd", answers, strict=True):
         assert (await served.post({"input": f"leaf {name}", "previous_response_id": branch["id"]}))[0] == 200
-        prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+        prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
         said = re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt)
         assert said == ["root", f"branch {name}", f"leaf {name}"]
     assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
 
 
-async def test_chain_continues_without_deleted_responses(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_chain_continues_without_deleted_responses(served: ScriptedServer) -> None:
     chain = list[str]()
     for said in ("one", "two", "three"):
         _, response = await served.post({"input": said, "previous_response_id": chain[-1] if chain else None})
         chain.append(response["id"])
     assert (await served.delete(f"/v1/responses/{chain[1]}"))[0] == 200
     assert (await served.post({"input": "four", "previous_response_id": chain[2]}))[0] == 200
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
 
 

@@ -13,7 +13,6 @@ from openai.types.conversations import Conversation, ConversationDeletedResource
 from pydantic import TypeAdapter
 
 from penstock.api.http.auth import Keys
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import (
     CONVERSATION_ITEMS,
@@ -31,7 +30,6 @@ from tests.support.tool_servers import data_url, png
 
 @pytest.fixture
 def where(store_at: str) -> str:
-    """Each of the databases."""
     return store_at
 
 
@@ -235,9 +233,8 @@ ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 
 
 @pytest.fixture
-async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    """A server with a key for Alice and a key for Bob."""
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
+async def shared(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
 

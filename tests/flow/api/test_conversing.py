@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import Unit
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -32,12 +32,11 @@ from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, Scr
 
 @pytest.fixture
 def where(store_at: str) -> str:
-    """Each of the databases."""
     return store_at
 
 
 @pytest.mark.defect("33")
-async def test_responses_are_added_one_after_another(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_responses_are_added_one_after_another(served: ScriptedServer) -> None:
     path = await create_conversation(served, {"role": "developer", "content": "Be kind."})
     conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
@@ -51,7 +50,7 @@ async def test_responses_are_added_one_after_another(served: ScriptedServer, enc
     assert spoken == ["Be kind.", "one", "Hello!", "two", "Hello!", "three", "Hello!"]
     assert [item for item in listed if item in first["output"]] == first["output"]
     assert listed[-2:] == third["output"]
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
@@ -85,17 +84,17 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 
 
 @pytest.mark.defect("V12", "19")
-async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer) -> None:
     path = await create_conversation(served)
-    served.engine.script = script(encoding, CALL)
+    served.engine.script = script(CALL)
     asked = {"conversation": conversation_id(path), "tools": [WEATHER]}
     _, first = await served.post({"input": "How is Paris?", **asked})
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
     assert (await served.post({"input": [output], **asked}))[0] == 200
     kinds = [item["type"] for item in await conversation_items(served, path)]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
-    assert '{"city":"Paris"}<|call|>' in encoding.decode(served.engine.prompts[-1].token_ids)
+    assert '{"city":"Paris"}<|call|>' in load_encoding().decode(served.engine.prompts[-1].token_ids)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -108,39 +107,39 @@ async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServe
     ],
 )
 async def test_failed_response_is_not_added(
-    served: ScriptedServer, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
+    served: ScriptedServer, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
     options, limit, status, added = outcome
     path = await create_conversation(served)
-    served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **options)
+    served.engine.script = script(HELLO.removesuffix("<|return|>"), **options)
     asked = {"input": "Hi", "conversation": conversation_id(path), "max_output_tokens": limit, "background": background}
     _, response = await served.post(asked)
     assert (await wait_for_end(served, response["id"]))["status"] == status
     assert len(await conversation_items(served, path)) == added
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
 
 
-async def test_cancelled_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_cancelled_response_is_not_added(served: ScriptedServer) -> None:
     path = await create_conversation(served)
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, response = await served.post({**asked, "background": True})
     _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
     assert cancelled["status"] == "cancelled"
     assert await conversation_items(served, path) == []
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     assert (await served.post(asked))[0] == 200
 
 
-async def test_abandoned_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_abandoned_response_is_not_added(served: ScriptedServer) -> None:
     path = await create_conversation(served)
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     async with asyncio.timeout(120):
         while (await served.post(asked))[0] != 200:
             await asyncio.sleep(0.02)
@@ -155,9 +154,7 @@ async def test_unstored_response_is_added_to_its_conversation(served: ScriptedSe
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_second_concurrent_response_is_refused(
-    served: PacedServer, encoding: HarmonyEncoding, background: bool
-) -> None:
+async def test_second_concurrent_response_is_refused(served: PacedServer, background: bool) -> None:
     path = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.hold()
@@ -180,16 +177,16 @@ async def test_second_concurrent_response_is_refused(
     assert len(await conversation_items(served, path)) == 7
 
 
-async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_openai_python_retries_after_a_conflict(served: ScriptedServer) -> None:
     path = await create_conversation(served)
-    served.engine.script = script(encoding, latency=0.01)
+    served.engine.script = script(latency=0.01)
     async with openai_client(served.url, retries=9) as client:
         asked: Any = {"conversation": conversation_id(path)}
         await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
     assert len(await conversation_items(served, path)) == 6
 
 
-async def test_conversation_may_be_deleted_during_a_response(served: PacedServer, encoding: HarmonyEncoding) -> None:
+async def test_conversation_may_be_deleted_during_a_response(served: PacedServer) -> None:
     path = await create_conversation(served)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
@@ -228,9 +225,9 @@ class Stalled(SqliteDatabase):
 
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
-async def test_cancelled_request_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
+async def test_cancelled_request_leaves_no_lock(tmp_path: Path, way: Json) -> None:
     database = Stalled(tmp_path / "store.sqlite3")
-    async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
+    async with running_server(ScriptedEngine(script()), database) as served:
         path = await create_conversation(served)
         asked = {"input": "Hi", "conversation": conversation_id(path)}
         database.flows.clear()

@@ -15,7 +15,6 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
 from penstock.pipeline.protocol.events import OutputTextDelta
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
@@ -34,8 +33,6 @@ ENDS = ("ends at once", "ends at the first", "ends in the middle", "loses the la
 
 @dataclass(frozen=True)
 class Broken:
-    """A pass-through stage with one fault."""
-
     fault: str
 
     async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
@@ -102,10 +99,10 @@ async def behind(served: ScriptedServer) -> str:
 @pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
 @pytest.mark.parametrize("place", PLACES)
 async def test_broken_stage_ends_only_its_response_and_is_named_in_the_log(
-    place: str, fault: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: str, fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit = breaking(place, fault)
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served:
         for ask in (streamed, in_one, behind):
             caplog.clear()
             async with asyncio.timeout(PATIENCE):
@@ -172,13 +169,13 @@ async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
     ],
 )
 async def test_broken_rule_is_logged(
-    place: str, stage: Any, told: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: str, stage: Any, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return pipeline.insert_after(place, "crooked", stage)
 
     async with asyncio.timeout(PATIENCE):
-        async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
+        async with running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served:
             response = final(read_sse(await served.stream({"input": "Hi"})))
             assert await served.again(f"/v1/responses/{response.id}?stream=true")
     assert response.status == "failed"

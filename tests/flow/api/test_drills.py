@@ -23,7 +23,7 @@ from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Reasoning
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.models.harmony.vocabulary import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import CHANNEL, END, MESSAGE, START, load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
@@ -45,7 +45,6 @@ async def drill(served: ScriptedServer) -> AsyncGenerator[None, None]:
 
 
 async def streamed(served: ScriptedServer) -> Response:
-    """The final response of a stream, after a check of its bytes."""
     return final(read_sse(await served.stream(BODY)))
 
 
@@ -54,9 +53,9 @@ async def streamed(served: ScriptedServer) -> Response:
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )
 async def test_engine_fault_at_any_token_fails_the_response(
-    served: ScriptedServer, encoding: HarmonyEncoding, error: Exception, step: int
+    served: ScriptedServer, error: Exception, step: int
 ) -> None:
-    tokens = encoding.encode_markup(TALK)
+    tokens = load_encoding().encode_markup(TALK)
     async with drill(served):
         for count in range(0, len(tokens), step):
             served.engine.script = Script(tokens[:count], error=error)
@@ -68,21 +67,17 @@ async def test_engine_fault_at_any_token_fails_the_response(
 
 
 @pytest.mark.defect("12")
-async def test_dead_engine_refuses_later_requests(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_dead_engine_refuses_later_requests(served: ScriptedServer) -> None:
     async with drill(served):
-        served.engine.script = script(
-            encoding, HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True
-        )
+        served.engine.script = script(HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True)
         assert (await streamed(served)).status == "failed"
         assert (await served.post(BODY))[0] == 503
         served.engine.is_alive = True
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stopped_engine_refuses_admitted_requests(
-    encoding: HarmonyEncoding, tmp_path: Path, stream: bool
-) -> None:
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True))
+async def test_stopped_engine_refuses_admitted_requests(tmp_path: Path, stream: bool) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True))
 
     async def stop(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
         async for prompt in source:
@@ -90,7 +85,7 @@ async def test_stopped_engine_refuses_admitted_requests(
             yield prompt
 
     async with running_server(
-        engine, encoding, tmp_path, edit=lambda whole: whole.insert_before("generate", "stop", stop)
+        engine, tmp_path, edit=lambda whole: whole.insert_before("generate", "stop", stop)
     ) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -102,10 +97,8 @@ JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [2
 
 
 @pytest.mark.parametrize("shift", [0, 4])
-async def test_malformed_tokens_at_any_place_keep_the_rules(
-    served: ScriptedServer, encoding: HarmonyEncoding, shift: int
-) -> None:
-    tokens = encoding.encode_markup(TALK)
+async def test_malformed_tokens_at_any_place_keep_the_rules(served: ScriptedServer, shift: int) -> None:
+    tokens = load_encoding().encode_markup(TALK)
     async with drill(served):
         for count in range(len(tokens)):
             junk = JUNK[(count + shift) % len(JUNK)]
@@ -115,18 +108,16 @@ async def test_malformed_tokens_at_any_place_keep_the_rules(
 
 @pytest.mark.defect("38")
 @pytest.mark.parametrize("ending", ["", "<|end|>", "<|start|>", "<|start|>assistant<|channel|>"])
-async def test_stream_that_ends_in_reasoning_has_an_end(
-    served: ScriptedServer, encoding: HarmonyEncoding, ending: str
-) -> None:
-    served.engine.script = script(encoding, "<|channel|>analysis<|message|>Hm" + ending)
+async def test_stream_that_ends_in_reasoning_has_an_end(served: ScriptedServer, ending: str) -> None:
+    served.engine.script = script("<|channel|>analysis<|message|>Hm" + ending)
     response = await streamed(served)
     assert response.status == "completed"
     assert [type(item) for item in response.output] == [Reasoning]
 
 
 @pytest.mark.defect("31")
-async def test_client_may_leave_after_any_event(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    patient = script(encoding, TALK, latency=0.002)
+async def test_client_may_leave_after_any_event(served: ScriptedServer) -> None:
+    patient = script(TALK, latency=0.002)
     async with drill(served):
         served.engine.script = patient
         count = (await served.stream(BODY)).count(b"\n\n")
@@ -151,10 +142,10 @@ async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.sock
     return connection
 
 
-async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_slow_reader_gets_everything(served: ScriptedServer) -> None:
     loop = asyncio.get_running_loop()
     async with drill(served):
-        served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
+        served.engine.script = script(ENDLESS, endless=True, chunk_size=20)
         connection = await connected(served, BODY | {"max_output_tokens": 8_000})
         read = bytearray()
         while piece := await loop.sock_recv(connection, 16_384):
@@ -167,9 +158,9 @@ async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: Har
     assert (response.status, response.usage and response.usage.output_tokens) == ("incomplete", 8_000)
 
 
-async def test_blocked_reader_stops_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_blocked_reader_stops_the_engine(served: ScriptedServer) -> None:
     async with drill(served):
-        served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
+        served.engine.script = script(ENDLESS, endless=True, chunk_size=20)
         connection = await connected(served, BODY)
         while not served.engine.running:
             await asyncio.sleep(0.005)
@@ -195,9 +186,9 @@ def cancelled_at(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
-async def test_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
-    engine = ScriptedEngine(script(encoding, TALK))
-    async with running_server(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
+async def test_cancelled_task_closes_its_connection(tmp_path: Path, number: int) -> None:
+    engine = ScriptedEngine(script(TALK))
+    async with running_server(engine, tmp_path, edit=cancelled_at(number)) as served:
         with pytest.raises(aiohttp.ClientError):
             await served.stream(BODY)
         assert (engine.running, engine.aborted) == (0, 1)

@@ -12,7 +12,6 @@ import pytest
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineDead, EngineFailed
 from penstock.pipeline.protocol.events import OutputTextDelta, ResponseEvent
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import open_stream, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
@@ -21,10 +20,8 @@ from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, ru
 
 @pytest.mark.defect("V6")
 @pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
-async def test_fault_in_mid_stream_is_one_failed_event(
-    error: Exception, served: ScriptedServer, encoding: HarmonyEncoding
-) -> None:
-    served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
+async def test_fault_in_mid_stream_is_one_failed_event(error: Exception, served: ScriptedServer) -> None:
+    served.engine.script = script(HELLO.removesuffix("<|return|>"), error=error, dies=False)
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "failed"
     assert response.error is not None
@@ -33,16 +30,16 @@ async def test_fault_in_mid_stream_is_one_failed_event(
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
 
 
-async def test_health_reports_a_dead_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_health_reports_a_dead_engine(served: ScriptedServer) -> None:
     assert await served.get("/health") == (200, {"status": "ok"})
-    served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
+    served.engine.script = script(error=EngineDead("The engine has died."), dies=True)
     assert final(read_sse(await served.stream({"input": "Hi"}))).status == "failed"
     assert (await served.get("/health"))[0] == 503
     assert (await served.post({"input": "Hi"}))[0] == 503
 
 
-async def test_unstreamed_fault_is_a_failed_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, error=EngineFailed("It failed."))
+async def test_unstreamed_fault_is_a_failed_response(served: ScriptedServer) -> None:
+    served.engine.script = script(error=EngineFailed("It failed."))
     status, answer = await served.post({"input": "Hi"})
     assert (status, answer["status"], answer["error"]["message"]) == (200, "failed", "It failed.")
 
@@ -54,11 +51,11 @@ async def break_at_text(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[
         yield event
 
 
-async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_broken_stage_after_emit_ends_the_stream(tmp_path: Path) -> None:
     def broken(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
         return pipeline.then("broken", break_at_text)
 
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=broken) as served:
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=broken) as served:
         body = await served.stream({"input": "Hi"})
     response = final(read_sse(body))
     assert response.status == "failed"
@@ -70,8 +67,8 @@ async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("31")
-async def test_leaving_client_aborts_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+async def test_leaving_client_aborts_the_engine(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     async with open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -93,9 +90,9 @@ async def test_client_that_leaves_before_any_event_aborts_the_engine(served: Scr
     assert served.engine.aborted == 1
 
 
-async def test_silent_stream_sends_comments_between_events(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    silent = PacedEngine(script(encoding), initial=5)
-    async with running_server(silent, encoding, tmp_path, keep_alive=0.02) as served, open_stream(served) as stream:
+async def test_silent_stream_sends_comments_between_events(tmp_path: Path) -> None:
+    silent = PacedEngine(script(), initial=5)
+    async with running_server(silent, tmp_path, keep_alive=0.02) as served, open_stream(served) as stream:
         await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
         silent.say_all()
         body = await stream.rest()
@@ -105,8 +102,8 @@ async def test_silent_stream_sends_comments_between_events(encoding: HarmonyEnco
 # Stopping
 
 
-async def test_stopping_server_fails_running_responses(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+async def test_stopping_server_fails_running_responses(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     reading = asyncio.create_task(served.stream({"input": "Hi"}))
     while not served.engine.running:
         await asyncio.sleep(0.01)

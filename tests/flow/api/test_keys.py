@@ -14,7 +14,6 @@ from penstock.api.http.auth import Keys, UnusableKeys, load_keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import Unauthorized
 from penstock.server import greeting, main
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer, running_server, script
@@ -25,9 +24,8 @@ STRANGERS = ["", "Bearer", f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", f"Basic {
 
 
 @pytest.fixture
-async def locked(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    """A server with a key for Alice and a key for Bob."""
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
+async def locked(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
 

@@ -14,7 +14,6 @@ WIRE: list[dict[str, Any]] = [msgspec.to_builtins(item, str_keys=True) for item 
 
 
 def listed(item: dict[str, Any]) -> Any:
-    """An item as plain JSON values."""
     return msgspec.json.decode(msgspec.json.encode(item))
 
 
@@ -24,7 +23,6 @@ def where(store_at: str) -> str:
 
 
 async def pages(served: ScriptedServer, path: str, limit: int) -> list[dict[str, Any]]:
-    """All items of a list, oldest first, read page by page."""
     items, after = list[dict[str, Any]](), ""
     while True:
         status, page = await served.get(f"{path}?order=asc&limit={limit}{after}")

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.logs import name_response
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.optional.log import log_outputs
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end, wait_until
@@ -28,7 +27,6 @@ def log(caplog: pytest.LogCaptureFixture) -> Generator[pytest.LogCaptureFixture,
 
 
 def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
-    """The response id and message of each record of a logger."""
     return [(getattr(each, "response", ""), each.getMessage()) for each in log.records if each.name == logger]
 
 
@@ -57,10 +55,8 @@ async def test_requests_of_one_connection_have_their_own_ids(
     assert lines(log, "penstock.api.http.access_log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
 
 
-async def test_abandoned_request_is_logged(
-    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
-) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+async def test_abandoned_request_is_logged(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
     await answer.content.readline()
     answer.close()
@@ -87,10 +83,8 @@ async def test_background_response_is_logged_in_two_lines(
 
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_cancel_logs_no_warning(
-    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
-) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+async def test_cancel_logs_no_warning(served: ScriptedServer, log: pytest.LogCaptureFixture, background: bool) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     served.scheduler.background.limit = 1
     async with open_stream(served, {"background": background}) as stream:
         running, waiting = await stream.response_id(), await start_background(served)
@@ -109,21 +103,19 @@ async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCap
     assert [" tokens in, " in line for _, line in lines(log, "penstock.api.http.access_log")] == [True, False]
 
 
-async def test_failure_is_logged_with_its_response(
-    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
-) -> None:
-    served.engine.script = script(encoding, error=EngineFailed("It failed."))
+async def test_failure_is_logged_with_its_response(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
+    served.engine.script = script(error=EngineFailed("It failed."))
     _, answer = await served.post({"input": "Hi"})
     assert {said for said, _ in lines(log, "penstock.stages.emit.emit")} == {answer["id"]}
     assert ": 200, failed in " in lines(log, "penstock.api.http.access_log")[0][1]
 
 
 async def test_outputs_are_logged_with_their_response(
-    encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
+    tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     logged = lambda pipeline: pipeline.insert_after("emit", "log", log_outputs)  # noqa: E731
-    async with running_server(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
+    async with running_server(ScriptedEngine(script(latency=0.001)), folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
     said = lines(log, "penstock.stages.optional.log")
     for _, answer in answers:

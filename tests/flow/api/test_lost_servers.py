@@ -13,7 +13,6 @@ from aiohttp import web
 
 from penstock.api.http.auth import Keys
 from penstock.api.peers import FORWARDED, Peers
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.store import Store
 from tests.support import api_clients
@@ -27,23 +26,21 @@ NOWHERE = "http://127.0.0.1:9"
 """An address at which no server listens."""
 
 
-def counting(encoding: HarmonyEncoding, initial: int = 30) -> PacedEngine:
-    """An engine that stops in the middle."""
-    return PacedEngine(script(encoding, COUNT), initial=initial)
+def counting(initial: int = 30) -> PacedEngine:
+    return PacedEngine(script(COUNT), initial=initial)
 
 
-def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
+def endless() -> ScriptedEngine:
     """An engine that never ends by itself."""
-    return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    return ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
 
 
-def quick(encoding: HarmonyEncoding) -> ScriptedEngine:
+def quick() -> ScriptedEngine:
     """An engine without any latency."""
-    return ScriptedEngine(script(encoding))
+    return ScriptedEngine(script())
 
 
 def stream_of(response_id: str) -> str:
-    """The path of a response's stream."""
     return f"/v1/responses/{response_id}?stream=true"
 
 
@@ -82,7 +79,6 @@ class Way:
 
 @asynccontextmanager
 async def cutting(size: int) -> AsyncGenerator[Way, None]:
-    """Run such a proxy for the length of the block."""
     async with aiohttp.ClientSession() as client:
         way = Way(client, size)
         app = web.Application()
@@ -99,11 +95,11 @@ async def cutting(size: int) -> AsyncGenerator[Way, None]:
 
 
 @pytest.mark.defect("39")
-async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_broken_connection_between_servers_is_resumed(store_at: str) -> None:
     async with (
         cutting(4_000) as way,
-        running_server(counting(encoding), encoding, store_at, url=way.url) as one,
-        running_server(quick(encoding), encoding, store_at) as other,
+        running_server(counting(), store_at, url=way.url) as one,
+        running_server(quick(), store_at) as other,
     ):
         way.target = one.url
         response_id = await api_clients.start_background(one)
@@ -120,10 +116,10 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
 
 
 @pytest.mark.defect("B15")
-async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_unreachable_server_blocks_no_reader(store_at: str) -> None:
     async with (
-        running_server(counting(encoding), encoding, store_at, url=NOWHERE) as one,
-        running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
+        running_server(counting(), store_at, url=NOWHERE) as one,
+        running_server(quick(), store_at, peers=Peers(patience=0.1)) as other,
     ):
         response_id = await api_clients.start_background(one)
         stream = asyncio.create_task(other.again(stream_of(response_id)))
@@ -135,7 +131,7 @@ async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, st
 
 
 @pytest.mark.defect("B15")
-async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_mute_server_blocks_no_reader(store_at: str) -> None:
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
 
@@ -143,8 +139,8 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
     async with (
-        running_server(counting(encoding), encoding, store_at, url=f"http://{host}:{port}") as one,
-        running_server(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
+        running_server(counting(), store_at, url=f"http://{host}:{port}") as one,
+        running_server(quick(), store_at, peers=Peers(silence=0.2)) as other,
     ):
         response_id = await api_clients.start_background(one)
         reading = asyncio.create_task(other.again(stream_of(response_id)))
@@ -157,13 +153,13 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
 
 
 @pytest.mark.defect("V21")
-async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_key_is_passed_to_the_other_server(store_at: str) -> None:
     """Through another server, a response still belongs to its owner only."""
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
     async with (
-        running_server(endless(encoding), encoding, store_at, keys=keys) as one,
-        running_server(quick(encoding), encoding, store_at, keys=keys) as other,
+        running_server(endless(), store_at, keys=keys) as one,
+        running_server(quick(), store_at, keys=keys) as other,
         aiohttp.ClientSession(headers=alice) as client,
     ):
         one.client.headers.update(alice)
@@ -178,10 +174,10 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
             assert (await answer.json())["status"] == "cancelled"
 
 
-async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_silent_server_cannot_overwrite_settled_responses(store_at: str) -> None:
     async with (
-        running_server(counting(encoding), encoding, store_at, heartbeat=NEVER) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
+        running_server(counting(), store_at, heartbeat=NEVER) as one,
+        running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
         response_id = await api_clients.start_background(one)
         await api_clients.wait_until(lambda: one.engine.running == 1)
@@ -197,10 +193,10 @@ async def test_silent_server_cannot_overwrite_settled_responses(encoding: Harmon
             assert await served.again(stream_of(response_id)) == stream
 
 
-async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_server_that_was_silent_releases_its_responses(store_at: str) -> None:
     async with (
-        running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=0.5) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
+        running_server(endless(), store_at, limit=1, heartbeat=0.5) as one,
+        running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
         running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
         async with one.client.get(one.url + stream_of(running)) as answer:
@@ -221,12 +217,12 @@ async def wait_for_heartbeats(store: Store, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_store_outage_settles_no_server(store_at: str) -> None:
     """After an outage the first server waits for the others before it takes them for dead."""
     near, far = (FaultyDatabase(database_at(store_at)) for _ in range(2))
     async with (
-        running_server(endless(encoding), encoding, far, heartbeat=0.1) as one,
-        running_server(quick(encoding), encoding, near, heartbeat=0.1) as other,
+        running_server(endless(), far, heartbeat=0.1) as one,
+        running_server(quick(), near, heartbeat=0.1) as other,
     ):
         response_id = await api_clients.start_background(one)
         near.is_down = far.is_down = True
@@ -241,11 +237,11 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
         assert (await api_clients.get_response(other, response_id))["status"] == "in_progress"
 
 
-async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_clock_jump_settles_no_server(store_at: str) -> None:
     """If all servers look dead at once, as after a suspend, the first with a new heartbeat waits for the others."""
     async with (
-        running_server(endless(encoding), encoding, store_at, heartbeat=0.4) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
+        running_server(endless(), store_at, heartbeat=0.4) as one,
+        running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
         response_id = await api_clients.start_background(one)
         await api_clients.wait_until(lambda: one.engine.running == 1)

@@ -17,7 +17,6 @@ from tests.support.server import WEATHER, ScriptedServer
 
 
 def data(frame: bytes) -> dict[str, Any]:
-    """The JSON of a frame."""
     name, line, *rest = frame.decode().split("\n")
     assert (name[:7], rest) == ("event: ", ["", ""])
     body: dict[str, Any] = json.loads(line.removeprefix("data: "))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.event_streams import final, read_sse
 from tests.support.openapi import in_responses_names
 from tests.support.server import CALL, HELLO, ScriptedServer, script
@@ -37,9 +36,9 @@ async def test_responses_are_stored_once_for_both_base_urls(served: ScriptedServ
 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])
-async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: HarmonyEncoding, text: str) -> None:
+async def test_failing_stream_keeps_its_names(served: ScriptedServer, text: str) -> None:
     cut = text.partition("A greeting" if text == HELLO else "Look")[0]
-    served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
+    served.engine.script = script(cut + "Hm", error=EngineFailed("It failed."))
     response = final(
         read_sse(in_responses_names(await served.stream({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")))
     )

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
@@ -28,8 +27,6 @@ LONG = examples(150, SLOW)
 
 
 class Target:
-    """A server on an event loop of its own, for synchronous tests."""
-
     def __init__(self, runner: asyncio.Runner, served: ScriptedServer) -> None:
         self.runner = runner
         self.served = served
@@ -73,12 +70,11 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def target(encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory) -> Generator[Target, None, None]:
-    """A server that answers everything with a call."""
+def target(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target, None, None]:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        engine = ScriptedEngine(script(encoding, CALL))
-        served = running_server(engine, encoding, tmp_path_factory.mktemp("fuzz"))
+        engine = ScriptedEngine(script(CALL))
+        served = running_server(engine, tmp_path_factory.mktemp("fuzz"))
         yield Target(runner, runner.run(stack.enter_async_context(served)))
         runner.run(stack.aclose())
 

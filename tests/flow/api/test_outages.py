@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store.database import Database
@@ -35,8 +34,6 @@ HANGS = 120
 
 
 class Outage(Protocol):
-    """A database that can be unavailable for a time."""
-
     @property
     def database(self) -> Database: ...
     def begin(self) -> None: ...
@@ -81,8 +78,6 @@ class Held:
 
 
 class Locked(Held):
-    """Another process holds the file for good."""
-
     def begin(self) -> None:
         super().begin()
         self.database._writing.execute("pragma busy_timeout = 50")
@@ -90,8 +85,6 @@ class Locked(Held):
 
 @dataclass
 class Full:
-    """The disk has no room for another page."""
-
     database: SqliteDatabase
 
     def begin(self) -> None:
@@ -104,8 +97,6 @@ class Full:
 
 @dataclass
 class Stopped:
-    """PostgreSQL is stopped, and started again."""
-
     server: PostgresServer
     database: PostgresDatabase = field(init=False)
 
@@ -121,8 +112,6 @@ class Stopped:
 
 @dataclass
 class Gone:
-    """The database cannot be reached."""
-
     database: FaultyDatabase
 
     def begin(self) -> None:
@@ -134,7 +123,6 @@ class Gone:
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server that no other test uses."""
     with running_postgres() as server:
         yield server
 
@@ -151,10 +139,9 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
 
 
 @asynccontextmanager
-async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[ScriptedServer, None]:
-    """A server whose responses take a second."""
-    engine = ScriptedEngine(script(encoding, TALK, **CHUNKS))
-    async with running_server(engine, encoding, where, heartbeat=0.2, stale=60) as served:
+async def talking(where: Database) -> AsyncGenerator[ScriptedServer, None]:
+    engine = ScriptedEngine(script(TALK, **CHUNKS))
+    async with running_server(engine, where, heartbeat=0.2, stale=60) as served:
         yield served
 
 
@@ -166,7 +153,6 @@ async def health(served: ScriptedServer, wanted: str) -> None:
 
 
 async def refused(served: ScriptedServer, **fields: Any) -> None:
-    """A request is a 503 that says why, and when to try again."""
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **fields}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         error = (await answer.json())["error"]
@@ -197,16 +183,16 @@ async def is_stored(served: ScriptedServer, stream: bytes) -> None:
     assert stored.response == response
 
 
-async def test_stalled_store_delays_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
-    await held_up_by(encoding, Stalled(FaultyDatabase(database_at(store_at))))
+async def test_stalled_store_delays_no_stream(store_at: str) -> None:
+    await held_up_by(Stalled(FaultyDatabase(database_at(store_at))))
 
 
-async def test_locked_file_delays_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    await held_up_by(encoding, Held(tmp_path / "store.sqlite3"))
+async def test_locked_file_delays_no_stream(tmp_path: Path) -> None:
+    await held_up_by(Held(tmp_path / "store.sqlite3"))
 
 
-async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
-    async with talking(encoding, stall.database) as served:
+async def held_up_by(stall: Outage) -> None:
+    async with talking(stall.database) as served:
         stream = await streamed_through(served, stall)
         await health(served, "degraded")
         assert await served.again(f"/v1/responses/{final(read_sse(stream)).id}?stream=true") == stream
@@ -214,8 +200,8 @@ async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
         await is_stored(served, stream)
 
 
-async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
-    async with talking(encoding, outage.database) as served:
+async def test_outage_harms_no_stream(outage: Outage) -> None:
+    async with talking(outage.database) as served:
         before = await wait_for_end(served, await start_background(served))
         kept = (await served.store.sweep(3600, 3600)).responses
         stream = await streamed_through(served, outage)
@@ -234,19 +220,17 @@ async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage)
         assert (await wait_for_end(served, going_on))["status"] == "completed"
 
 
-async def test_responses_lost_in_an_outage_are_logged(
-    encoding: HarmonyEncoding, store_at: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_responses_lost_in_an_outage_are_logged(store_at: str, caplog: pytest.LogCaptureFixture) -> None:
     faulty = FaultyDatabase(database_at(store_at))
-    async with asyncio.timeout(2 * HANGS), talking(encoding, faulty) as served:
+    async with asyncio.timeout(2 * HANGS), talking(faulty) as served:
         stream = await streamed_through(served, Gone(faulty))
     with caplog.at_level(logging.ERROR):
         assert f"lost to the store: {final(read_sse(stream)).id}" in caplog.text
 
 
-async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_backlog_of_the_store_is_bounded(tmp_path: Path) -> None:
     faulty = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
-    async with talking(encoding, faulty) as served:
+    async with talking(faulty) as served:
         faulty.stalls.clear()
         served.store.append("resp_huge", Block(0, 1, bytes(LIMIT)))
         await refused(served)

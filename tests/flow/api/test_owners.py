@@ -16,7 +16,6 @@ import pytest
 
 from penstock.api.app import DIALECTS
 from penstock.api.http.auth import Keys
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import cancel_response, start_background
 from tests.support.server import ENDLESS, PATIENCE, ApiClient, ScriptedServer, running_server, script
@@ -34,36 +33,28 @@ Answers = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Ids:
-    """Values for the parameters of paths."""
-
     response_id: str
     conversation_id: str
     item_id: str
 
     def unknown(self) -> Ids:
-        """Well-formed ids that belong to no object."""
         return Ids(**{name: f"{value[:-8]}{'0' * 8}" for name, value in asdict(self).items()})
 
     def hidden(self, text: str) -> str:
-        """Mask these ids in a text."""
         return re.sub("|".join(map(re.escape, asdict(self).values())), "ID", text)
 
 
 @dataclass
 class Person(ApiClient):
-    """A client with a key of its own."""
-
     served: ScriptedServer
 
     async def own(self) -> Ids:
-        """Create a running response, and a conversation with an item."""
         _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
         _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
         response_id = await start_background(self, {"conversation": conversation["id"]})
         return Ids(response_id, conversation["id"], items["data"][0]["id"])
 
     async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
-        """Return status and text of all answers, with the ids masked."""
         answers = []
         for method, path, body in asked:
             async with self.client.request(method, self.url + path, json=body, timeout=PATIENCE) as answer:
@@ -72,12 +63,12 @@ class Person(ApiClient):
 
 
 @pytest.fixture
-async def people(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[tuple[Person, Person], None]:
+async def people(tmp_path: Path) -> AsyncGenerator[tuple[Person, Person], None]:
     """Alice and Bob, clients of one server whose engine never stops by itself."""
-    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in (ALICE, BOB))
     async with (
-        running_server(engine, encoding, tmp_path, keys=Keys((ALICE, BOB))) as served,
+        running_server(engine, tmp_path, keys=Keys((ALICE, BOB))) as served,
         aiohttp.ClientSession(headers=alice) as hers,
         aiohttp.ClientSession(headers=bob) as his,
     ):

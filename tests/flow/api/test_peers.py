@@ -16,7 +16,6 @@ from penstock.api.app import DIALECTS
 from penstock.api.peers import FORWARDED, SseRelay
 from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
@@ -30,12 +29,10 @@ def settings(**options: Any) -> Settings:
 
 
 def body(events: Iterable[Event], *, silences: bool) -> bytes:
-    """The bytes of a stream as they are sent."""
     return b"".join(KEEP_ALIVE * silences + to_sse(event) for event in events) + DONE
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    """The same bytes, cut at those places."""
     places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
     return [data[start:end] for start, end in pairwise(places)]
 
@@ -89,23 +86,21 @@ Pair: TypeAlias = tuple[PacedServer, ScriptedServer]
 
 
 @pytest.fixture
-async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
+async def pair(store_at: str) -> AsyncGenerator[Pair, None]:
     """Two servers over one store; the first runs one response at a time, and its engine stops in the middle."""
-    slow, quick = PacedEngine(script(encoding, COUNT), initial=60), ScriptedEngine(script(encoding))
+    slow, quick = PacedEngine(script(COUNT), initial=60), ScriptedEngine(script())
     async with (
-        running_server(slow, encoding, store_at, limit=1) as one,
-        running_server(quick, encoding, store_at) as other,
+        running_server(slow, store_at, limit=1) as one,
+        running_server(quick, store_at) as other,
     ):
         yield one, other
 
 
 def stream_of(response_id: str, after: int = -1, base: str = "/v1") -> str:
-    """The path of a response's stream."""
     return f"{base}/responses/{response_id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
 
 
 def frames_of(stream: bytes) -> list[bytes]:
-    """The frames of its events."""
     return [frame for frame in stream.split(b"\n\n")[:-2] if not frame.startswith(b":")]
 
 

@@ -11,7 +11,6 @@ import openai
 import pytest
 from aiohttp import web
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.event_streams import read_sse
@@ -73,12 +72,10 @@ async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: 
 
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_proxy_gets_events_as_they_come(
-    encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
-) -> None:
-    slow = PacedEngine(script(encoding), initial=0)
+async def test_proxy_gets_events_as_they_come(tmp_path: Path, version: aiohttp.HttpVersion) -> None:
+    slow = PacedEngine(script(), initial=0)
     async with (
-        running_server(slow, encoding, tmp_path) as served,
+        running_server(slow, tmp_path) as served,
         proxied(served.url, version=version, size=100_000) as url,
     ):
         body = {"input": "Hi", "stream": True}
@@ -91,12 +88,10 @@ async def test_proxy_gets_events_as_they_come(
 
 @pytest.mark.defect("39", "31")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_client_that_leaves_its_proxy_aborts_the_engine(
-    encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
-) -> None:
-    endless = ScriptedEngine(script(encoding, "<|channel|>final<|message|>la la", endless=True, latency=0.005))
+async def test_client_that_leaves_its_proxy_aborts_the_engine(tmp_path: Path, version: aiohttp.HttpVersion) -> None:
+    endless = ScriptedEngine(script("<|channel|>final<|message|>la la", endless=True, latency=0.005))
     async with (
-        running_server(endless, encoding, tmp_path) as served,
+        running_server(endless, tmp_path) as served,
         proxied(served.url, version=version, size=17) as url,
     ):
         body = {"input": "Hi", "stream": True}

@@ -19,7 +19,6 @@ from tests.support.server_process import exit_status, running_process, serve_scr
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The lines of a file that hold token chunks."""
     return (line for line in path.read_bytes().splitlines() if b"TokenChunk" in line)
 
 

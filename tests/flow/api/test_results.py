@@ -15,7 +15,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.api_clients import wait_until
@@ -31,32 +31,29 @@ class Last(ScriptedTool):
     """A tool; after its call, the model calls one of the client's functions."""
 
     engine: ScriptedEngine | None = None
-    encoding: HarmonyEncoding | None = None
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
         assert self.engine
-        assert self.encoding
-        self.engine.script = script(self.encoding, CALL)
+        self.engine.script = script(CALL)
         return await super().run(name, text, seconds)
 
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
-    """Add the interpreter to the tools of every request."""
     async for conversation in source:
         yield replace(conversation, tools=Toolset((*conversation.tools.tools, *HOSTED["python"])))
 
 
 @pytest.fixture
-async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator[ScriptedServer]:
+async def calculating(store_at: str) -> AsyncIterator[ScriptedServer]:
     """A server whose model calculates something, and then asks for the weather."""
-    engine = ScriptedEngine(script(encoding, CODE))
-    tool = Last((Outcome(RESULT),), engine=engine, encoding=encoding)
+    engine = ScriptedEngine(script(CODE))
+    tool = Last((Outcome(RESULT),), engine=engine)
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
         return whole.replace("converse", converse).insert_after("normalize", "python", python)
 
-    async with running_server(engine, encoding, store_at, edit=edit) as served:
+    async with running_server(engine, store_at, edit=edit) as served:
         yield served
 
 
@@ -68,9 +65,7 @@ async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator
     ],
     ids=str,
 )
-async def test_stored_result_is_read_again(
-    calculating: ScriptedServer, encoding: HarmonyEncoding, through: str, way: dict[str, Any]
-) -> None:
+async def test_stored_result_is_read_again(calculating: ScriptedServer, through: str, way: dict[str, Any]) -> None:
     """In any continuation the model reads the result of the call, though no item shows it."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER], **way}
     if through == "conversation":
@@ -84,18 +79,18 @@ async def test_stored_result_is_read_again(
     (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
     output = {"type": "function_call_output", "call_id": call_id, "output": "Rain."}
     assert (await calculating.post({"input": [output], "tools": [WEATHER], **past}))[0] == 200
-    read = encoding.decode(calculating.engine.prompts[-1].token_ids)
+    read = load_encoding().decode(calculating.engine.prompts[-1].token_ids)
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
-async def test_replayed_call_has_its_result(calculating: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_replayed_call_has_its_result(calculating: ScriptedServer) -> None:
     """A client that sends the items itself need not send hidden results."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
     _, first = await calculating.post(body)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
     asked = {"role": "user", "content": body["input"]}
     assert (await calculating.post({"input": [asked, *first["output"], output], "tools": [WEATHER]}))[0] == 200
-    read = encoding.decode(calculating.engine.prompts[-1].token_ids)
+    read = load_encoding().decode(calculating.engine.prompts[-1].token_ids)
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 

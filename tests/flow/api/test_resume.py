@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse, renumbered
@@ -26,7 +25,6 @@ def rest(body: bytes, number: int) -> bytes:
 
 
 def numbers(body: bytes) -> range:
-    """The sequence numbers of a stream."""
     return range(body.count(b"\n\n") - 1)
 
 
@@ -45,16 +43,9 @@ ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
 @pytest.mark.parametrize("background", [False, True])
 async def test_stored_response_is_streamed_again(
-    served: ScriptedServer,
-    encoding: HarmonyEncoding,
-    text: str,
-    options: dict[str, Any],
-    body: dict[str, Any],
-    status: str,
-    *,
-    background: bool,
+    served: ScriptedServer, text: str, options: dict[str, Any], body: dict[str, Any], status: str, *, background: bool
 ) -> None:
-    served.engine.script = script(encoding, text, **options)
+    served.engine.script = script(text, **options)
     first = await served.stream({"input": "Hi", "tools": [WEATHER], "background": background, **body})
     response = final(read_sse(first))
     assert response.status == status
@@ -85,10 +76,8 @@ async def test_reader_beyond_the_end_gets_the_last_event(served: ScriptedServer)
 
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("background", [False, True])
-async def test_live_stream_has_any_number_of_readers(
-    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
-) -> None:
-    served.engine.script = script(encoding, latency=0.02)
+async def test_live_stream_has_any_number_of_readers(served: ScriptedServer, background: bool) -> None:
+    served.engine.script = script(latency=0.02)
     async with api_clients.open_stream(served, {"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
         others = [asyncio.create_task(served.again(f"{path}&starting_after={number}")) for number in range(18)]
@@ -101,8 +90,8 @@ async def test_live_stream_has_any_number_of_readers(
 
 
 @pytest.mark.defect("B15")
-async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, latency=0.01)
+async def test_readers_may_join_at_any_time(served: ScriptedServer) -> None:
+    served.engine.script = script(latency=0.01)
     path = f"/v1/responses/{await api_clients.start_background(served)}?stream=true"
     readers = list[asyncio.Task[bytes]]()
     for _ in range(30):
@@ -114,8 +103,8 @@ async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: Ha
 
 
 @pytest.mark.defect("V2")
-async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     response_id = await api_clients.start_background(served)
     path = f"/v1/responses/{response_id}?stream=true"
     readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
@@ -127,8 +116,8 @@ async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServe
     assert [*others, await served.again(path)] == [first] * 3
 
 
-async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, latency=0.01)
+async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer) -> None:
+    served.engine.script = script(latency=0.01)
     async with api_clients.open_stream(served) as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
         async with served.client.get(path) as follower:
@@ -136,9 +125,9 @@ async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer, en
         assert final(read_sse(await stream.rest())).status == "completed"
 
 
-async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: str) -> None:
-    engine = ScriptedEngine(script(encoding))
-    async with running_server(engine, encoding, where, keep_alive=0.03, limit=0) as served:
+async def test_waiting_stream_sends_comments(where: str) -> None:
+    engine = ScriptedEngine(script())
+    async with running_server(engine, where, keep_alive=0.03, limit=0) as served:
         response_id = await api_clients.start_background(served)
         path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
         async with asyncio.timeout(api_clients.PATIENCE), served.client.get(path) as answer:
@@ -173,8 +162,8 @@ def final_id(body: bytes) -> str:
     return body.partition(b'"id":"')[2].partition(b'"')[0].decode()
 
 
-async def test_openai_python_resumes_a_background_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, latency=0.005)
+async def test_openai_python_resumes_a_background_stream(served: ScriptedServer) -> None:
+    served.engine.script = script(latency=0.005)
     async with api_clients.openai_client(served.url) as sdk:
         stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)
         read = list[Any]()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.api.runs.housekeeping import keep_sweeping
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import running_server, script
@@ -18,11 +17,9 @@ from tests.support.stores import FaultyDatabase, database_at
 
 
 @pytest.mark.defect("17")
-async def test_expired_responses_are_swept(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_expired_responses_are_swept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = FaultyDatabase(database_at(str(tmp_path / "store.sqlite3")))
-    async with running_server(ScriptedEngine(script(encoding)), encoding, kept) as served:
+    async with running_server(ScriptedEngine(script()), kept) as served:
         _, answer = await served.post({"input": "Hi"})
         await wait_until(lambda: len(served.scheduler.runs) == 0)
         kept.is_down = True

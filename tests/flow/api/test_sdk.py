@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 
@@ -19,20 +19,18 @@ async def test_stream_helper_accumulates_the_response(served: ScriptedServer, sd
     assert "".join(deltas) == response.output_text == "Hello!"
 
 
-async def test_function_call_makes_the_round(
-    served: ScriptedServer, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
-) -> None:
-    served.engine.script = script(encoding, CALL)
+async def test_function_call_makes_the_round(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
+    served.engine.script = script(CALL)
     tools: Any = [WEATHER]
     first = await sdk.responses.create(model="tiny", input="Weather?", tools=tools)
     call = first.output[-1]
     assert call.type == "function_call"
     assert json.loads(call.arguments) == {"city": "Paris"}
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}]
     second = await sdk.responses.create(model="tiny", previous_response_id=first.id, input=output, tools=tools)
     assert second.output_text == "Hello!"
-    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
     assert prompt.endswith(
         "<|start|>user<|message|>Weather?<|end|><|start|>assistant"
         + CALL

@@ -21,7 +21,6 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.pipeline.secret import Secret
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import Run
 from tests.support.api_clients import wait_for_end, wait_until
@@ -42,7 +41,6 @@ def secretive(conversation: ResolvedRequest) -> ResolvedRequest:
 
 
 def known_secrets() -> int:
-    """The number of secrets of these tests that this process holds."""
     gc.collect()
     return sum(CANARY in str(each.reveal()) for each in gc.get_objects() if issubclass(type(each), Secret))
 
@@ -69,7 +67,6 @@ def where(store_at: str) -> str:
 
 
 async def waiting(served: ScriptedServer) -> Run:
-    """A queued response with a secret."""
     read = await served.scheduler.prepare(CreateResponse(input="Hi", background=True))
     return await served.scheduler.queue(secretive(read))
 
@@ -96,14 +93,10 @@ async def test_secrets_of_a_request_are_not_shown(
         assert CANARY not in text
 
 
-async def test_background_response_has_its_secrets(
-    encoding: HarmonyEncoding, where: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_background_response_has_its_secrets(where: str, caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     with caplog.at_level(logging.DEBUG):
-        async with running_server(
-            ScriptedEngine(script(encoding)), encoding, where, edit=watched.edit, limit=0
-        ) as served:
+        async with running_server(ScriptedEngine(script()), where, edit=watched.edit, limit=0) as served:
             run = await waiting(served)
             assert CANARY not in await stored_text(where)
             assert "maps.example" in await stored_text(where)
@@ -116,11 +109,11 @@ async def test_background_response_has_its_secrets(
     assert CANARY not in caplog.text
 
 
-async def test_other_server_runs_without_secrets(encoding: HarmonyEncoding, where: str) -> None:
+async def test_other_server_runs_without_secrets(where: str) -> None:
     watched = Watched()
-    async with running_server(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
+    async with running_server(ScriptedEngine(script()), where, limit=0, url=URL) as served:
         response_id = (await waiting(served)).response.id
-    async with running_server(ScriptedEngine(script(encoding)), encoding, where, url=URL, edit=watched.edit) as after:
+    async with running_server(ScriptedEngine(script()), where, url=URL, edit=watched.edit) as after:
         assert (await wait_for_end(after, response_id))["status"] == "completed"
     assert watched.headers == [{"maps": {}}]
 
@@ -159,10 +152,10 @@ def looked_at() -> Iterator[None]:
 @pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("happens", [_runs, _is_cancelled, _is_deleted, _is_handed_over, _is_taken_away])
 async def test_secrets_are_forgotten_with_the_run(
-    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[ScriptedServer, Run], Awaitable[None]]
+    tmp_path: Path, happens: Callable[[ScriptedServer, Run], Awaitable[None]]
 ) -> None:
-    engine, before = ScriptedEngine(script(encoding)), known_secrets()
-    async with running_server(engine, encoding, tmp_path, limit=0) as served:
+    engine, before = ScriptedEngine(script()), known_secrets()
+    async with running_server(engine, tmp_path, limit=0) as served:
         run = await waiting(served)
         assert known_secrets() == before + 1
         await happens(served, run)

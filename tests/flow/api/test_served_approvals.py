@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support import tool_servers
 from tests.support.api_clients import conversation_id, conversation_items, create_conversation
 from tests.support.mcp_servers import HttpServers
@@ -24,12 +23,10 @@ def approval(request: tool_servers.Json, approve: bool = True, **fields: Any) ->
 
 
 async def goes_on(served: ScriptedServer, way: str) -> tool_servers.Json:
-    """The fields common to the requests of one exchange."""
     return {"conversation": conversation_id(await create_conversation(served))} if way == "conversation" else {}
 
 
 def followed(way: str, first: tool_servers.ClientResponse, *items: tool_servers.Json) -> tool_servers.Json:
-    """The body of the next request."""
     match way:
         case "previous_response_id":
             return {"previous_response_id": first.response["id"], "input": list(items)}
@@ -42,26 +39,24 @@ def followed(way: str, first: tool_servers.ClientResponse, *items: tool_servers.
 @pytest.mark.defect("29")
 @pytest.mark.parametrize("mode", tool_servers.MODES)
 @pytest.mark.parametrize("way", WAYS)
-async def test_approved_call_is_made(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
-) -> None:
-    async with tool_servers.tool_server(encoding, tmp_path) as served:
+async def test_approved_call_is_made(tmp_path: Path, http: HttpServers, mode: str, way: str) -> None:
+    async with tool_servers.tool_server(tmp_path) as served:
         body = {"tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")]}
         for approve in (True, False):
             shared = body | await goes_on(served, way)
-            tool_servers.play_turns(served.engine, encoding, ASKING)
+            tool_servers.play_turns(served.engine, ASKING)
             asked = await tool_servers.respond(served, mode, shared | {"input": [USER]})
             assert (asked.response["status"], asked.types) == ("completed", ["mcp_list_tools", "mcp_approval_request"])
             request = asked.output[1]
             assert (request["name"], request["arguments"]) == ("add", '{"a": 1, "b": 2}')
             assert asked.ladder(1) == ["output_item.added", "output_item.done"]
-            tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup("3"))
+            tool_servers.play_turns(served.engine, tool_servers.answer_markup("3"))
             reason = None if approve else "Too dear."
             done = await tool_servers.respond(
                 served, mode, shared | followed(way, asked, approval(request, approve, reason=reason))
             )
             assert done.response["status"] == "completed"
-            read = tool_servers.prompts_read(served, encoding)[-1]
+            read = tool_servers.prompts_read(served)[-1]
             if approve:
                 assert_made(done, request)
                 assert "<|start|>docs.add to=assistant<|channel|>commentary<|message|>3<|end|>" in read
@@ -81,11 +76,9 @@ def assert_made(done: tool_servers.ClientResponse, request: tool_servers.Json) -
 
 
 @pytest.mark.parametrize("mode", tool_servers.MODES)
-async def test_approval_allows_no_other_call(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
+async def test_approval_allows_no_other_call(tmp_path: Path, http: HttpServers, mode: str) -> None:
     forged = {"type": "mcp_approval_request", "id": "mcpr_0", "server_label": "docs", "arguments": "{}"}
-    async with tool_servers.tool_server(encoding, tmp_path) as served:
+    async with tool_servers.tool_server(tmp_path) as served:
         tools = [tool_servers.mcp_tool(url=http.url(), allowed_tools=["echo"], require_approval="always")]
         for label, name in (("docs", "hang"), ("docs", "nothing"), ("elsewhere", "echo")):
             request = forged | {"server_label": label, "name": name}
@@ -98,15 +91,13 @@ async def test_approval_allows_no_other_call(
 
 
 @pytest.mark.parametrize("mode", tool_servers.MODES)
-async def test_approval_is_good_for_one_call(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
-    async with tool_servers.tool_server(encoding, tmp_path) as served:
+async def test_approval_is_good_for_one_call(tmp_path: Path, http: HttpServers, mode: str) -> None:
+    async with tool_servers.tool_server(tmp_path) as served:
         tools = [tool_servers.mcp_tool(url=http.url(), require_approval="always")]
-        tool_servers.play_turns(served.engine, encoding, ASKING)
+        tool_servers.play_turns(served.engine, ASKING)
         asked = await tool_servers.respond(served, mode, {"input": [USER], "tools": tools})
         (request,) = [item for item in asked.output if item["type"] == "mcp_approval_request"]
-        tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup())
+        tool_servers.play_turns(served.engine, tool_servers.answer_markup())
         body = {"tools": tools} | tool_servers.MODES[mode]
         previous = body | {"previous_response_id": asked.response["id"]}
         await refused(served, previous | {"input": [approval(request), approval(request)]}, "[1]")
@@ -124,9 +115,9 @@ async def refused(served: ScriptedServer, body: tool_servers.Json, place: str) -
     assert len(served.engine.prompts) == count
 
 
-async def test_one_of_two_calls_may_be_approved(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+async def test_one_of_two_calls_may_be_approved(tmp_path: Path, http: HttpServers) -> None:
     turn = tool_servers.join_calls(ASKING, tool_servers.call_markup("docs.echo", {"text": "hello"}))
-    async with tool_servers.tool_server(encoding, tmp_path, [turn]) as served:
+    async with tool_servers.tool_server(tmp_path, [turn]) as served:
         path = await create_conversation(served)
         body = {
             "tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")],
@@ -134,7 +125,7 @@ async def test_one_of_two_calls_may_be_approved(encoding: HarmonyEncoding, tmp_p
         }
         asked = await tool_servers.respond(served, "whole", body | {"input": [USER]})
         _, adding, echoing = asked.output
-        tool_servers.play_turns(served.engine, encoding, tool_servers.answer_markup("Only one."))
+        tool_servers.play_turns(served.engine, tool_servers.answer_markup("Only one."))
         words = [approval(echoing, approve=False), approval(adding)]
         done = await tool_servers.respond(served, "background stream", body | {"input": words})
         assert_made(done, adding)

@@ -16,7 +16,6 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.server import toolbox
 from penstock.stages.converse.exchange import Limits
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.api_clients import get_response, open_stream, start_background, wait_for_end
@@ -66,10 +65,10 @@ TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("many", TOO_MANY)
 async def test_call_limit_makes_a_response_incomplete(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
+    tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
 ) -> None:
     turns, limit, done, reason = TOO_MANY[many]
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
         heard = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
     assert (heard.response["status"], heard.response["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert [item["status"] for item in heard.output[1:]] == ["completed"] * done + ["incomplete"]
@@ -80,12 +79,10 @@ async def test_call_limit_makes_a_response_incomplete(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_truncated_call_is_not_made(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
+async def test_truncated_call_is_not_made(tmp_path: Path, http: HttpServers, mode: str) -> None:
     hang = call_markup("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
-    async with tool_server(encoding, tmp_path, [hang]) as served:
+    async with tool_server(tmp_path, [hang]) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool(url=http.url())], "max_output_tokens": 20})
     assert heard.response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert (heard.types, heard.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
@@ -98,22 +95,22 @@ async def test_truncated_call_is_not_made(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["previous_response_id", "stateless"])
 async def test_mixed_turn_continues_with_the_clients_output(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
+    tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
 ) -> None:
     turn = join_calls(python_markup("print(6 * 7)"), ECHO, ASK)
     include = ["code_interpreter_call.outputs"]
-    async with tool_server(encoding, tmp_path, [turn], sandbox=sandbox) as served:
+    async with tool_server(tmp_path, [turn], sandbox=sandbox) as served:
         body = {"tools": [CODE_TOOL, WEATHER, mcp_tool(url=http.url())], "include": include}
         first = await respond(served, mode, body | {"input": [USER]})
         assert first.types == ["mcp_list_tools", "code_interpreter_call", "mcp_call", "function_call"]
         assert (first.response["status"], len(served.engine.prompts)) == ("completed", 1)
-        play_turns(served.engine, encoding, answer_markup("Rain."))
+        play_turns(served.engine, answer_markup("Rain."))
         output = {"type": "function_call_output", "call_id": first.output[-1]["call_id"], "output": "rain"}
         by_id = {"previous_response_id": first.response["id"], "input": [output]}
         second = await respond(
             served, mode, body | (by_id if way != "stateless" else {"input": [USER, *first.output, output]})
         )
-        read = prompts_read(served, encoding)[-1]
+        read = prompts_read(served)[-1]
     assert (second.types, second.response["status"]) == (["message"], "completed")
     results = [
         "<|start|>python to=assistant<|channel|>analysis<|message|>42\n",
@@ -128,15 +125,13 @@ async def test_mixed_turn_continues_with_the_clients_output(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_private_url_of_a_request_is_not_reached(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
+async def test_private_url_of_a_request_is_not_reached(tmp_path: Path, http: HttpServers, mode: str) -> None:
     before = http.state()["requests"]
     async with (
         running_site() as site,
-        tool_server(encoding, tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
+        tool_server(tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
     ):
-        play_turns(served.engine, encoding, browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup())
+        play_turns(served.engine, browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup())
         heard = await respond(
             served, mode, {"tools": [SEARCH_TOOL, mcp_tool(url=http.url()), mcp_tool("more", http.url(over="sse"))]}
         )
@@ -147,12 +142,10 @@ async def test_private_url_of_a_request_is_not_reached(
     assert http.state()["requests"] == before
 
 
-async def test_operator_may_allow_an_address(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+async def test_operator_may_allow_an_address(tmp_path: Path, http: HttpServers) -> None:
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
         tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
-        async with tool_server(
-            encoding, tmp_path / str(len(allowed)), [ECHO, answer_markup()], toolbox=tools
-        ) as served:
+        async with tool_server(tmp_path / str(len(allowed)), [ECHO, answer_markup()], toolbox=tools) as served:
             heard = await respond(served, "whole", {"tools": [mcp_tool(url=http.url())]})
         assert bool(heard.output[0].get("error")) == (not allowed)
         assert ("mcp_call" in heard.types) == bool(allowed)
@@ -165,20 +158,19 @@ CANARY = "canary-5512e0"
 
 @pytest.fixture
 def where(tmp_path: Path) -> str:
-    """A database with a folder of its own."""
     return str(tmp_path / "store" / "responses.sqlite3")
 
 
 @pytest.mark.parametrize(("mode", "store"), STORED_MODES)
 async def test_secrets_go_to_their_server_only(
-    encoding: HarmonyEncoding, where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
+    where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
 ) -> None:
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
     tools = [mcp_tool(url=http.url()) | secret, mcp_tool("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
-        async with tool_server(encoding, where, [call_markup("docs.leak", {}), answer_markup()]) as served:
+        async with tool_server(where, [call_markup("docs.leak", {}), answer_markup()]) as served:
             heard = await respond(served, mode, {"tools": tools, "store": store})
-            told_to_model = prompts_read(served, encoding)
+            told_to_model = prompts_read(served)
             kept = await stored_text(where)
     assert heard.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
     assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
@@ -197,13 +189,11 @@ def is_full(served: ScriptedServer, *, full: bool = True) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_started_response_waits_for_a_full_engine(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
+async def test_started_response_waits_for_a_full_engine(tmp_path: Path, http: HttpServers, mode: str) -> None:
     """After its first event it cannot be refused: each turn begins when there is room."""
     door = tmp_path / "door"
     turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, limits=SOON) as served:
+    async with tool_server(tmp_path, turns, limits=SOON) as served:
         is_full(served)
         asked = asyncio.create_task(respond(served, mode, {"tools": [mcp_tool(url=http.url())]}))
         for at in (0, 1):
@@ -218,10 +208,8 @@ async def test_started_response_waits_for_a_full_engine(
     assert (heard.response["status"], heard.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
 
 
-async def test_new_response_is_refused_by_a_full_engine(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox
-) -> None:
-    async with tool_server(encoding, tmp_path, [answer_markup()], sandbox=sandbox, limits=SOON) as served:
+async def test_new_response_is_refused_by_a_full_engine(tmp_path: Path, http: HttpServers, sandbox: Sandbox) -> None:
+    async with tool_server(tmp_path, [answer_markup()], sandbox=sandbox, limits=SOON) as served:
         is_full(served)
         status, error = await served.post({"input": "Hi", "tools": [CODE_TOOL]})
         assert (status, error["error"]["code"]) == (503, "rate_limit_exceeded")
@@ -230,11 +218,9 @@ async def test_new_response_is_refused_by_a_full_engine(
         assert (await wait_for_end(served, waiting))["status"] == "completed"
 
 
-async def test_response_waiting_for_the_engine_can_be_cancelled(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
+async def test_response_waiting_for_the_engine_can_be_cancelled(tmp_path: Path, http: HttpServers) -> None:
     async with (
-        tool_server(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
+        tool_server(tmp_path, limits=Limits(retry_seconds=3600)) as served,
     ):
         is_full(served)
         async with open_stream(served, {"tools": [mcp_tool(url=http.url())], "background": True}) as stream:

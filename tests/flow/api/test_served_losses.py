@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import StreamReader, cancel_response, get_response, open_stream, wait_for_end, wait_until
@@ -36,7 +35,6 @@ from tests.support.tool_servers import (
 
 
 async def leave(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
-    """Close the client's socket."""
     stream.answer.close()
 
 
@@ -102,16 +100,16 @@ STATE = call_markup("docs.state", {})
 @ending
 @pytest.mark.parametrize("owner", ["operator", "request"])
 async def test_calls_end_with_their_response(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
+    tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
     tool, servers = (
         (mcp_tool(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp_tool(url=http.url()), {})
     )
-    async with tool_server(encoding, tmp_path, servers=servers) as served:
-        play_turns(served.engine, encoding, STATE, answer_markup())
+    async with tool_server(tmp_path, servers=servers) as served:
+        play_turns(served.engine, STATE, answer_markup())
         await respond(served, "stream", {"tools": [tool]})
         before, (begun, over) = running_tasks(), await hung(http)
-        play_turns(served.engine, encoding, join_calls(HANG, HANG), answer_markup())
+        play_turns(served.engine, join_calls(HANG, HANG), answer_markup())
         async with open_stream(served, {"tools": [tool], **way}) as stream:
             response_id = await stream.response_id()
             await reaches(http, begun + 2, over)
@@ -120,20 +118,20 @@ async def test_calls_end_with_their_response(
         await settled(before)
         await wait_until(lambda: len(served.scheduler.runs) == 0)
         if end is not drain:
-            play_turns(served.engine, encoding, STATE, answer_markup())
+            play_turns(served.engine, STATE, answer_markup())
             again = await respond(served, "whole", {"tools": [tool]})
             assert [item["status"] for item in again.output if item["type"] == "mcp_call"] == ["completed"]
 
 
 @pytest.mark.defect("30")
-async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    async with tool_server(encoding, tmp_path, servers={"docs": stdio_server()}) as served:
+async def test_stdio_server_survives_an_abandoned_call(tmp_path: Path) -> None:
+    async with tool_server(tmp_path, servers={"docs": stdio_server()}) as served:
         states = []
         for _ in range(2):
-            play_turns(served.engine, encoding, STATE, answer_markup())
+            play_turns(served.engine, STATE, answer_markup())
             heard = await respond(served, "stream", {"tools": [mcp_tool()]})
             states.append(json.loads(heard.output[-2]["output"]))
-            play_turns(served.engine, encoding, HANG, answer_markup())
+            play_turns(served.engine, HANG, answer_markup())
             before = running_tasks()
             async with open_stream(served, {"tools": [mcp_tool()]}) as stream:
                 await stream.upto(b"mcp_call_arguments.done")
@@ -144,10 +142,8 @@ async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("30")
-async def test_call_ends_with_its_unstreamed_client(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
-    async with tool_server(encoding, tmp_path, [HANG, answer_markup()]) as served:
+async def test_call_ends_with_its_unstreamed_client(tmp_path: Path, http: HttpServers) -> None:
+    async with tool_server(tmp_path, [HANG, answer_markup()]) as served:
         before, (begun, over) = running_tasks(), await hung(http)
         asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp_tool(url=http.url())]}))
         await reaches(http, begun + 1, over)
@@ -158,10 +154,10 @@ async def test_call_ends_with_its_unstreamed_client(
 
 
 @pytest.mark.defect("30")
-async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+async def test_detached_response_keeps_its_call(tmp_path: Path, http: HttpServers) -> None:
     door = tmp_path / "door"
     turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, detaches=True) as served:
+    async with tool_server(tmp_path, turns, detaches=True) as served:
         before = running_tasks()
         async with open_stream(served, {"tools": [mcp_tool(url=http.url())]}) as stream:
             response_id = await stream.response_id()
@@ -172,11 +168,9 @@ async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_p
 
 
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_response_can_be_cancelled_during_a_listing(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
-) -> None:
+async def test_response_can_be_cancelled_during_a_listing(tmp_path: Path, http: HttpServers, way: Json) -> None:
     tools = [mcp_tool("mute", http.url("mute")), mcp_tool(url=http.url())]
-    async with tool_server(encoding, tmp_path) as served, open_stream(served, {"tools": tools, **way}) as stream:
+    async with tool_server(tmp_path) as served, open_stream(served, {"tools": tools, **way}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"mcp_list_tools.in_progress")
         status, answer = await cancel_response(served, response_id)
@@ -189,10 +183,8 @@ async def test_response_can_be_cancelled_during_a_listing(
 
 @pytest.mark.defect("30")
 @ending
-async def test_processes_of_code_end_with_its_response(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
-) -> None:
-    async with tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
+async def test_processes_of_code_end_with_its_response(tmp_path: Path, sandbox: Sandbox, end: End, way: Json) -> None:
+    async with tool_server(tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
         await respond(served, "stream", {"tools": [CODE_TOOL], "tool_choice": "none"})
         before, others = running_tasks(), descendants(os.getpid())
         async with open_stream(served, {"tools": [CODE_TOOL], **way}) as stream:
@@ -205,9 +197,9 @@ async def test_processes_of_code_end_with_its_response(
 
 
 @pytest.mark.defect("30")
-async def test_finished_response_leaves_no_process(encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox) -> None:
+async def test_finished_response_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
     turns = [python_markup("x = 1"), python_markup("print(x)"), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox) as served:
         others = descendants(os.getpid())
         heard = await respond(
             served, "background", {"tools": [CODE_TOOL], "include": ["code_interpreter_call.outputs"]}
@@ -223,8 +215,8 @@ NOBODY = "http://127.0.0.1:9/mcp"
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", MODES)
-async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
-    async with tool_server(encoding, tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
+async def test_unavailable_server_is_a_failed_item(tmp_path: Path, mode: str) -> None:
+    async with tool_server(tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
         assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
         assert heard.response["status"] == "completed"
@@ -236,7 +228,7 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
                 "mcp_list_tools.failed",
                 "output_item.done",
             ]
-        play_turns(served.engine, encoding, call_markup("docs.echo", {}), answer_markup())
+        play_turns(served.engine, call_markup("docs.echo", {}), answer_markup())
         heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY)]})
         assert (heard.types[0], heard.types[-1], heard.response["status"]) == ("mcp_list_tools", "message", "completed")
         assert "mcp_call" not in heard.types
@@ -244,9 +236,9 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", ["background stream"])
-async def test_server_that_dies_in_a_call_is_restarted(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
+async def test_server_that_dies_in_a_call_is_restarted(tmp_path: Path, mode: str) -> None:
     turns = [STATE, call_markup("docs.die", {}), STATE, answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, servers={"docs": stdio_server()}) as served:
+    async with tool_server(tmp_path, turns, servers={"docs": stdio_server()}) as served:
         heard = await respond(served, mode, {"tools": [mcp_tool()]})
     assert heard.types == ["mcp_list_tools", *["mcp_call"] * 3, "message"]
     assert [item["status"] for item in heard.output[1:4]] == ["completed", "failed", "completed"]

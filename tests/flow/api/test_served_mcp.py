@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from penstock.stages.converse.exchange import Limits
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support import tool_servers
 from tests.support.api_clients import get_response, open_stream
@@ -48,33 +47,29 @@ def assert_echoed(heard: tool_servers.ClientResponse, label: str) -> None:
 
 @pytest.mark.defect("B24", "B25", "29")
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_servers_are_called_in_every_mode(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
-) -> None:
+async def test_servers_are_called_in_every_mode(tmp_path: Path, http: HttpServers, owner: str) -> None:
     tool, servers = (
         (tool_servers.mcp_tool(), {"docs": stdio_server()})
         if owner == "operator"
         else (tool_servers.mcp_tool(url=http.url()), {})
     )
     turns = [tool_servers.call_markup("docs.echo", {"text": "hello"}), tool_servers.answer_markup()]
-    async with tool_servers.tool_server(encoding, tmp_path, turns, servers=servers) as served:
+    async with tool_servers.tool_server(tmp_path, turns, servers=servers) as served:
         for mode, store in tool_servers.STORED_MODES:
             assert_echoed(await tool_servers.respond(served, mode, {"tools": [tool], "store": store}), "docs")
         assert (
             "<|start|>docs.echo to=assistant<|channel|>commentary<|message|>hello<|end|>"
-            in tool_servers.prompts_read(served, encoding)[-1]
+            in tool_servers.prompts_read(served)[-1]
         )
 
 
 @pytest.mark.defect("V7", "V24")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_running_call_has_not_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: tool_servers.Json
-) -> None:
+async def test_running_call_has_not_completed(tmp_path: Path, http: HttpServers, way: tool_servers.Json) -> None:
     door = tmp_path / "door"
     turns = [tool_servers.call_markup("docs.wait", {"path": str(door)}), tool_servers.answer_markup()]
     async with (
-        tool_servers.tool_server(encoding, tmp_path, turns) as served,
+        tool_servers.tool_server(tmp_path, turns) as served,
         open_stream(served, {"tools": [tool_servers.mcp_tool(url=http.url())], **way}) as stream,
     ):
         read = await stream.upto(b"response.mcp_call_arguments.done")
@@ -87,12 +82,10 @@ async def test_running_call_has_not_completed(
 
 
 @pytest.mark.defect("V24")
-async def test_stream_sends_comments_during_a_call(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
+async def test_stream_sends_comments_during_a_call(tmp_path: Path, http: HttpServers) -> None:
     """A proxy does not take the stream for dead, and its events are the same."""
     turns = [tool_servers.call_markup("docs.slow", {"seconds": 0.3}), tool_servers.answer_markup()]
-    async with tool_servers.tool_server(encoding, tmp_path, turns, keep_alive=0.05) as served:
+    async with tool_servers.tool_server(tmp_path, turns, keep_alive=0.05) as served:
         raw = await served.stream({"input": "Hi", "tools": [tool_servers.mcp_tool(url=http.url())]})
     _, _, behind = raw.partition(b"event: response.mcp_call_arguments.done")
     assert b"\n\n:" in behind.partition(b"event: response.mcp_call.completed")[0]
@@ -101,18 +94,16 @@ async def test_stream_sends_comments_during_a_call(
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", tool_servers.MODES)
-async def test_failed_call_is_a_failed_item(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
-) -> None:
+async def test_failed_call_is_a_failed_item(tmp_path: Path, http: HttpServers, mode: str) -> None:
     turns = [
         tool_servers.call_markup("docs.boom", {}),
         tool_servers.call_markup("docs.add", {"a": "x"}),
         tool_servers.call_markup("docs.add", '{"a":'),
         tool_servers.answer_markup(),
     ]
-    async with tool_servers.tool_server(encoding, tmp_path, turns) as served:
+    async with tool_servers.tool_server(tmp_path, turns) as served:
         heard = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
-        read = tool_servers.prompts_read(served, encoding)[-1]
+        read = tool_servers.prompts_read(served)[-1]
     assert heard.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
     for index in (1, 2, 3):
         item = heard.output[index]
@@ -124,16 +115,12 @@ async def test_failed_call_is_a_failed_item(
 
 @pytest.mark.defect("V23")
 @pytest.mark.parametrize("mode", tool_servers.MODES)
-async def test_hanging_call_times_out(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
-) -> None:
+async def test_hanging_call_times_out(tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str) -> None:
     turns = [tool_servers.call_markup("docs.hang", {}), tool_servers.answer_markup()]
-    async with tool_servers.tool_server(
-        encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)
-    ) as served:
+    async with tool_servers.tool_server(tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
         hanging = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
         tool_servers.play_turns(
-            served.engine, encoding, tool_servers.python_markup("while True: pass"), tool_servers.answer_markup()
+            served.engine, tool_servers.python_markup("while True: pass"), tool_servers.answer_markup()
         )
         looping = await tool_servers.respond(served, mode, {"tools": [tool_servers.CODE_TOOL]})
     for heard in (hanging, looping):
@@ -143,12 +130,10 @@ async def test_hanging_call_times_out(
 
 
 @pytest.mark.defect("V22")
-async def test_all_turns_have_the_priority_of_the_request(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
+async def test_all_turns_have_the_priority_of_the_request(tmp_path: Path, http: HttpServers) -> None:
     """Later turns keep priority 0 by default, so they need no priority scheduling."""
     turns = [tool_servers.call_markup("docs.add", {"a": 1, "b": 2})] * 2 + [tool_servers.answer_markup()]
-    async with tool_servers.tool_server(encoding, tmp_path, turns) as served:
+    async with tool_servers.tool_server(tmp_path, turns) as served:
         for priority in (0, 3):
             served.engine.prompts.clear()
             await tool_servers.respond(

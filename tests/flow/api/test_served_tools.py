@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import cancel_response, open_stream, wait_until
 from tests.support.mcp_servers import HttpServers
@@ -48,13 +47,11 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.mark.defect("V7", "V8", "B11")
 @pytest.mark.parametrize("mode", MODES)
-async def test_code_call_is_one_item_with_outputs(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
-) -> None:
+async def test_code_call_is_one_item_with_outputs(tmp_path: Path, sandbox: Sandbox, mode: str) -> None:
     turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox) as served:
         heard = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
-        _, second, third = prompts_read(served, encoding)
+        _, second, third = prompts_read(served)
     assert heard.types == ["reasoning", "code_interpreter_call", "code_interpreter_call", "message"]
     assert heard.response["status"] == "completed"
     assert [item["outputs"] for item in heard.output[1:3]] == [
@@ -78,11 +75,9 @@ async def test_code_call_is_one_item_with_outputs(
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_running_code_has_not_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, way: Json
-) -> None:
+async def test_running_code_has_not_completed(tmp_path: Path, sandbox: Sandbox, way: Json) -> None:
     async with (
-        tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served,
+        tool_server(tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served,
         open_stream(served, {"tools": [CODE_TOOL], "include": [OUTPUTS], **way}) as stream,
     ):
         response_id = await stream.response_id()
@@ -96,15 +91,13 @@ async def test_running_code_has_not_completed(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_outputs_and_sources_are_optional(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Site, mode: str
-) -> None:
+async def test_outputs_and_sources_are_optional(tmp_path: Path, sandbox: Sandbox, site: Site, mode: str) -> None:
     turns = [join_calls(python_markup("print(1)"), browser_markup("search", {"query": "gates"})), answer_markup()]
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         body = {"tools": [CODE_TOOL, SEARCH_TOOL]}
         plain = await respond(served, mode, body)
         full = await respond(served, mode, {**body, "include": [OUTPUTS, SOURCES]})
-        _, first, _, second = prompts_read(served, encoding)
+        _, first, _, second = prompts_read(served)
     assert first == second
     assert [item["type"] for item in full.output] == ["code_interpreter_call", "web_search_call", "message"]
     assert (plain.output[0]["outputs"], full.output[0]["outputs"]) == (None, [{"type": "logs", "logs": "1\n"}])
@@ -118,14 +111,14 @@ async def test_outputs_and_sources_are_optional(
 
 @pytest.mark.defect("V9", "V10", "B12")
 @pytest.mark.parametrize("mode", MODES)
-async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_path: Path, site: Site, mode: str) -> None:
+async def test_page_is_found_opened_and_cited(tmp_path: Path, site: Site, mode: str) -> None:
     turns = [
         browser_markup("search", {"query": "gates"}),
         browser_markup("open", {"id": 0}),
         browser_markup("find", {"pattern": "closes"}),
         answer_markup("It closes【1†L1-L2】."),
     ]
-    async with tool_server(encoding, tmp_path, turns, search=site.url) as served:
+    async with tool_server(tmp_path, turns, search=site.url) as served:
         heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
     page = f"{site.url}/gates"
     assert heard.types == ["web_search_call"] * 3 + ["message"]
@@ -151,13 +144,11 @@ async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_pat
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_page_being_fetched_has_not_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, site: Site, way: Json
-) -> None:
+async def test_page_being_fetched_has_not_completed(tmp_path: Path, site: Site, way: Json) -> None:
     site.gate.clear()
     turns = [browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup()]
     async with (
-        tool_server(encoding, tmp_path, turns, search=site.url) as served,
+        tool_server(tmp_path, turns, search=site.url) as served,
         open_stream(served, {"tools": [SEARCH_TOOL], **way}) as stream,
     ):
         read = await stream.upto(b"web_search_call.searching")
@@ -172,14 +163,10 @@ async def test_page_being_fetched_has_not_completed(
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
-async def test_broken_arguments_fail_their_call(
-    encoding: HarmonyEncoding, tmp_path: Path, site: Site, arguments: str, mode: str
-) -> None:
-    async with tool_server(
-        encoding, tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url
-    ) as served:
+async def test_broken_arguments_fail_their_call(tmp_path: Path, site: Site, arguments: str, mode: str) -> None:
+    async with tool_server(tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url) as served:
         heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
-        _, second = prompts_read(served, encoding)
+        _, second = prompts_read(served)
     assert heard.types == ["web_search_call", "message"]
     assert (heard.response["status"], heard.output[0]["status"]) == ("completed", "failed")
     assert heard.output[0]["action"] == {"type": "search", "query": "", "queries": []}
@@ -192,7 +179,7 @@ async def test_broken_arguments_fail_their_call(
 
 
 async def test_stream_with_tools_can_be_resumed_anywhere(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Site
+    tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Site
 ) -> None:
     turns = [
         join_calls(
@@ -204,7 +191,7 @@ async def test_stream_with_tools_can_be_resumed_anywhere(
         answer_markup("A gate【0†L0】."),
     ]
     body: Any = {"tools": [CODE_TOOL, SEARCH_TOOL, mcp_tool(url=http.url())], "include": [OUTPUTS, SOURCES]}
-    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         heard = await respond(served, "stream", body)
         frames = heard.raw.split(b"\n\n")
         await wait_until(lambda: len(served.scheduler.runs) == 0)

@@ -12,7 +12,6 @@ import pytest
 
 from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import DatabaseUnavailable, Row, Unit, Value
 from tests.support import api_clients
@@ -26,24 +25,24 @@ URL = "http://one.example"
 
 
 @pytest.fixture
-def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
+def endless() -> ScriptedEngine:
     """An engine that never ends by itself."""
-    return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
+    return ScriptedEngine(script(ENDLESS, endless=True, latency=0.005))
 
 
 @asynccontextmanager
-async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[ScriptedServer, None]:
+async def next_server(store_at: str, **options: Any) -> AsyncGenerator[ScriptedServer, None]:
     """Run the next server after another one, with an engine that says hello."""
-    async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
+    async with running_server(ScriptedEngine(script()), store_at, url=URL, **options) as served:
         yield served
 
 
 # Stopping
 
 
-async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at: str) -> None:
-    engine = PacedEngine(script(encoding), initial=5)
-    async with running_server(engine, encoding, store_at) as served:
+async def test_running_responses_may_finish(store_at: str) -> None:
+    engine = PacedEngine(script(), initial=5)
+    async with running_server(engine, store_at) as served:
         background = await api_clients.start_background(served)
         async with api_clients.open_stream(served) as stream:
             await stream.response_id()
@@ -64,8 +63,8 @@ async def test_stopping_server_refuses_new_responses(served: ScriptedServer, bod
     assert len(served.scheduler.runs) == 0
 
 
-async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
-    async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
+async def test_late_detached_response_holds_no_conversation(store_at: str) -> None:
+    async with running_server(ScriptedEngine(script()), store_at, detaches=True) as served:
         _, conversation = await served.post({}, "/v1/conversations")
         read = await served.scheduler.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
         served.scheduler.in_flight.stopping = True
@@ -75,11 +74,9 @@ async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEnc
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_slow_response_fails_at_the_stop(
-    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
-) -> None:
+async def test_slow_response_fails_at_the_stop(store_at: str, endless: ScriptedEngine, background: bool) -> None:
     async with (
-        running_server(endless, encoding, store_at) as served,
+        running_server(endless, store_at) as served,
         api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
@@ -92,10 +89,8 @@ async def test_slow_response_fails_at_the_stop(
         assert (answer["status"], endless.running, served.scheduler.in_flight.count) == ("failed", 0, 0)
 
 
-async def test_queued_responses_are_left_to_the_next_server(
-    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
-) -> None:
-    async with running_server(endless, encoding, store_at, url=URL, limit=1) as served:
+async def test_queued_responses_are_left_to_the_next_server(store_at: str, endless: ScriptedEngine) -> None:
+    async with running_server(endless, store_at, url=URL, limit=1) as served:
         await api_clients.start_background(served)
         await api_clients.wait_until(lambda: endless.running == 1)
         waiting = [await api_clients.start_background(served) for _ in range(3)]
@@ -106,7 +101,7 @@ async def test_queued_responses_are_left_to_the_next_server(
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.rest()
         assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
-    async with next_server(encoding, store_at, limit=1) as served:
+    async with next_server(store_at, limit=1) as served:
         assert [(await api_clients.wait_for_end(served, each))["status"] for each in waiting] == ["completed"] * 3
         again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
         assert again.startswith(stream.read)
@@ -115,9 +110,9 @@ async def test_queued_responses_are_left_to_the_next_server(
 
 @pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
 async def test_interrupted_responses_may_be_restarted(
-    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
+    store_at: str, endless: ScriptedEngine, restarts: bool, status: str
 ) -> None:
-    async with running_server(endless, encoding, store_at, url=URL, restarts=True) as served:
+    async with running_server(endless, store_at, url=URL, restarts=True) as served:
         async with api_clients.open_stream(served) as stream:
             in_front = await stream.response_id()
             response_id = await api_clients.start_background(served)
@@ -125,7 +120,7 @@ async def test_interrupted_responses_may_be_restarted(
             await served.scheduler.drain(0.1)
             assert final(read_sse(await stream.rest())).status == "failed"
         assert endless.running == 0
-    async with next_server(encoding, store_at, restarts=restarts) as served:
+    async with next_server(store_at, restarts=restarts) as served:
         answer = await api_clients.wait_for_end(served, response_id)
         assert (answer["status"], (await api_clients.get_response(served, in_front))["status"]) == (status, "failed")
         events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
@@ -136,33 +131,30 @@ async def test_interrupted_responses_may_be_restarted(
 
 
 @asynccontextmanager
-async def dead_server(
-    encoding: HarmonyEncoding, store_at: str, **options: Any
-) -> AsyncGenerator[tuple[PacedServer, FaultyDatabase], None]:
+async def dead_server(store_at: str, **options: Any) -> AsyncGenerator[tuple[PacedServer, FaultyDatabase], None]:
     """A server whose engine stops in the middle; with its database down, it behaves like a dead server."""
     kept = FaultyDatabase(database_at(store_at))
-    engine = PacedEngine(script(encoding, COUNT), initial=60)
-    async with running_server(engine, encoding, kept, url=URL, **options) as served:
+    engine = PacedEngine(script(COUNT), initial=60)
+    async with running_server(engine, kept, url=URL, **options) as served:
         yield served, kept
 
 
 async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
-    """Take the database down, after all pending writes."""
     await served.store._writer.flushed()
     kept.is_down = True
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_at: str, background: bool) -> None:
+async def test_response_of_a_dead_server_fails(store_at: str, background: bool) -> None:
     async with (
-        dead_server(encoding, store_at) as (served, kept),
+        dead_server(store_at) as (served, kept),
         api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await wait_until_stored(store_at, response_id, 50)
         await die(served, kept)
-        async with next_server(encoding, store_at) as after:
+        async with next_server(store_at) as after:
             again = await after.again(f"/v1/responses/{response_id}?stream=true")
             response = final(read_sse(again))
             assert (response.status, response.error and response.error.code) == ("failed", "server_error")
@@ -177,27 +169,25 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
             assert (await stream.rest()).startswith(had)
 
 
-async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at: str) -> None:
-    async with dead_server(encoding, store_at, limit=0) as (served, kept):
+async def test_queue_of_a_dead_server_is_run(store_at: str) -> None:
+    async with dead_server(store_at, limit=0) as (served, kept):
         waiting = [await api_clients.start_background(served, {"input": str(number)}) for number in range(4)]
         await die(served, kept)
-        async with next_server(encoding, store_at, limit=1) as after:
+        async with next_server(store_at, limit=1) as after:
             assert [(await api_clients.wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
             assert [prompt.response.id for prompt in after.engine.prompts] == waiting
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_response_of_a_dead_server_may_be_restarted(
-    encoding: HarmonyEncoding, store_at: str, background: bool
-) -> None:
+async def test_response_of_a_dead_server_may_be_restarted(store_at: str, background: bool) -> None:
     async with (
-        dead_server(encoding, store_at) as (served, kept),
+        dead_server(store_at) as (served, kept),
         api_clients.open_stream(served, {"background": background}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, kept)
-        async with next_server(encoding, store_at, restarts=True) as after:
+        async with next_server(store_at, restarts=True) as after:
             answer = await api_clients.wait_for_end(after, response_id)
             assert answer["status"] == ("completed" if background else "failed")
             events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
@@ -205,20 +195,18 @@ async def test_response_of_a_dead_server_may_be_restarted(
 
 
 @asynccontextmanager
-async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
+async def settled_over(store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
     """Check that a new server over the database ``kept`` ends a dead server's response as failed."""
-    async with dead_server(encoding, store_at) as (served, dead), api_clients.open_stream(served) as stream:
+    async with dead_server(store_at) as (served, dead), api_clients.open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, dead)
-        async with running_server(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
+        async with running_server(ScriptedEngine(script()), kept, url=URL, heartbeat=0.1) as after:
             assert (await api_clients.wait_for_end(after, response_id))["status"] == "failed"
             yield
 
 
 class Forgetful(FaultyDatabase):
-    """A database that fails on the first read of events."""
-
     asked = 0
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
@@ -228,9 +216,9 @@ class Forgetful(FaultyDatabase):
         return await super().read(sql, *arguments)
 
 
-async def test_unsettled_response_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_unsettled_response_is_settled_later(store_at: str) -> None:
     forgetful = Forgetful(database_at(store_at))
-    async with settled_over(encoding, store_at, forgetful):
+    async with settled_over(store_at, forgetful):
         assert forgetful.asked > 1
 
 
@@ -248,15 +236,15 @@ class Unsure(FaultyDatabase):
         return counts
 
 
-async def test_uncertain_claim_is_retried(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_uncertain_claim_is_retried(store_at: str) -> None:
     unsure = Unsure(database_at(store_at))
-    async with settled_over(encoding, store_at, unsure):
+    async with settled_over(store_at, unsure):
         assert unsure.claims > 1
 
 
-async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_unreadable_log_does_not_prevent_the_end(store_at: str) -> None:
     async with (
-        dead_server(encoding, store_at) as (served, kept),
+        dead_server(store_at) as (served, kept),
         api_clients.open_stream(served) as broken,
         api_clients.open_stream(served) as whole,
     ):
@@ -268,18 +256,18 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
         await die(served, kept)
         async with open_store(store_at) as store:
             await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
-        async with next_server(encoding, store_at) as after:
+        async with next_server(store_at) as after:
             assert [(await api_clients.wait_for_end(after, each))["status"] for each in asked] == ["failed", "failed"]
 
 
-async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
-    async with dead_server(encoding, store_at) as (served, kept):
+async def test_dead_server_holds_no_conversation(store_at: str) -> None:
+    async with dead_server(store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}
         async with api_clients.open_stream(served, body) as stream:
             await stream.upto(b"output_text.delta")
             await die(served, kept)
-            async with next_server(encoding, store_at) as after:
+            async with next_server(store_at) as after:
                 assert (await after.post(body))[1]["status"] == "completed"
                 _, items = await after.get(f"/v1/conversations/{conversation['id']}/items")
                 assert len(items["data"]) == 3

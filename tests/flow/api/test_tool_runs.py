@@ -15,7 +15,6 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.tools import Toolbox
 from tests.support.api_clients import PATIENCE, StreamReader, cancel_response, get_response, open_stream, wait_until
@@ -35,14 +34,12 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
-    """Give every request the interpreter."""
     async for conversation in source:
         yield replace(conversation, tools=Toolset(HOSTED["python"]))
 
 
 @pytest.fixture
 def tool() -> ScriptedTool:
-    """A tool that never returns."""
     return ScriptedTool(turns=None)
 
 
@@ -57,19 +54,16 @@ class Busy:
 
 
 @pytest.fixture(params=WAYS)
-async def busy(
-    request: pytest.FixtureRequest, encoding: HarmonyEncoding, store_at: str, tool: ScriptedTool
-) -> AsyncIterator[Busy]:
-    """A response of each mode whose tool is running."""
+async def busy(request: pytest.FixtureRequest, store_at: str, tool: ScriptedTool) -> AsyncIterator[Busy]:
     body, detaches = WAYS[request.param]
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
         return whole.replace("converse", converse).insert_after("normalize", "python", python)
 
-    engine = ScriptedEngine(script(encoding, CODE))
+    engine = ScriptedEngine(script(CODE))
     async with (
-        running_server(engine, encoding, store_at, edit=edit, detaches=detaches) as served,
+        running_server(engine, store_at, edit=edit, detaches=detaches) as served,
         open_stream(served, body) as stream,
     ):
         response_id = await stream.response_id()
@@ -79,7 +73,6 @@ async def busy(
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the time limits on waiting for a cancelled tool."""
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     monkeypatch.setattr(scheduler, "LAST_WORDS", 3600)
 

@@ -14,7 +14,6 @@ from aiohttp.test_utils import TestServer
 from penstock.api.http.errors import STREAMING, errors_as_json
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.protocol.events import DONE
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from tests.support.event_streams import final, read_sse
@@ -68,9 +67,9 @@ async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> N
 
 
 @pytest.mark.defect("B29")
-async def test_failing_store_is_reported(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_failing_store_is_reported(tmp_path: Path) -> None:
     database = FaultyDatabase(SqliteDatabase(tmp_path / "responses.sqlite3"))
-    async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
+    async with running_server(ScriptedEngine(script()), database) as served:
         database.is_down = True
         response = final(read_sse(await served.stream({"input": "Hi"})))
         assert response.status == "completed"
@@ -117,12 +116,12 @@ async def test_echoed_namespace_has_a_description(served: ScriptedServer) -> Non
 
 
 @pytest.mark.defect("40")
-async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
-    served.engine.script = script(encoding, CALL)
+async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer) -> None:
+    served.engine.script = script(CALL)
     tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
     _, first = await served.post({"input": "Hi", "tools": tools, "client_metadata": {"a": "b"}, "include": []})
     call = first["output"][-1]
-    served.engine.script = script(encoding)
+    served.engine.script = script()
     parts = [{"type": "input_text", "text": "18 degrees"}, {"type": "input_text", "text": "and sunny"}]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": parts}
     status, second = await served.post({"input": [output], "previous_response_id": first["id"], "tools": tools})
@@ -130,9 +129,9 @@ async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer, enc
 
 
 @pytest.mark.defect("44")
-async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    silent = PacedEngine(script(encoding), initial=0)
-    async with running_server(silent, encoding, tmp_path, keep_alive=0.02) as served:
+async def test_streams_are_not_buffered(tmp_path: Path) -> None:
+    silent = PacedEngine(script(), initial=0)
+    async with running_server(silent, tmp_path, keep_alive=0.02) as served:
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
             assert answer.headers["X-Accel-Buffering"] == "no"

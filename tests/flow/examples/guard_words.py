@@ -30,8 +30,6 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 
 @dataclass
 class Counted:
-    """The tokens of a generation, counted as they pass."""
-
     tokens: int = 0
 
     async def count(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenFrame
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.count_tokens import TOKENS, count, install
 from tests.support.api_clients import start_background, wait_for_end
@@ -27,7 +26,6 @@ def counting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 def counted() -> Counter[str]:
-    """The current values of the metrics."""
     [family] = TOKENS.collect()
     return Counter({one.labels["channel"]: int(one.value) for one in family.samples if one.name.endswith("_total")})
 
@@ -45,25 +43,22 @@ def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """The metrics as Prometheus reads them."""
     with urllib.request.urlopen(url) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]
     return {one.labels["channel"]: one.value for one in samples if one.name == "penstock_output_tokens_total"}
 
 
-async def test_prometheus_reads_the_counts(
-    encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prometheus_reads_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
-    engine = ScriptedEngine(script(encoding, COUNT))
+    engine = ScriptedEngine(script(COUNT))
     already = counted()
-    async with running_server(engine, encoding, tmp_path, edit=install) as served:
+    async with running_server(engine, tmp_path, edit=install) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         again = read_sse(await served.again(f"/v1/responses/{first.id}?stream=true"))
         assert final(again) == first
         second = await wait_for_end(served, await start_background(served))
-        engine.script = script(encoding, CALL)
+        engine.script = script(CALL)
         third = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER]})))
         found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{port}/metrics")
     new = {name: found[name] - already[name] for name in found}

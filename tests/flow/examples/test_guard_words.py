@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.guard_words import Guard, install
@@ -88,9 +87,9 @@ async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> Non
     assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < 10
 
 
-async def test_guard_stops_the_engine(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    engine = ScriptedEngine(script(encoding, TELLS, endless=True, latency=0.001))
-    async with running_server(engine, encoding, tmp_path, edit=install) as served:
+async def test_guard_stops_the_engine(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(TELLS, endless=True, latency=0.001))
+    async with running_server(engine, tmp_path, edit=install) as served:
         body = await served.stream({"input": "Hi"})
         first = final(read_sse(body))
         await stopped(served, await get_response(served, first.id))

@@ -17,7 +17,6 @@ from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import GROUP, Install, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples import redact_emails
@@ -43,26 +42,26 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], I
     return written
 
 
-async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> list[str]:
+async def answered(install: Install, where: Path) -> list[str]:
     said = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
-    async with running_server(ScriptedEngine(script(encoding, said)), encoding, where, edit=install) as served:
+    async with running_server(ScriptedEngine(script(said)), where, edit=install) as served:
         return item_texts(final(read_sse(await served.stream({"input": "Hi"}))))
 
 
-async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    assert await answered(plugin("redact"), encoding, tmp_path) == ["Write to [e-mail], please."]
+async def test_redaction_of_the_guide_works(plugin: Any, tmp_path: Path) -> None:
+    assert await answered(plugin("redact"), tmp_path) == ["Write to [e-mail], please."]
     assert len([line for line in CODE["redact"].splitlines() if line]) <= 10
     for pattern in (redact_emails.ADDRESS, redact_emails.MAYBE_ONE):
         assert pattern.pattern in CODE["redact"]
 
 
-async def test_any_function_over_frames_is_a_stage(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    assert await answered(plugin("shout"), encoding, tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
+async def test_any_function_over_frames_is_a_stage(plugin: Any, tmp_path: Path) -> None:
+    assert await answered(plugin("shout"), tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
 
 
-async def test_plugins_combine_in_order(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_plugins_combine_in_order(plugin: Any, tmp_path: Path) -> None:
     redact, shout = plugin("redact"), plugin("shout")
-    both = await answered(lambda pipeline: redact(shout(pipeline)), encoding, tmp_path)
+    both = await answered(lambda pipeline: redact(shout(pipeline)), tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
 
 
@@ -91,7 +90,6 @@ def test_table_names_every_place() -> None:
 
 
 def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
-    """The stages in the order of their first output."""
     inner = pipeline.inner("converse").names()
     return [*inner, "converse", "emit", "persist"]
 

@@ -13,7 +13,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenFrame
 from penstock.pipeline.protocol.events import OutputTextDelta
 from penstock.pipeline.protocol.items import Message, Reasoning
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.redact_emails import ADDRESS, install, redacted
@@ -46,12 +46,10 @@ def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) ->
 
 
 def _harmless(text: str) -> str:
-    """Remove everything that could look like a marker."""
     return text.replace("<", "").encode(errors="replace").decode()
 
 
 def marked(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Change every word."""
     return pipeline.insert_after("parse", "mark", Rewrite(_mark, held=re.compile(r"[a-z]{1,320}")))
 
 
@@ -94,9 +92,9 @@ def test_only_a_possible_address_is_held() -> None:
     assert deltas == ["One two three ", "four"]
 
 
-async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    engine = ScriptedEngine(script(encoding, ANSWER))
-    async with running_server(engine, encoding, tmp_path, edit=install) as served:
+async def test_no_address_leaves_the_server(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(ANSWER))
+    async with running_server(engine, tmp_path, edit=install) as served:
         wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}
         body = await served.stream(wanted)
         first = final(read_sse(body))
@@ -107,17 +105,17 @@ async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path:
         seen += [await served.again(f"/v1/responses/{background}?stream=true")]
         seen += [json.dumps(await served.post({"input": "And?", "previous_response_id": first.id})).encode()]
         assert not any(SECRET.encode() in answer or b"joe" in answer for answer in seen)
-        prompt = encoding.decode(engine.prompts[-1].token_ids)
+        prompt = load_encoding().decode(engine.prompts[-1].token_ids)
     assert "Write to [e-mail], or to no one@all." in prompt
     assert not ADDRESS.search(prompt)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 50])
-async def test_arguments_of_calls_are_unchanged(encoding: HarmonyEncoding, tmp_path: Path, chunk_size: int) -> None:
+async def test_arguments_of_calls_are_unchanged(tmp_path: Path, chunk_size: int) -> None:
     """A tool needs the address."""
     call = f'<|channel|>commentary to=functions.send<|constrain|>json<|message|>{{"to":"{SECRET}"}}<|call|>'
     tool = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": False}
-    engine = ScriptedEngine(script(encoding, call, chunk_size=chunk_size))
-    async with running_server(engine, encoding, tmp_path, edit=install) as served:
+    engine = ScriptedEngine(script(call, chunk_size=chunk_size))
+    async with running_server(engine, tmp_path, edit=install) as served:
         answer = final(read_sse(await served.stream({"input": "Hi", "tools": [tool]})))
     assert json.loads(fixture_cases.text_of(answer.output[0])) == {"to": SECRET}

@@ -7,6 +7,5 @@ from tests.support.api_clients import MODES, Mode
 
 @pytest.fixture(params=MODES, ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """A way to ask for a response."""
     mode: Mode = request.param
     return mode

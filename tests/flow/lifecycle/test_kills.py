@@ -21,18 +21,15 @@ Events = list[dict[str, Any]]
 
 
 def stream_of(response_id: str) -> str:
-    """The path of a response's stream."""
     return f"/v1/responses/{response_id}?stream=true"
 
 
 def events_of(stream: bytes) -> Events:
-    """The events of a stream, whole or broken off."""
     lines = (line for line in stream.split(b"\n") if line.startswith(b"data: {"))
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
 
 def deltas(events: Events) -> Events:
-    """The pieces of text."""
     return [event for event in events if event["type"].endswith(".delta")]
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from penstock.api.runs import scheduler
 from penstock.pipeline.errors import EngineDead, EngineFailed
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Client, Mode, cancel_response, wait_until
 from tests.support.lifecycle import FinishedResponse
-from tests.support.server import COUNT, ENDLESS, HELLO, ScriptedServer, running_server, script
+from tests.support.server import COUNT, ENDLESS, ScriptedServer, running_server, script
 
 BEGUN = COUNT[: COUNT.index(" 20 ")]
 """The first half of a message."""
@@ -26,11 +26,8 @@ BEGUN = COUNT[: COUNT.index(" 20 ")]
 
 @dataclass
 class Cell:
-    """A server and one client of it."""
-
     served: ScriptedServer
     client: Client
-    encoding: HarmonyEncoding
 
     @property
     def response_id(self) -> str:
@@ -38,8 +35,7 @@ class Cell:
         return self.served.engine.prompts[0].response.id
 
     def let_say(self, text: str, **options: Any) -> None:
-        """Set the engine's output and its options."""
-        self.served.engine.script = script(self.encoding, text, **{"latency": 0.001} | options)
+        self.served.engine.script = script(text, **{"latency": 0.001} | options)
 
     async def is_at_it(self) -> asyncio.Task[None]:
         """Send the client's request, and return once its response is in the middle."""
@@ -55,7 +51,7 @@ class Cell:
         """Check that the response has ended, left nothing in this process, and that the server still works."""
         await wait_until(lambda: not (self.served.engine.running or len(self.served.scheduler.runs) or at_work()))
         assert self.served.scheduler.in_flight.count == 0
-        self.served.engine.script = script(self.encoding, HELLO)
+        self.served.engine.script = script()
         aftermath = await FinishedResponse.of(self.served, self.response_id)
         await aftermath.check(status, self.client)
         return aftermath
@@ -70,9 +66,9 @@ def at_work() -> list[str]:
 
 
 @pytest.fixture
-async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGenerator[Cell, None]:
-    async with running_server(ScriptedEngine(), encoding, store_at) as served:
-        yield Cell(served, Client(served, mode), encoding)
+async def cell(store_at: str, mode: Mode) -> AsyncGenerator[Cell, None]:
+    async with running_server(ScriptedEngine(), store_at) as served:
+        yield Cell(served, Client(served, mode))
 
 
 @pytest.mark.defect("B21")
@@ -82,7 +78,7 @@ async def test_completed_response_is_whole(cell: Cell) -> None:
     assert cell.client.is_complete
     told = await cell.check("completed")
     assert told.text == " ".join(map(str, range(1, 100)))
-    assert told.response["usage"]["output_tokens"] == len(cell.encoding.encode_markup(COUNT))
+    assert told.response["usage"]["output_tokens"] == len(load_encoding().encode_markup(COUNT))
 
 
 @pytest.mark.defect("V17")

@@ -48,7 +48,6 @@ class Scene:
     exit_status: int | None = None
 
     async def after(self, client: api_clients.Client) -> FinishedResponse:
-        """Read a client's response at the next server."""
         return await FinishedResponse.of(self.server, client.response_id)
 
 
@@ -97,7 +96,6 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 
 @asynccontextmanager
 async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
-    """Kill a server, and start another one at its address."""
     async with running_process(store, folder, "long", "--max-background", "4") as server:
         async with at_work(server, store) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}

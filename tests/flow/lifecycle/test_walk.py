@@ -15,7 +15,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.api_clients import MODES
 from tests.support.examples import examples
 from tests.support.lifecycle import World
@@ -39,7 +38,7 @@ DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_O
 
 @pytest.mark.usefixtures("postgres")  # is up before any example runs
 @pytest.mark.parametrize("place", DATABASES)
-def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
+def test_random_walk_loses_no_response(request: pytest.FixtureRequest, place: str) -> None:
     @examples(12)
     @example(DEATHS)
     @given(st.lists(STEPS, min_size=8, max_size=20))
@@ -49,7 +48,7 @@ def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding:
     async def walked(steps: list[tuple[Any, ...]]) -> None:
         with TemporaryDirectory() as folder:
             async with empty_store(request, place, Path(folder)) as store_at:
-                world = World(encoding, store_at)
+                world = World(store_at)
                 await world.start()
                 try:
                     for name, *arguments in steps:

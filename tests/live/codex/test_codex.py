@@ -12,7 +12,6 @@ Json = dict[str, Any]
 
 
 def completed(events: list[Json], kind: str) -> list[Json]:
-    """The items of one kind that were completed."""
     items = [event["item"] for event in events if event["type"] == "item.completed"]
     return [item for item in items if item["type"] == kind]
 

@@ -50,7 +50,6 @@ async def stats(engine: VllmEngine) -> EngineStats:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ChatEngine, None]:
-    """The engine of the model with a chat template."""
     adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
     named = ("--served-model-name=tiny-qwen", f"--lora-modules=nonsense={adapter}")
     plan = plan_vllm(str(TINY_QWEN), [*ARGUMENTS, *LORA_ARGUMENTS, *named])

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 import pytest
 
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import EngineStats, prompt, rename, sampled, stoppable, until_idle
 from tests.support.event_streams import generate, last, token_ids
@@ -56,21 +55,19 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase
 @pytest.mark.parametrize("likely", [False, True], ids=["plain", "logprobs"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode", "stuck"])
 async def test_request_is_cancelled_at_any_point(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: Phase, likely: bool
+    engine: VllmEngine, stats: EngineStats, phase: Phase, likely: bool
 ) -> None:
-    asked = prompt(encoding, "word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
+    asked = prompt("word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
     before = stats.generated
     frames = await cancelled(engine, stats, sampled(asked, logprobs=1 if likely else None), phase)
     assert len(token_ids(frames)) == stats.generated - before
     assert last(frames).reason == "cancelled"
     assert token_ids(frames) or phase in {"queued", "prefill"}
-    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+    assert token_ids(await generate(engine, prompt("Say hello.")))
 
 
-async def test_cancelling_one_request_leaves_the_others(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
-) -> None:
-    asked = prompt(encoding, "Never stop talking.", max_tokens=ENDLESS)
+async def test_cancelling_one_request_leaves_the_others(engine: VllmEngine, stats: EngineStats) -> None:
+    asked = prompt("Never stop talking.", max_tokens=ENDLESS)
     names = [f"resp_{number}" for number in range(QUEUE)]
     tasks = {name: asyncio.create_task(generate(engine, rename(asked, name))) for name in names}
     await stats.until(lambda: stats.running == QUEUE)
@@ -87,10 +84,8 @@ async def test_cancelling_one_request_leaves_the_others(
 
 
 @pytest.mark.defect("13", "B22")
-async def test_cancelled_response_frees_the_engine(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    async with running_server(stoppable(engine), encoding, tmp_path) as served:
+async def test_cancelled_response_frees_the_engine(engine: VllmEngine, stats: EngineStats, tmp_path: Path) -> None:
+    async with running_server(stoppable(engine), tmp_path) as served:
         before = stats.generated
         _, queued = await served.post({"input": "Never stop talking.", "temperature": 0, "background": True})
         path = f"/v1/responses/{queued['id']}"

@@ -96,7 +96,7 @@ async def test_too_long_prompt_is_refused(model: ChatEngine) -> None:
 
 @asynccontextmanager
 async def served(model: ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
-    async with running_server(stoppable(model.engine), model.chat, folder, models=model.engine.models) as server:
+    async with running_server(stoppable(model.engine), folder, model=model.chat, models=model.engine.models) as server:
         yield server
 
 

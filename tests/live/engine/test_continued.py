@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.tap import Tap
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -26,12 +26,12 @@ Frame = TypeVar("Frame")
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 
 
-async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_prompt_after_a_call_is_cached(engine: VllmEngine, tmp_path: Path) -> None:
     body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(store))
+        pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(store))
         pipeline = pipeline.insert_after("render", "prompts", prompts).insert_after("generate", "generated", generated)
         called = final(await run_request(pipeline, body))
         seen = (*prompts.frames[0].token_ids, *token_ids(generated.frames))

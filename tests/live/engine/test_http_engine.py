@@ -18,7 +18,7 @@ from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.frames import GenerationFinished, Prompt, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.generate import Generate
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
@@ -88,8 +88,8 @@ async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: VllmHt
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
-    frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), logprobs=3))
+async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine) -> None:
+    frames = await ask(elsewhere, sampled(prompt("Say hello."), logprobs=3))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
     for token, logprob in zip(token_ids(frames), told, strict=True):
@@ -97,11 +97,9 @@ async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine, encodi
         assert len(logprob.top) == 3
 
 
-async def test_http_engine_equals_the_engine_in_process(
-    elsewhere: VllmHttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
-) -> None:
+async def test_http_engine_equals_the_engine_in_process(elsewhere: VllmHttpEngine, engine: VllmEngine) -> None:
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
-        asked = sampled(prompt(encoding, text, max_tokens=60), logprobs=2)
+        asked = sampled(prompt(text, max_tokens=60), logprobs=2)
         there, here = await ask(elsewhere, asked), await generate(engine, asked)
         assert token_ids(there) == token_ids(here)
         assert last(there).reason == last(here).reason
@@ -110,10 +108,10 @@ async def test_http_engine_equals_the_engine_in_process(
             assert one.top[0][0] == other.top[0][0]
 
 
-async def test_grammar_is_enforced_from_the_first_token(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Say hello.", max_tokens=40)
+async def test_grammar_is_enforced_from_the_first_token(elsewhere: VllmHttpEngine) -> None:
+    asked = prompt("Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
-    text = encoding.decode(token_ids(from_grammar)[:-1])
+    text = load_encoding().decode(token_ids(from_grammar)[:-1])
     assert len(text) == 6
     assert set(text) <= set("abc")
     assert last(from_grammar).reason == "stop"
@@ -125,23 +123,21 @@ def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
     return replace(asked, grammar=grammar)
 
 
-async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
-    frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
-    assert "ell" in encoding.decode(token_ids(frames))
+async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine) -> None:
+    frames = await ask(elsewhere, sampled(prompt("Say hello."), stop=("ell",)))
+    assert "ell" in load_encoding().decode(token_ids(frames))
     assert last(frames).reason == "stop"
 
 
-async def test_prefix_cache_is_reported_and_salted(elsewhere: VllmHttpEngine, encoding: HarmonyEncoding) -> None:
-    asked, salt = prompt(encoding, "Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
+async def test_prefix_cache_is_reported_and_salted(elsewhere: VllmHttpEngine) -> None:
+    asked, salt = prompt("Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
     salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
     cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
     assert [bool(tokens) for tokens in cached] == [False, True, False]
 
 
-async def test_leaving_and_cancelling_abort_the_request(
-    elsewhere: VllmHttpEngine, encoding: HarmonyEncoding, url: str
-) -> None:
-    asked = prompt(encoding, "Never stop talking.", max_tokens=None)
+async def test_leaving_and_cancelling_abort_the_request(elsewhere: VllmHttpEngine, url: str) -> None:
+    asked = prompt("Never stop talking.", max_tokens=None)
     async with elsewhere.open(asked) as stream:
         await anext(aiter(stream))
     async with elsewhere.open(rename(asked, "resp_other")) as stream:
@@ -155,10 +151,8 @@ async def test_leaving_and_cancelling_abort_the_request(
 
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
-async def test_unknown_token_ids_are_refused(
-    elsewhere: VllmHttpEngine, encoding: HarmonyEncoding, unknown: int
-) -> None:
-    asked = prompt(encoding, "Say hello.")
+async def test_unknown_token_ids_are_refused(elsewhere: VllmHttpEngine, unknown: int) -> None:
+    asked = prompt("Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))
     assert token_ids(await ask(elsewhere, asked))

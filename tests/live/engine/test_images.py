@@ -21,7 +21,6 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.responses import chat_responses
 from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
@@ -82,7 +81,6 @@ class Seeing:
         return final(await run_request(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
 
     def first(self) -> float:
-        """The log probability of the first token in the latest turn."""
         chunks = [frame for frame in self.generated.frames if isinstance(frame, TokenChunk)]
         self.generated.frames.clear()
         return chunks[0].logprobs[0].logprob
@@ -116,7 +114,6 @@ def image(url: str = RED_URL) -> Json:
 
 
 def read(response: Response) -> int:
-    """The number of input tokens that the engine counted."""
     assert response.usage is not None
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     return response.usage.input_tokens
@@ -236,8 +233,8 @@ def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -
 
 
 @pytest.mark.defect("V14")
-async def test_text_model_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Say hello.", max_tokens=3)
+async def test_text_model_refuses_images(engine: VllmEngine) -> None:
+    asked = prompt("Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):
         await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))
     *_, end = await generate(engine, asked)

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import answer, respond, spoken
 
@@ -60,7 +59,6 @@ def calls(response: Response) -> list[FunctionCall | CustomToolCall]:
 
 
 def the_call(response: Response) -> FunctionCall:
-    """The one call that a response ends with."""
     assert response.status == "completed"
     (call,) = calls(response)
     assert call is response.output[-1]
@@ -74,10 +72,8 @@ def reasoned(response: Response) -> str:
 
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
-async def test_schema_binds_the_answer_and_not_the_reasoning(
-    engine: VllmEngine, encoding: HarmonyEncoding, text: str
-) -> None:
-    response = await respond(engine, encoding, text, text=PERSON)
+async def test_schema_binds_the_answer_and_not_the_reasoning(engine: VllmEngine, text: str) -> None:
+    response = await respond(engine, text, text=PERSON)
     assert response.status == "completed"
     msgspec.json.decode(answer(response), type=Person)
     assert reasoned(response)
@@ -87,43 +83,41 @@ async def test_schema_binds_the_answer_and_not_the_reasoning(
 
 
 @pytest.mark.defect("22")
-async def test_schema_binds_an_answer_without_reasoning(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    response = await respond(engine, encoding, "Answer directly.", text=PERSON)
+async def test_schema_binds_an_answer_without_reasoning(engine: VllmEngine) -> None:
+    response = await respond(engine, "Answer directly.", text=PERSON)
     msgspec.json.decode(answer(response), type=Person)
     assert "{" not in reasoned(response)
 
 
-async def test_json_object_is_enforced(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    response = await respond(
-        engine, encoding, "Describe a person in plain JSON.", text={"format": {"type": "json_object"}}
-    )
+async def test_json_object_is_enforced(engine: VllmEngine) -> None:
+    response = await respond(engine, "Describe a person in plain JSON.", text={"format": {"type": "json_object"}})
     assert msgspec.json.decode(answer(response), type=dict[str, Any]) == {"name": "Ada", "age": 36}
 
 
 @pytest.mark.defect("23")
-async def test_schema_and_tools_work_together(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    called = the_call(await respond(engine, encoding, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
+async def test_schema_and_tools_work_together(engine: VllmEngine) -> None:
+    called = the_call(await respond(engine, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
-    answered = await respond(engine, encoding, "Describe a person as JSON.", text=PERSON, tools=[WEATHER])
+    answered = await respond(engine, "Describe a person as JSON.", text=PERSON, tools=[WEATHER])
     assert calls(answered) == []
     msgspec.json.decode(answer(answered), type=Person)
 
 
-async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    called = the_call(await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP]))
+async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine) -> None:
+    called = the_call(await respond(engine, WEATHER_QUESTION, tools=[WEATHER, LOOKUP]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
-    answered = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP])
+    answered = await respond(engine, "Say hello.", tools=[WEATHER, LOOKUP])
     assert answer(answered) == "Hello! How can I help you today?"
 
 
-async def test_strict_arguments_override_the_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_strict_arguments_override_the_model(engine: VllmEngine) -> None:
     for text in ("Call the tool with broken arguments.", "What is the weather on Mars?"):
-        called = the_call(await respond(engine, encoding, text, tools=[WEATHER]))
+        called = the_call(await respond(engine, text, tools=[WEATHER]))
         msgspec.json.decode(called.arguments, type=City)
 
 
-async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    response = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
+async def test_required_tool_is_called(engine: VllmEngine) -> None:
+    response = await respond(engine, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
     (call, *_) = calls(response)
     assert isinstance(call, FunctionCall)
     msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
@@ -137,30 +131,30 @@ async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEnco
     ],
     ids=["named", "allowed"],
 )
-async def test_chosen_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
+async def test_chosen_tool_is_called(engine: VllmEngine, choice: dict[str, Any]) -> None:
     response = await respond(
-        engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
+        engine, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
     called = the_call(response)
     assert called.name == "lookup"
     msgspec.json.decode(called.arguments, type=Lookup)
 
 
-async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine) -> None:
     only: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "lookup"}]}
-    response = await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=only)
+    response = await respond(engine, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=only)
     assert {call.name for call in calls(response)} <= {"lookup"}
 
 
-async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine) -> None:
     tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
     asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
-    both = await respond(engine, encoding, "Compare London and Tokyo.", **asked)
+    both = await respond(engine, "Compare London and Tokyo.", **asked)
     assert [call.arguments for call in calls(both) if isinstance(call, FunctionCall)] == [
         '{"city":"London"}',
         '{"city":"Tokyo"}',
     ]
-    one = await respond(engine, encoding, "Compare London and Tokyo.", parallel_tool_calls=False, **asked)
+    one = await respond(engine, "Compare London and Tokyo.", parallel_tool_calls=False, **asked)
     assert the_call(one).arguments == '{"city":"London"}'
 
 
@@ -177,21 +171,19 @@ async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding:
     ids=["regex", "lark"],
 )
 async def test_custom_tool_input_matches_its_grammar(
-    engine: VllmEngine, encoding: HarmonyEncoding, syntax: str, definition: str, pattern: str
+    engine: VllmEngine, syntax: str, definition: str, pattern: str
 ) -> None:
     tool = custom("act", syntax, definition)
-    response = await respond(
-        engine, encoding, "Say hello.", tools=[tool], tool_choice="required", parallel_tool_calls=False
-    )
+    response = await respond(engine, "Say hello.", tools=[tool], tool_choice="required", parallel_tool_calls=False)
     (call,) = calls(response)
     assert isinstance(call, CustomToolCall)
     assert re.fullmatch(pattern, call.input)
 
 
-async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_constraints_hold_at_any_temperature(engine: VllmEngine) -> None:
     wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
     asked = [
-        respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)
+        respond(engine, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)
         for seed in range(8)
     ]
     for response in await asyncio.gather(*asked):
@@ -200,7 +192,7 @@ async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding:
             msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
 
 
-async def test_broken_grammar_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_broken_grammar_fails_the_response(engine: VllmEngine) -> None:
     """If the matcher fails in mid-generation, the response fails, and its partial output is no answer.
 
     The pattern can match a word in very many ways, which takes more fuel than the matcher has for one step.  So the
@@ -212,7 +204,7 @@ async def test_broken_grammar_fails_the_response(engine: VllmEngine, encoding: H
         "required": ["a"],
     }
     text = {"format": {"type": "json_schema", "name": "words", "strict": True, "schema": words}}
-    response = await respond(engine, encoding, "Describe a person as JSON.", text=text)
+    response = await respond(engine, "Describe a person as JSON.", text=text)
     assert response.status == "failed"
     assert response.error is not None
     assert response.error.code == "server_error"

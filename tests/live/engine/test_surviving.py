@@ -96,7 +96,6 @@ def test_sigterm_ends_running_responses(killed: Killed) -> None:
 
 
 async def status(path: Path, response_id: str) -> str:
-    """The status of a stored response."""
     async with open_store(str(path)) as store:
         stored = await store.get(response_id, "")
     assert stored is not None

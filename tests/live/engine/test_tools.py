@@ -21,7 +21,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
 from penstock.server import toolbox
 from penstock.stages.converse.exchange import Limits
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -82,8 +82,6 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
 
 @dataclass
 class Turns:
-    """A model with its tools, and the tokens of each turn."""
-
     engine: VllmEngine
     encoding: HarmonyEncoding
     tools: Toolbox
@@ -92,7 +90,6 @@ class Turns:
     generated: Tap = field(default_factory=Tap)
 
     async def events(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> list[Any]:
-        """The events of one response, checked."""
         live = RunRegistry(self.store)
         whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
         whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
@@ -117,15 +114,12 @@ class Turns:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def turns(
-    engine: VllmEngine, encoding: HarmonyEncoding, tools: Toolbox, tmp_path: Path
-) -> AsyncGenerator[Turns, None]:
+async def turns(engine: VllmEngine, tools: Toolbox, tmp_path: Path) -> AsyncGenerator[Turns, None]:
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        yield Turns(engine, encoding, tools, store)
+        yield Turns(engine, load_encoding(), tools, store)
 
 
 def items(response: Response) -> list[Json]:
-    """The JSON of all items except reasoning and messages."""
     output: list[Json] = msgspec.json.decode(msgspec.json.encode(response.output))
     return [item for item in output if item["type"] not in ("reasoning", "message")]
 

@@ -19,7 +19,7 @@ from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sa
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.stages.generate import Generate
-from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, load_encoding
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import (
@@ -68,8 +68,8 @@ async def test_greedy_tokens_equal_the_recording(
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    frames = await generate(engine, prompt(encoding, "Say hello."))
+async def test_stop_token_is_passed_on(engine: VllmEngine) -> None:
+    frames = await generate(engine, prompt("Say hello."))
     assert token_ids(frames)[-1] == STOP_TOKENS[0]
     finished = frames[-1]
     assert isinstance(finished, GenerationFinished)
@@ -85,31 +85,29 @@ async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
         return [first, *[frame async for frame in stream]]
 
 
-async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
+async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
+    asked = prompt("Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, asked), await read_late(engine, asked)
     assert token_ids(quick) == token_ids(slow)
     assert [type(frame) for frame in slow] == [TokenChunk, TokenChunk, GenerationFinished]
 
 
-async def test_token_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    frames = await generate(engine, prompt(encoding, "Never stop talking.", max_tokens=20))
+async def test_token_limit_ends_a_generation(engine: VllmEngine) -> None:
+    frames = await generate(engine, prompt("Never stop talking.", max_tokens=20))
     assert len(token_ids(frames)) == 20
     assert isinstance(frames[-1], GenerationFinished)
     assert frames[-1].reason == "length"
 
 
-async def test_leaving_the_block_aborts_the_request(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    async with engine.open(prompt(encoding, "Never stop talking.", max_tokens=5000)) as stream:
+async def test_leaving_the_block_aborts_the_request(engine: VllmEngine) -> None:
+    async with engine.open(prompt("Never stop talking.", max_tokens=5000)) as stream:
         await anext(aiter(stream))
     await until_idle(engine)
 
 
-async def test_cancelled_task_aborts_its_request(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
-) -> None:
+async def test_cancelled_task_aborts_its_request(engine: VllmEngine, stats: EngineStats) -> None:
     before = stats.generated
-    task = asyncio.create_task(generate(engine, prompt(encoding, "Never stop talking.", max_tokens=5000)))
+    task = asyncio.create_task(generate(engine, prompt("Never stop talking.", max_tokens=5000)))
     await stats.until(lambda: stats.generated > before)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -117,10 +115,8 @@ async def test_cancelled_task_aborts_its_request(
     await until_idle(engine)
 
 
-async def test_client_that_leaves_aborts_the_engine(
-    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    async with running_server(stoppable(engine), encoding, tmp_path) as served:
+async def test_client_that_leaves_aborts_the_engine(engine: VllmEngine, tmp_path: Path) -> None:
+    async with running_server(stoppable(engine), tmp_path) as served:
         body = {"input": "Never stop talking.", "temperature": 0, "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
         await answer.content.readline()
@@ -129,11 +125,9 @@ async def test_client_that_leaves_aborts_the_engine(
         await until_idle(engine)
 
 
-async def test_stopping_ends_running_generations(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
-) -> None:
+async def test_stopping_ends_running_generations(engine: VllmEngine, stats: EngineStats) -> None:
     ending = stoppable(engine)
-    asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
+    asked = prompt("Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
     await stats.until(lambda: stats.running == len(tasks))
     await ending.stop()
@@ -144,8 +138,8 @@ async def test_stopping_ends_running_generations(
     await until_idle(engine)
 
 
-async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    good = prompt(encoding, "Say hello.")
+async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine) -> None:
+    good = prompt("Say hello.")
     for tokens, error in (
         ([5] * CONTEXT_LENGTH, errors.ContextTooLong),
         ([], errors.InvalidPrompt),
@@ -158,14 +152,14 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
     assert token_ids(await generate(engine, good))
 
 
-async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
+async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine) -> None:
+    refused = msgspec.structs.replace(prompt("Say hello."), sampling=Sampling(-1.0, 1.0, 10))
     with pytest.raises(errors.InvalidPrompt):
         await generate(engine, refused)
 
 
-async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
+async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats) -> None:
+    asked = prompt("Never stop talking.", max_tokens=5000)
     names = [f"resp_{number}" for number in range(QUEUE)]
     inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
     await stats.until(lambda: stats.running == QUEUE)
@@ -181,8 +175,8 @@ async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, en
 # Sampling
 
 
-async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
+async def test_logprobs_belong_to_their_tokens(engine: VllmEngine) -> None:
+    frames = await generate(engine, sampled(prompt("Say hello."), logprobs=5))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
     for token, logprob in zip(token_ids(frames), told, strict=True):
@@ -193,8 +187,8 @@ async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: Har
         assert sum(map(math.exp, values)) <= 1.001
 
 
-async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
+async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine) -> None:
+    asked = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
         frames = await generate(engine, sampled(asked, temperature=2.0, seed=seed, logprobs=1))
@@ -206,40 +200,40 @@ async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: 
     assert unlikely
 
 
-async def test_logprobs_may_have_no_alternatives_or_be_absent(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Say hello.")
+async def test_logprobs_may_have_no_alternatives_or_be_absent(engine: VllmEngine) -> None:
+    asked = prompt("Say hello.")
     frames = await generate(engine, sampled(asked, logprobs=0))
     assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
     assert logprobs(await generate(engine, asked)) == []
 
 
-async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = sampled(prompt(encoding, "Say hello.", max_tokens=40), logprobs=3)
+async def test_logprobs_respect_a_grammar(engine: VllmEngine) -> None:
+    asked = sampled(prompt("Say hello.", max_tokens=40), logprobs=3)
     frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
     assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
     assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(frames), told, strict=True))
     assert len(told[-1].top) == 1  # only the end may follow the c
-    assert set(encoding.decode(token_ids(frames)[:-1])) <= set("abc")
+    assert set(load_encoding().decode(token_ids(frames)[:-1])) <= set("abc")
 
 
-async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    frames = await read_late(engine, sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3))
+async def test_slow_reader_gets_every_logprob(engine: VllmEngine) -> None:
+    frames = await read_late(engine, sampled(prompt("Count from 1 to 100.", max_tokens=500), logprobs=3))
     assert [type(frame) for frame in frames] == [TokenChunk, TokenChunk, GenerationFinished]
     for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
         assert logprob.top[0] == (token, logprob.logprob)
         assert len(logprob.top) == 3
 
 
-async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_too_many_alternatives_are_refused(engine: VllmEngine) -> None:
     with pytest.raises(errors.InvalidRequest, match="21") as refused:
-        await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
+        await generate(engine, sampled(prompt("Say hello."), logprobs=21))
     assert refused.value.param == "top_logprobs"
 
 
-async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
+async def test_seed_makes_sampling_repeatable(engine: VllmEngine) -> None:
+    asked = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(asked, temperature=2.0)
     await generate(engine, wild)  # all later requests find the prompt in the cache, so they compute the same
     said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
@@ -248,8 +242,8 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: Harm
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
-async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEncoding, narrow: dict[str, Any]) -> None:
-    asked = prompt(encoding, "Say hello.")
+async def test_narrow_sampling_is_greedy(engine: VllmEngine, narrow: dict[str, Any]) -> None:
+    asked = prompt("Say hello.")
     wild = sampled(asked, temperature=2.0, **narrow)
     assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
 
@@ -257,23 +251,21 @@ async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEn
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str
 )
-async def test_penalties_change_the_output(
-    engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
-) -> None:
-    asked = adapted(prompt(encoding, "Say hello.", max_tokens=100))
+async def test_penalties_change_the_output(engine: VllmEngine, penalty: dict[str, float]) -> None:
+    asked = adapted(prompt("Say hello.", max_tokens=100))
     without = token_ids(await generate(engine, asked))
     assert len(set(without)) < len(without)
     assert token_ids(await generate(engine, sampled(asked, **penalty))) != without
 
 
-async def test_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
-    assert encoding.decode(token_ids(frames)).endswith("19 20 21")
+async def test_stop_text_ends_the_generation(engine: VllmEngine) -> None:
+    frames = await generate(engine, sampled(prompt("Count from 1 to 100."), stop=("20 21", "nowhere")))
+    assert load_encoding().decode(token_ids(frames)).endswith("19 20 21")
     assert last(frames).reason == "stop"
 
 
-async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
+async def test_stop_text_is_cut_off(engine: VllmEngine) -> None:
+    response = await respond(engine, "Count from 1 to 100.", stop=["20 21"])
     assert response.status == "completed"
     assert answer(response).endswith("18 19 ")
 
@@ -281,16 +273,16 @@ async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncodin
 # Scheduling
 
 
-async def test_salt_separates_caches(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Pepper. " * 300, max_tokens=1)
+async def test_salt_separates_caches(engine: VllmEngine) -> None:
+    asked = prompt("Pepper. " * 300, max_tokens=1)
     salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
     cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
     assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
 
 
-async def test_priority_needs_a_priority_scheduler(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_priority_needs_a_priority_scheduler(engine: VllmEngine) -> None:
     """A priority that vLLM would ignore is refused; 0 means none."""
-    asked = prompt(encoding, "Say hello.")
+    asked = prompt("Say hello.")
     with pytest.raises(errors.InvalidRequest) as refused:
         await generate(engine, scheduled(asked, priority=-1))
     assert refused.value.param == "priority"
@@ -321,12 +313,12 @@ class Seam:
         return self.llm.generate(prompt, params, name)
 
 
-async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_trace_headers_reach_the_engine(engine: VllmEngine) -> None:
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     seam = Seam(engine._llm)
     watched = replace(engine, _llm=seam)
-    assert token_ids(await generate(watched, scheduled(prompt(encoding, "Say hello."), trace_headers=traced)))
-    assert token_ids(await generate(watched, prompt(encoding, "Say hello.")))
+    assert token_ids(await generate(watched, scheduled(prompt("Say hello."), trace_headers=traced)))
+    assert token_ids(await generate(watched, prompt("Say hello.")))
     assert [options["trace_headers"] for options in seam.asked] == [traced, None]
 
 
@@ -342,12 +334,12 @@ async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> Non
 # Adapters
 
 
-async def test_adapter_answers_under_its_own_name(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_adapter_answers_under_its_own_name(engine: VllmEngine) -> None:
     assert engine.models == ("tiny-gpt-oss", "nonsense")
     body: dict[str, Any] = {"max_output_tokens": 40}
-    before = await respond(engine, encoding, "Say hello.", **body)
-    other = await respond(engine, encoding, "Say hello.", model="nonsense", **body)
-    after = await respond(engine, encoding, "Say hello.", model="tiny-gpt-oss", **body)
+    before = await respond(engine, "Say hello.", **body)
+    other = await respond(engine, "Say hello.", model="nonsense", **body)
+    after = await respond(engine, "Say hello.", model="tiny-gpt-oss", **body)
     assert other.model == "nonsense"
     assert after.model == "tiny-gpt-oss"
     assert answer(before) == answer(after) == "Hello! How can I help you today?"
@@ -365,13 +357,9 @@ async def test_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Pat
 
 
 @pytest.mark.defect("B27")
-async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_logprobs_spell_the_answer(engine: VllmEngine) -> None:
     response = await respond(
-        engine,
-        encoding,
-        "Say hello in many scripts.",
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
+        engine, "Say hello in many scripts.", include=["message.output_text.logprobs"], top_logprobs=2
     )
     message = response.output[-1]
     assert isinstance(message, Message)
@@ -384,29 +372,27 @@ async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEn
 # What goes wrong
 
 
-async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Say hello.")
+async def test_malformed_grammar_is_refused(engine: VllmEngine) -> None:
+    asked = prompt("Say hello.")
     with pytest.raises(errors.InvalidRequest):
         await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
     assert token_ids(await generate(engine, asked))
 
 
-async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine) -> None:
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
-    asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
+    asked = msgspec.structs.replace(prompt("Say hello."), grammar=f"start: ({words})+")
     with pytest.raises(errors.EngineFailed):
         await generate(engine, asked)
-    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+    assert token_ids(await generate(engine, prompt("Say hello.")))
 
 
 @pytest.mark.defect("31")
 @pytest.mark.parametrize("bound", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
-async def test_leaving_at_any_point_aborts(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: str, bound: bool
-) -> None:
+async def test_leaving_at_any_point_aborts(engine: VllmEngine, stats: EngineStats, phase: str, bound: bool) -> None:
     text = "word " * 7000 if phase == "prefill" else "Never stop talking."
-    asked = prompt(encoding, text, max_tokens=1000)
+    asked = prompt(text, max_tokens=1000)
     if bound:
         asked = msgspec.structs.replace(sampled(asked, logprobs=5), grammar=r"start: /(.|\n)*/")
     async with engine.open(asked) as stream:
@@ -415,12 +401,12 @@ async def test_leaving_at_any_point_aborts(
         for _ in range(5 if phase == "decode" else 0):
             await anext(stream)
     await until_idle(engine)
-    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+    assert token_ids(await generate(engine, prompt("Say hello.")))
 
 
 @pytest.mark.defect("31")
-async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
+async def test_cancelling_the_start_aborts(engine: VllmEngine) -> None:
+    asked = prompt("Never stop talking.", max_tokens=1000)
     for steps in range(12):
         task = asyncio.create_task(generate(engine, asked))
         for _ in range(steps):
@@ -432,10 +418,8 @@ async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: Harmony
 
 
 @pytest.mark.last(1)
-async def test_dead_engine_fails_streams_and_health(
-    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    async with running_server(stoppable(engine), encoding, tmp_path) as served:
+async def test_dead_engine_fails_streams_and_health(engine: VllmEngine, stats: EngineStats, tmp_path: Path) -> None:
+    async with running_server(stoppable(engine), tmp_path) as served:
         before = stats.generated
         reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))
         await stats.until(lambda: stats.generated > before)
@@ -449,4 +433,4 @@ async def test_dead_engine_fails_streams_and_health(
         assert (await served.get("/health"))[0] == 503
         assert (await served.post({"input": "Hi"}))[0] == 503
     with pytest.raises(errors.EngineDead):
-        await generate(engine, prompt(encoding, "Say hello."))
+        await generate(engine, prompt("Say hello."))

@@ -49,7 +49,6 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """Console messages and errors of the pages."""
     return []
 
 

@@ -15,7 +15,7 @@ from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Toke
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, write_frames
 from penstock.pipeline.trace import traced
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.fixture_cases import run_in_thread, timeline_at
 from tests.support.paths import BROWSER
 
@@ -36,12 +36,11 @@ def texts(page: Page, selector: str) -> list[str]:
     return found
 
 
-def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny-gpt-oss") -> Path:
-    """A recording of an answer, one token in a chunk."""
+def said(answer: str, folder: Path, name: str = "tiny-gpt-oss") -> Path:
     started = read_recording(FIXTURES / "greeting" / "tokens.jsonl", TokenFrame).frames[0]
     assert isinstance(started, GenerationStarted)
-    header = encoding.encode_markup("<|channel|>final<|message|>")
-    ids = [*header, *encoding.encode(answer), *encoding.encode_markup("<|return|>")]
+    header = load_encoding().encode_markup("<|channel|>final<|message|>")
+    ids = [*header, *load_encoding().encode(answer), *load_encoding().encode_markup("<|return|>")]
     frames: list[Any] = [started, *(TokenChunk((token,)) for token in ids), GenerationFinished("stop", 0, 0.0)]
     folder.mkdir(exist_ok=True)
     write_frames(folder / "tokens.jsonl", frames, Header(FORMAT, name))
@@ -111,8 +110,8 @@ def test_repairs_are_marked(show: ShowPage) -> None:
     assert texts(page, ".chips .repair") == ["stray marker"]
 
 
-def test_hostile_text_stays_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    page = show(said(encoding, HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
+def test_hostile_text_stays_text(show: ShowPage, tmp_path: Path) -> None:
+    page = show(said(HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
     assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
     assert page.locator(".text").text_content() == HOSTILE
     assert page.locator("h1").text_content() == HOSTILE
@@ -166,8 +165,8 @@ def test_search_finds_text_across_tokens(show: ShowPage) -> None:
     expect(page.locator(".token.chosen")).to_have_text(" call")
 
 
-def test_whitespace_can_be_shown(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    page = show(said(encoding, "one two\n", tmp_path / "spaces"))
+def test_whitespace_can_be_shown(show: ShowPage, tmp_path: Path) -> None:
+    page = show(said("one two\n", tmp_path / "spaces"))
     page.keyboard.press("w")
     assert "".join(texts(page, ".token.final")) == "one·two↵\n"
     page.keyboard.press("w")
@@ -198,7 +197,6 @@ def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
 
 
 def timed(folder: Path, copy: Path) -> Path:
-    """The same tokens, with a time for each."""
     recording = read_recording(folder / "tokens.jsonl", TokenFrame)
     copy.mkdir()
     frames = [line(frame, 0.08 + 0.011 * number) for number, frame in enumerate(recording.frames)]
@@ -231,9 +229,9 @@ def test_dark_mode_follows_the_system(show: ShowPage) -> None:
     assert page.evaluate(background) == light
 
 
-def test_long_recording_is_shown_whole(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+def test_long_recording_is_shown_whole(show: ShowPage, tmp_path: Path) -> None:
     answer = "A line of some words.\n" * 3_334
-    page = show(said(encoding, answer, tmp_path / "long"))
+    page = show(said(answer, tmp_path / "long"))
     assert page.locator("[data-token]").count() > 20_000
     page.evaluate("document.querySelector(`[data-token='15000']`).click()")
     expect(page.locator(".delta.lit")).to_have_count(1)

@@ -66,8 +66,6 @@ class Add:
 
 @dataclass(frozen=True)
 class Twice:
-    """A composite stage."""
-
     inner: Pipeline[Number, Number]
 
     async def __call__(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
@@ -237,8 +235,6 @@ def test_any_and_object_accept_everything() -> None:
 
 
 class Scale:
-    """A class whose methods are stages."""
-
     async def method(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
         async for number in source:
             yield Number(number.value * 2)
@@ -310,8 +306,6 @@ class Log:
 
 @dataclass(frozen=True)
 class Watched:
-    """A pass-through stage that records its closing."""
-
     name: str
     log: Log
     breaks_at: int | None = None

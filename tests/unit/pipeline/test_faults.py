@@ -14,8 +14,6 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 @dataclass(frozen=True)
 class Pass:
-    """A stage that passes every number on and raises at one of them."""
-
     at: int | None = None
 
     async def __call__(self, source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
@@ -27,8 +25,6 @@ class Pass:
 
 @dataclass(frozen=True)
 class Once:
-    """A composite stage."""
-
     inner: Pipeline[int, int]
 
     async def __call__(self, source: AsyncIterator[int]) -> AsyncGenerator[int, None]:

@@ -15,7 +15,6 @@ from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import main
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -148,7 +147,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def installed(here: Path) -> None:
-    """A distribution with an entry point."""
     info = here / "shouting-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
@@ -158,7 +156,6 @@ def installed(here: Path) -> None:
 
 
 def edited(*names: str) -> list[str]:
-    """The names of the stages after the plug-ins are installed."""
     return load(names)(recorded_responses()).names()
 
 
@@ -318,8 +315,8 @@ def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 @pytest.mark.io
-async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
+async def test_plugins_surround_stages_at_which_the_server_cuts(tmp_path: Path) -> None:
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=around) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         assert (first.instructions, first.status) == ("Be brief.", "completed")
         status, queued = await served.post({"input": "Hi", "background": True})
@@ -331,9 +328,9 @@ async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: Harmon
 
 
 @pytest.mark.io
-async def test_serve_command_installs_plugins(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_serve_command_installs_plugins(tmp_path: Path) -> None:
     install = load(["shouting.py:install"])
-    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=install) as served:
         assert item_texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
 
 

@@ -32,7 +32,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -55,10 +55,10 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
         await taps.close()
 
 
-def flow(taps: Recorder, engine: ScriptedEngine, encoding: HarmonyEncoding) -> Pipeline[Any, Any]:
+def flow(taps: Recorder, engine: ScriptedEngine) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
     live = RunRegistry(Store(Nowhere()))
-    return taps.tapped(harmony_responses(("tiny",), engine, encoding, live, limits=Limits(retry_seconds=0.0)))
+    return taps.tapped(harmony_responses(("tiny",), engine, load_encoding(), live, limits=Limits(retry_seconds=0.0)))
 
 
 async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
@@ -91,11 +91,11 @@ class Refusing(ScriptedEngine):
             yield frames
 
 
-async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_turn_that_waited_for_room_is_recorded_once(tmp_path: Path) -> None:
     """The recording has the prompt that the engine accepted, and no failure."""
-    engine = Refusing(turns=(script(encoding, LOST), script(encoding)), refusals=[EngineOverloaded("full")] * 3)
+    engine = Refusing(turns=(script(LOST), script()), refusals=[EngineOverloaded("full")] * 3)
     async with recorder(tmp_path / "r") as taps:
-        assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "completed"
+        assert (await asked(flow(taps, engine)))[-1].response.status == "completed"
     assert not engine.refusals
     folder = only_recording(tmp_path / "r")
     assert len(read_stage(folder, "render").frames) == 2
@@ -105,22 +105,22 @@ async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncod
         assert (recording.end.failure, recording.end.abandoned) == (None, False)
 
 
-async def test_refused_turn_is_recorded_as_a_failure(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_refused_turn_is_recorded_as_a_failure(tmp_path: Path) -> None:
     """The failure is recorded although the turn has no frames."""
-    engine = Refusing(turns=(script(encoding, LOST),), refusals=[EngineFailed("no more")])
+    engine = Refusing(turns=(script(LOST),), refusals=[EngineFailed("no more")])
     async with recorder(tmp_path / "r") as taps:
-        assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "failed"
+        assert (await asked(flow(taps, engine)))[-1].response.status == "failed"
     for stage in ("generate", "parse"):
         failure = read_stage(only_recording(tmp_path / "r"), stage).end.failure
         assert failure is not None
         assert (failure.error, failure.message) == ("EngineFailed", "no more")
 
 
-async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_request_is_recorded_with_its_own_response_only(tmp_path: Path) -> None:
     """A task that runs a conversation from another task does not record its own last request with it."""
-    engine = ScriptedEngine(script(encoding))
+    engine = ScriptedEngine(script())
     async with recorder(tmp_path / "r") as taps:
-        pipeline = flow(taps, engine, encoding)
+        pipeline = flow(taps, engine)
         [waiting] = await asked(pipeline.through("normalize"))
         assert isinstance(waiting, ResolvedRequest)
         await asked(pipeline, "Another one.")
@@ -129,11 +129,11 @@ async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyE
     assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
 
-async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_frame_times_count_from_start_of_response(tmp_path: Path) -> None:
     """Times are in microseconds from the start of the response."""
     ticks = count(start=1000)
     async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
-        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+        await asked(flow(taps, ScriptedEngine(script())))
     folder = only_recording(tmp_path / "r")
     stages = ("normalize", "render", "generate", "parse", "emit")
     times = sorted(timed.at for stage in stages for timed in read_stage(folder, stage).timed if timed.at is not None)
@@ -143,18 +143,18 @@ async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncodin
     assert times[-1] <= converse_too / 1_000_000
 
 
-async def test_conversed_frames_are_kept_if_recorded_alone(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_conversed_frames_are_kept_if_recorded_alone(tmp_path: Path) -> None:
     """The file stays even after a single turn, if no other file has the parsed frames."""
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
-        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+        await asked(flow(taps, ScriptedEngine(script())))
     assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
 
 
-async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
     """A message may quote anything, so without texts only the kind of the error is written."""
-    engine = ScriptedEngine(script(encoding, error=EngineFailed("It broke at quokka 7.")))
+    engine = ScriptedEngine(script(error=EngineFailed("It broke at quokka 7.")))
     async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
-        await asked(flow(taps, engine, encoding))
+        await asked(flow(taps, engine))
     folder = only_recording(tmp_path / "r")
     failure = read_stage(folder, "generate").end.failure
     assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
@@ -163,13 +163,11 @@ async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_
     assert [path.name for path in folder.iterdir() if "quokka" in path.read_text()] == []
 
 
-async def test_refused_request_leaves_no_recording(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_request_leaves_no_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It gets no folder, and the log does not report a cut recording."""
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(EngineOverloaded):
-            await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full"))), encoding))
+            await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
     assert list((tmp_path / "r").iterdir()) == []
     assert "cut" not in caplog.text
 
@@ -189,13 +187,11 @@ def is_beginning(told: Sequence[int], whole: Sequence[int]) -> bool:
     return 0 < len(told) < len(whole) and [*whole[: len(told)]] == [*told]
 
 
-async def test_recording_ends_at_its_first_gap(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_recording_ends_at_its_first_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After a frame for which there was no room, no frame is recorded, even if there is room again."""
-    engine = ScriptedEngine(script(encoding, COUNT))
+    engine = ScriptedEngine(script(COUNT))
     async with recorder(tmp_path / "r", most_waiting=40, after=("generate",)) as taps:
-        async with flow(taps, engine, encoding).open(source_of([await request_of()])) as events:
+        async with flow(taps, engine).open(source_of([await request_of()])) as events:
             written = [await anext(events) for _ in range(80)]
             assert len(taps.waiting) == 40
             noted = [taps.waiting.popleft() for _ in range(20)]
@@ -206,10 +202,10 @@ async def test_recording_ends_at_its_first_gap(
     assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 
-async def test_nothing_is_recorded_without_room(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_nothing_is_recorded_without_room(tmp_path: Path) -> None:
     """Not even the first frame is recorded."""
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
-        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+        await asked(flow(taps, ScriptedEngine(script())))
     assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 
 
@@ -227,14 +223,12 @@ class Failing(Redaction):
         return (frame,)
 
 
-async def test_failing_redaction_cuts_its_recording_only(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failing_redaction_cuts_its_recording_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The whole recording is cut once, with the traceback in the log; others are written."""
-    engine = ScriptedEngine(script(encoding, COUNT))
+    engine = ScriptedEngine(script(COUNT))
     redactions = iter([Failing(), Redaction()])
     async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
-        pipeline = flow(taps, engine, encoding)
+        pipeline = flow(taps, engine)
         cut, whole = [(await asked(pipeline))[-1].response for _ in range(2)]
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
@@ -254,7 +248,7 @@ async def until(happened: Callable[[], object]) -> None:
 
 @pytest.mark.io
 async def test_disk_that_was_full_leaves_no_gap(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frames before the failure can be read, and none follow, even if there is room again."""
     write, is_full = os.write, False
@@ -265,10 +259,10 @@ async def test_disk_that_was_full_leaves_no_gap(
         return write(file, data)
 
     monkeypatch.setattr(os, "write", fill)
-    engine = ScriptedEngine(script(encoding, COUNT))
+    engine = ScriptedEngine(script(COUNT))
     async with (
         recorder(tmp_path / "r", pause=0.005, after=("generate",)) as taps,
-        flow(taps, engine, encoding).open(source_of([await request_of()])) as events,
+        flow(taps, engine).open(source_of([await request_of()])) as events,
     ):
         await anext(events)
         await until(lambda: list(tmp_path.glob("r/*/tokens.jsonl")))
@@ -287,11 +281,9 @@ async def test_disk_that_was_full_leaves_no_gap(
 
 
 @pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
-async def test_recording_renamed_stages_is_refused(
-    encoding: HarmonyEncoding, tmp_path: Path, stage: str, name: str, told: str
-) -> None:
+async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, name: str, told: str) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
-    pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, RunRegistry(Store(Nowhere())))
+    pipeline = harmony_responses(("tiny",), ScriptedEngine(), load_encoding(), RunRegistry(Store(Nowhere())))
     steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
@@ -300,11 +292,7 @@ async def test_recording_renamed_stages_is_refused(
 
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_written_frames_are_released(
-    encoding: HarmonyEncoding,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_full: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_full: bool
 ) -> None:
     """They are released at once, prompts included, without the garbage collector."""
 
@@ -317,7 +305,7 @@ async def test_written_frames_are_released(
     gc.disable()
     try:
         async with recorder(tmp_path / "r") as taps:
-            pipeline = flow(taps, ScriptedEngine(script(encoding, COUNT)), encoding)
+            pipeline = flow(taps, ScriptedEngine(script(COUNT)))
             async with pipeline.open(source_of([await request_of()])) as events:
                 await anext(events)
                 [take] = map(weakref.ref, taps.takes.values())
@@ -327,26 +315,24 @@ async def test_written_frames_are_released(
         gc.enable()
 
 
-async def test_partial_writes_are_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next write continues with the rest."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:
-        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
-    assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script(encoding).token_ids) + 2)
+        await asked(flow(taps, ScriptedEngine(script())))
+    assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script().token_ids) + 2)
 
 
 async def test_shutdown_does_not_wait_for_a_hanging_disk(
-    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stops, and the log reports the cut recordings."""
     write, hangs = os.write, threading.Event()
     monkeypatch.setattr(module, "LAST_WRITES", 0.05)
     monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))
     taps = Recorder(tmp_path / "r", after=("generate",))
-    await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    await asked(flow(taps, ScriptedEngine(script())))
     await taps.close()
     assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
     hangs.set()
