@@ -99,11 +99,7 @@ class Text:
         markup = load_encoding().encode_markup
         if not length:
             return []
-        return [
-            *markup("<|channel|>analysis<|message|>"),
-            *self.run(length),
-            *markup("<|end|><|start|>assistant"),
-        ]
+        return [*markup("<|channel|>analysis<|message|>"), *self.run(length), *markup("<|end|><|start|>assistant")]
 
     def answer(self) -> list[int]:
         """Return the header of the final message, which precedes the measured text."""

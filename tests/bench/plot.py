@@ -70,11 +70,7 @@ def _goals(axes: Axes, goals: list[Goal]) -> None:
     ours, peer = [goal.of_bound for goal in goals], [goal.peer_of_bound for goal in goals]
     _pairs(axes, ours, peer, [goal.verdict for goal in goals])
     axes.axvline(1.0, color=BOUND, linewidth=1.5, zorder=0.5)
-    _lay_out(
-        axes,
-        [f"{goal.name}  {goal.what}" for goal in goals],
-        "parts of the bound: met up to 1",
-    )
+    _lay_out(axes, [f"{goal.name}  {goal.what}" for goal in goals], "parts of the bound: met up to 1")
 
 
 def _pairs(axes: Axes, ours: list[float], peer: list[float | None], notes: list[str]) -> None:

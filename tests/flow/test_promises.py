@@ -48,10 +48,7 @@ BROKEN: dict[str, tuple[Json, str]] = {
     "a strict call": ({"tools": [STRICT]}, THOUGHT + CALLED),
     "a call that must be": ({"tools": [LOOSE], "tool_choice": "required"}, THOUGHT + LOOKED),
     "the one call that may be": ({"tools": [LOOSE], "parallel_tool_calls": False}, THOUGHT + LOOKED),
-    "a call with a grammar": (
-        {"tools": [PATCH]},
-        f"{THOUGHT}<|channel|>commentary to=functions.patch code<|message|>",
-    ),
+    "a call with a grammar": ({"tools": [PATCH]}, f"{THOUGHT}<|channel|>commentary to=functions.patch code<|message|>"),
     "an answer in a schema": (IN_JSON, f'{THOUGHT}<|channel|>final<|message|>{{"n":'),
     "an answer in any JSON": (
         {"text": {"format": {"type": "json_object"}}},

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from tests.support.api_clients import done_items, stream_events
+from tests.support.api_clients import done_items
 from tests.support.server import Server, running_server
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ def said(fields: Json) -> Json:
 async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngine], case: Case) -> None:
     name, arguments, fields, output, told = case
     served.engine.script = written(name, arguments)
-    events = await stream_events(served, BODY)
+    events = await served.stream_events(BODY)
     (call,) = done_items(events)
     response = events[-1]["response"]
     assert (events[-1]["type"], response["output"]) == ("response.completed", [call])
@@ -80,8 +80,8 @@ async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngin
     assert {key: said(call[key]) for key in fields} == fields
     answer = {"type": f"{name}_call_output", "call_id": call["call_id"], **output}
     for body in ({"input": [USER, call, answer]}, {"previous_response_id": response["id"], "input": [answer]}):
-        await stream_events(served, BODY | body)
-        prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+        await served.stream_events(BODY | body)
+        prompt = served.prompt_text()
         assert prompt.endswith(
             f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{told}<|end|><|start|>assistant"
         )
@@ -92,10 +92,10 @@ async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngin
 async def test_local_shell_may_be_answered_as_a_function(served: Server[ScriptedEngine]) -> None:
     """Some agents answer every call with a function's output."""
     served.engine.script = written("local_shell", {"command": ["ls"]})
-    (call,) = done_items(await stream_events(served, BODY))
+    (call,) = done_items(await served.stream_events(BODY))
     answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
-    await stream_events(served, BODY | {"input": [USER, call, answer]})
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    await served.stream_events(BODY | {"input": [USER, call, answer]})
+    prompt = served.prompt_text()
     assert prompt.endswith(
         "<|start|>functions.local_shell to=assistant<|channel|>commentary<|message|>README.md<|end|><|start|>assistant"
     )

@@ -12,11 +12,12 @@ from typing import Any
 import aiohttp
 import openai
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
-from tests.support.server import WEATHER, ApiClient, ScriptedServer, Server
 
 Json = dict[str, Any]
+
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(300)
+"""Seconds after which a request has failed."""
 
 PATIENCE = 120.0
 """Seconds after which a wait has failed; a busy machine may stand still for a minute."""
@@ -28,34 +29,6 @@ def openai_client(url: str, key: str = "none", retries: int = 0) -> openai.Async
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=retries, http_client=http)
 
 
-async def start_background(served: ApiClient, body: dict[str, Any] | None = None) -> str:
-    """Create a background response, check that it is queued, and return its id."""
-    status, answer = await served.post({"input": "Hi", "background": True, **(body or {})})
-    assert (status, answer["status"], answer["background"], answer["output"]) == (200, "queued", True, [])
-    return str(answer["id"])
-
-
-async def wait_for_end(served: ApiClient, response_id: str) -> dict[str, Any]:
-    """Poll a response until it ends."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            answer = await get_response(served, response_id)
-            if answer["status"] not in ("queued", "in_progress"):
-                return answer
-            await asyncio.sleep(0.01)
-
-
-async def get_response(served: ApiClient, response_id: str) -> dict[str, Any]:
-    status, answer = await served.get(f"/v1/responses/{response_id}")
-    assert status == 200
-    return dict(answer)
-
-
-async def cancel_response(served: ApiClient, response_id: str) -> tuple[int, Any]:
-    """Cancel a response; return the status and the JSON of the answer."""
-    return await served.ask("POST", f"/v1/responses/{response_id}/cancel")
-
-
 async def wait_until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE):
@@ -63,9 +36,97 @@ async def wait_until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def wait_until_idle(served: ScriptedServer) -> None:
-    """Wait until the engine runs nothing."""
-    await wait_until(lambda: served.engine.running == 0)
+@dataclass
+class ApiClient:
+    """A client of the server at ``url``."""
+
+    url: str
+    client: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of one request; a body of bytes is sent unchanged."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        async with self.client.request(method, self.url + path, data=data, timeout=REQUEST_TIMEOUT) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, await answer.json()
+
+    async def post(self, body: Any, path: str = "/v1/responses") -> tuple[int, Any]:
+        return await self.ask("POST", path, body)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        return await self.ask("GET", path)
+
+    async def delete(self, path: str) -> tuple[int, Any]:
+        return await self.ask("DELETE", path)
+
+    async def stream(self, body: dict[str, Any], path: str = "/v1/responses") -> bytes:
+        return await self._sse("POST", path, json={**body, "stream": True})
+
+    async def again(self, path: str) -> bytes:
+        return await self._sse("GET", path)
+
+    async def _sse(self, method: str, path: str, **options: Any) -> bytes:
+        async with self.client.request(method, self.url + path, timeout=REQUEST_TIMEOUT, **options) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "text/event-stream"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            assert answer.headers["X-Accel-Buffering"] == "no"
+            return await answer.read()
+
+    async def start_background(self, body: dict[str, Any] | None = None) -> str:
+        """Create a background response, check that it is queued, and return its id."""
+        status, answer = await self.post({"input": "Hi", "background": True, **(body or {})})
+        assert (status, answer["status"], answer["background"], answer["output"]) == (200, "queued", True, [])
+        return str(answer["id"])
+
+    async def wait_for_end(self, response_id: str) -> dict[str, Any]:
+        """Poll a response until it ends."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                answer = await self.get_response(response_id)
+                if answer["status"] not in ("queued", "in_progress"):
+                    return answer
+                await asyncio.sleep(0.01)
+
+    async def get_response(self, response_id: str) -> dict[str, Any]:
+        status, answer = await self.get(f"/v1/responses/{response_id}")
+        assert status == 200
+        return dict(answer)
+
+    async def replay(self, response_id: str, query: str = "") -> bytes:
+        """The stream of an existing response."""
+        return await self.again(f"/v1/responses/{response_id}?stream=true{query}")
+
+    async def cancel(self, response_id: str) -> tuple[int, Any]:
+        """Cancel a response; return the status and the JSON of the answer."""
+        return await self.ask("POST", f"/v1/responses/{response_id}/cancel")
+
+    @asynccontextmanager
+    async def open_stream(self, body: dict[str, Any] | None = None) -> AsyncGenerator[StreamReader, None]:
+        """Create a response and open its stream; disconnect at the end of the block."""
+        wanted = {"input": "Hi", "stream": True, **(body or {})}
+        async with self.client.post(f"{self.url}/v1/responses", json=wanted) as answer:
+            assert answer.status == 200
+            yield StreamReader(answer)
+
+    async def stream_events(self, body: Json) -> list[Json]:
+        """Create a response, check its stream, and return the JSON of each event."""
+        stream = await self.stream(body)
+        read_sse(stream)
+        frames = stream.decode().removesuffix("data: [DONE]\n\n").split("\n\n")
+        return [json.loads(frame.partition("data: ")[2]) for frame in frames if frame]
+
+    async def create_conversation(self, *items: Json) -> str:
+        """Create a conversation; return its path."""
+        status, conversation = await self.post({"items": items}, CONVERSATIONS)
+        assert status == 200
+        return f"{CONVERSATIONS}/{conversation['id']}"
+
+    async def conversation_items(self, path: str) -> list[Json]:
+        status, page = await self.get(f"{path}/items?order=asc&limit=100")
+        assert (status, page["has_more"]) == (200, False)
+        data: list[Json] = page["data"]
+        return data
 
 
 class StreamReader:
@@ -93,23 +154,6 @@ class StreamReader:
         return str(json.loads(first)["response"]["id"])
 
 
-@asynccontextmanager
-async def open_stream(served: ApiClient, body: dict[str, Any] | None = None) -> AsyncGenerator[StreamReader, None]:
-    """Create a response and open its stream; disconnect at the end of the block."""
-    wanted = {"input": "Hi", "stream": True, **(body or {})}
-    async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
-        assert answer.status == 200
-        yield StreamReader(answer)
-
-
-async def stream_events(served: Server[ScriptedEngine], body: Json) -> list[Json]:
-    """Create a response, check its stream, and return the JSON of each event."""
-    stream = await served.stream(body)
-    read_sse(stream)
-    frames = stream.decode().removesuffix("data: [DONE]\n\n").split("\n\n")
-    return [json.loads(frame.partition("data: ")[2]) for frame in frames if frame]
-
-
 def done_items(events: list[Json]) -> list[Json]:
     return [event["item"] for event in events if event["type"] == "response.output_item.done"]
 
@@ -117,35 +161,9 @@ def done_items(events: list[Json]) -> list[Json]:
 CONVERSATIONS = "/v1/conversations"
 USER_MESSAGE = {"role": "user", "content": "Hi"}
 
-CONVERSATION_ITEMS: list[Json] = [
-    USER_MESSAGE,
-    {"role": "assistant", "id": "msg_mine", "phase": "commentary", "content": [{"type": "refusal", "refusal": "No."}]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-    {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c", "output": "rain"},
-    {"type": "custom_tool_call", "call_id": "d", "name": "say", "input": "x"},
-    {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "x"}]},
-    {"type": "additional_tools", "role": "developer", "tools": [WEATHER]},
-]
-"""One item of each kind that a conversation takes."""
-
-
-async def create_conversation(served: ScriptedServer, *items: Json) -> str:
-    """Create a conversation; return its path."""
-    status, conversation = await served.post({"items": items}, CONVERSATIONS)
-    assert status == 200
-    return f"{CONVERSATIONS}/{conversation['id']}"
-
 
 def conversation_id(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-async def conversation_items(served: ScriptedServer, path: str) -> list[Json]:
-    status, page = await served.get(f"{path}/items?order=asc&limit=100")
-    assert (status, page["has_more"]) == (200, False)
-    data: list[Json] = page["data"]
-    return data
 
 
 @dataclass(frozen=True)
@@ -222,7 +240,7 @@ class Client:
         self.answer = await answer.json()
         if self.mode.background:
             assert (self.answer["status"], self.answer["output"]) == ("queued", [])
-            self.answer = await wait_for_end(self.server, self.answer["id"])
+            self.answer = await self.server.wait_for_end(self.answer["id"])
 
 
 def sse_frames(stream: bytes) -> list[bytes]:

@@ -341,10 +341,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
         put_item(20, arguments="{}"),
         of(RARE, put_item(19, input="")),
         *in_server_turns(
-            put_item(22, arguments="{}"),
-            put_item(36, code="1"),
-            put_item(62, output=()),
-            both(drop(60), drop(60)),
+            put_item(22, arguments="{}"), put_item(36, code="1"), put_item(62, output=()), both(drop(60), drop(60))
         ),
     ],
     "an output is that of a call ahead of it": in_server_turns(put_item(57, call_id="call_10003")),
@@ -423,10 +420,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
         put(58, command_index=1), put(59, command_index=1), drop(58, 59)
     ),
     "the deltas of an output sum to what its done event carries": in_server_turns(
-        drop(58),
-        repeat(58),
-        put(58, delta={"stdout": "b"}),
-        put(60, delta={"stdout": "b\n"}),
+        drop(58), repeat(58), put(58, delta={"stdout": "b"}), put(60, delta={"stdout": "b\n"})
     ),
     "an output that was begun is done": in_server_turns(
         both(put_done_item(62, output=(frames.SHELL_OUTPUT,)), drop(61))

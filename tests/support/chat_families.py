@@ -310,10 +310,7 @@ ITEMS_BY_CASE: Mapping[str, tuple[ExpectedItem, ...]] = {
     "mark_as_text": (PARIS_CALL,),
     "call_in_thought": (THOUGHT, PARIS_CALL),
     "text_between_calls": (THOUGHT, PARIS_CALL, message("Now the other one."), weather_call('{"city": "Rome"}')),
-    "call_without_name": (
-        THOUGHT,
-        message('<tool_call>\n{"function": "get_weather", "city": "Paris"}\n</tool_call>'),
-    ),
+    "call_without_name": (THOUGHT, message('<tool_call>\n{"function": "get_weather", "city": "Paris"}\n</tool_call>')),
     "broken_arguments": (THOUGHT, weather_call('{"city": Paris}')),
     "undeclared_tool": (THOUGHT, ExpectedItem("call", '{"city": "Paris"}', "get_wether")),
     "call_unasked": (THOUGHT, PARIS_CALL),

@@ -252,8 +252,7 @@ def is_unforeseen(event: Event) -> bool:
         outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
         return any(outcome) or event.item.id.startswith("ws_")
     return isinstance(
-        event,
-        OutputItemAdded | OutputTextAnnotationAdded | ShellCallOutputContentDelta | ShellCallOutputContentDone,
+        event, OutputItemAdded | OutputTextAnnotationAdded | ShellCallOutputContentDelta | ShellCallOutputContentDone
     )
 
 

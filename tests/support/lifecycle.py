@@ -15,8 +15,9 @@ from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.runs.run import Run
 from tests.support import api_clients
+from tests.support.api_clients import ApiClient
 from tests.support.event_streams import final, read_sse, renumbered
-from tests.support.server import ApiClient, PacedEngine, Server, running_server, script
+from tests.support.server import PacedEngine, Server, running_server, script
 from tests.support.stores import FaultyDatabase, database_at
 
 COUNTING = (
@@ -115,7 +116,7 @@ class World:
 
     async def cancel(self, which: int) -> None:
         for tracked in self._chosen(which):
-            status, answer = await api_clients.cancel_response(self.served, tracked.response_id)
+            status, answer = await self.served.cancel(tracked.response_id)
             assert (status, tracked.in_front) == (400, True) or answer["status"] in {*tracked.may_be, "cancelled"}
             tracked.may_be |= {"cancelled"} if status == 200 else set()
 
@@ -181,8 +182,8 @@ class World:
         return bool(len(scheduler.runs) or scheduler.in_flight.count or self.engine.running)
 
     async def _check(self, tracked: TrackedResponse) -> None:
-        response = await api_clients.wait_for_end(self.served, tracked.response_id)
-        stream = await self.served.again(f"/v1/responses/{tracked.response_id}?stream=true")
+        response = await self.served.wait_for_end(tracked.response_id)
+        stream = await self.served.replay(tracked.response_id)
         end = final(read_sse(stream))
         assert end.status == response["status"]
         assert end.status in tracked.may_be
@@ -258,9 +259,9 @@ class FinishedResponse:
 
     @classmethod
     async def of(cls, server: ApiClient, response_id: str) -> FinishedResponse:
-        response = await api_clients.wait_for_end(server, response_id)
+        response = await server.wait_for_end(response_id)
         async with asyncio.timeout(READ_TIMEOUT):
-            stream = await server.again(f"/v1/responses/{response_id}?stream=true")
+            stream = await server.replay(response_id)
         return cls(server, response_id, response, stream)
 
     @property
@@ -283,7 +284,7 @@ class FinishedResponse:
         await self._check_cancelling()
         await self._check_going_on()
         await self._check_conversation(client.conversation)
-        assert await api_clients.get_response(self.server, self.response_id) == self.response
+        assert await self.server.get_response(self.response_id) == self.response
 
     def _check_outcome(self, status: str) -> None:
         """Check that status, error, details and items fit, and that the stream ends with this response."""
@@ -315,13 +316,13 @@ class FinishedResponse:
 
     async def after(self, number: int) -> bytes:
         async with asyncio.timeout(READ_TIMEOUT):
-            return await self.server.again(f"/v1/responses/{self.response_id}?stream=true&starting_after={number}")
+            return await self.server.replay(self.response_id, f"&starting_after={number}")
 
     async def _check_cancelling(self) -> None:
         """Check that cancelling changes nothing, and is a 400 for a foreground response that was not cancelled."""
         is_idle = self.response["background"] or self.response["status"] == "cancelled"
         for _ in range(2):
-            status, answer = await api_clients.cancel_response(self.server, self.response_id)
+            status, answer = await self.server.cancel(self.response_id)
             assert (status, answer) == (200, self.response) if is_idle else status == 400
 
     async def _check_going_on(self) -> None:

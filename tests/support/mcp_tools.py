@@ -356,11 +356,7 @@ def application() -> ASGIApp:
     events = plain.sse_app(sse_path="/mcp")
     older_app = older.streamable_http_app()
     guarded_app = plain.streamable_http_app()
-    mounts += [
-        Mount("/guarded", guarded(guarded_app)),
-        Mount("/legacy", legacy(older_app)),
-        Mount("/events", events),
-    ]
+    mounts += [Mount("/guarded", guarded(guarded_app)), Mount("/legacy", legacy(older_app)), Mount("/events", events)]
     routes = [Route(f"/{route.__name__}/{{over}}", route, methods=["GET", "POST"]) for route in (away, broken, mute)]
 
     @asynccontextmanager

@@ -205,12 +205,7 @@ SERVER_TOOLS: dict[str, Any] = {
             ],
             "error": None,
         },
-        {
-            "type": "mcp_list_tools",
-            "server_label": "gone",
-            "tools": [],
-            "error": {"message": "It is down."},
-        },
+        {"type": "mcp_list_tools", "server_label": "gone", "tools": [], "error": {"message": "It is down."}},
         {
             "id": "mcp_1",
             "type": "mcp_call",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,51 +35,11 @@ from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.heartbeats import STALE
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
+from tests.support.api_clients import USER_MESSAGE, ApiClient, Json, wait_until
 from tests.support.stores import database_at
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
-
-PATIENCE = aiohttp.ClientTimeout(300)
-"""Seconds after which a request has failed."""
-
-
-@dataclass
-class ApiClient:
-    """A client of the server at ``url``."""
-
-    url: str
-    client: aiohttp.ClientSession
-
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of one request; a body of bytes is sent unchanged."""
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        async with self.client.request(method, self.url + path, data=data, timeout=PATIENCE) as answer:
-            assert answer.content_type == "application/json"
-            return answer.status, await answer.json()
-
-    async def post(self, body: Any, path: str = "/v1/responses") -> tuple[int, Any]:
-        return await self.ask("POST", path, body)
-
-    async def get(self, path: str) -> tuple[int, Any]:
-        return await self.ask("GET", path)
-
-    async def delete(self, path: str) -> tuple[int, Any]:
-        return await self.ask("DELETE", path)
-
-    async def stream(self, body: dict[str, Any], path: str = "/v1/responses") -> bytes:
-        return await self._sse("POST", path, json={**body, "stream": True})
-
-    async def again(self, path: str) -> bytes:
-        return await self._sse("GET", path)
-
-    async def _sse(self, method: str, path: str, **options: Any) -> bytes:
-        async with self.client.request(method, self.url + path, timeout=PATIENCE, **options) as answer:
-            assert answer.status == 200
-            assert answer.headers["Content-Type"] == "text/event-stream"
-            assert answer.headers["Cache-Control"] == "no-cache"
-            assert answer.headers["X-Accel-Buffering"] == "no"
-            return await answer.read()
 
 
 @dataclass
@@ -92,6 +51,14 @@ class Server(ApiClient, Generic[Engine_co]):
     @property
     def scheduler(self) -> Scheduler:
         return self.api.scheduler
+
+    async def wait_until_idle(self: Server[ScriptedEngine]) -> None:
+        """Wait until the engine runs nothing."""
+        await wait_until(lambda: self.engine.running == 0)
+
+    def prompt_text(self: Server[ScriptedEngine]) -> str:
+        """The text of the latest prompt."""
+        return load_encoding().decode(self.engine.prompts[-1].token_ids)
 
 
 @asynccontextmanager
@@ -215,6 +182,19 @@ WEATHER: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
+
+
+CONVERSATION_ITEMS: list[Json] = [
+    USER_MESSAGE,
+    {"role": "assistant", "id": "msg_mine", "phase": "commentary", "content": [{"type": "refusal", "refusal": "No."}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    {"type": "custom_tool_call", "call_id": "d", "name": "say", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "x"}]},
+    {"type": "additional_tools", "role": "developer", "tools": [WEATHER]},
+]
+"""One item of each kind that a conversation takes."""
 
 
 def script(text: str = HELLO, **options: Any) -> Script:

@@ -26,8 +26,9 @@ from penstock.pipeline.frames import Prompt
 from penstock.server import Started, log_to_stderr, serve
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from tests.support.api_clients import ApiClient
 from tests.support.processes import free_port
-from tests.support.server import COUNT, HELLO, ApiClient
+from tests.support.server import COUNT, HELLO
 
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(["tests.support.preloaded"])

@@ -30,7 +30,7 @@ from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
-from tests.support.api_clients import StreamReader, get_response, wait_for_end
+from tests.support.api_clients import StreamReader
 from tests.support.event_streams import read_sse
 from tests.support.mcp_servers import LOCAL
 from tests.support.server import ScriptedServer, running_server, script
@@ -162,7 +162,7 @@ async def respond(served: ScriptedServer, mode: str, body: Json) -> ClientRespon
         path = f"/v1/responses/{response['id']}"
         again = await served.again(f"{path}?stream=true")
         assert raw in (b"", again)
-        assert await get_response(served, response["id"]) == response
+        assert await served.get_response(response["id"]) == response
         raw = again
     received = ClientResponse(response, raw, read_sse(raw) if raw else [])
     assert not raw or received.bodies[-1]["response"] == response
@@ -174,7 +174,7 @@ async def _respond_whole(served: ScriptedServer, wanted: Json) -> Json:
     assert status == 200, response
     if response["background"]:
         assert response["output"] == []
-        return await wait_for_end(served, response["id"])
+        return await served.wait_for_end(response["id"])
     return dict(response)
 
 

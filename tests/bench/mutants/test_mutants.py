@@ -54,10 +54,7 @@ def total(numbers: list[int]) -> int:
     return result
 '''
 
-READ = {
-    "isinstance(at, int | str) -> not isinstance(at, int | str)",
-    "return f'text {self.at}' -> return ''",
-}
+READ = {"isinstance(at, int | str) -> not isinstance(at, int | str)", "return f'text {self.at}' -> return ''"}
 TOTAL = {
     "0 -> 1",
     "2 -> 3",

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from itertools import cycle
 from typing import Any, TypeAlias
 
-from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end
-from tests.support.server import ApiClient
+from tests.support.api_clients import ApiClient
 
 Kind: TypeAlias = Callable[[ApiClient], Awaitable[object]]
 
@@ -30,15 +29,15 @@ async def streamed(server: ApiClient) -> None:
 
 
 async def in_the_background(server: ApiClient) -> None:
-    assert (await wait_for_end(server, await start_background(server)))["status"] == "completed"
+    assert (await server.wait_for_end(await server.start_background()))["status"] == "completed"
 
 
 async def followed(server: ApiClient) -> None:
     """Stream two background responses: one to its end, one whose reader leaves and comes back."""
     assert is_whole(await server.stream({"input": "Hi", "background": True}))
-    async with open_stream(server, {"background": True}) as stream:
+    async with server.open_stream({"background": True}) as stream:
         response_id = await stream.response_id()
-    assert is_whole(await server.again(f"/v1/responses/{response_id}?stream=true"))
+    assert is_whole(await server.replay(response_id))
 
 
 async def continued(server: ApiClient) -> None:
@@ -52,26 +51,26 @@ async def conversing(server: ApiClient) -> None:
     _, conversation = await server.post({}, CONVERSATIONS)
     name = conversation["id"]
     await completed(server, conversation=name)
-    assert (await wait_for_end(server, await start_background(server, {"conversation": name})))["status"] == "completed"
+    assert (await server.wait_for_end(await server.start_background({"conversation": name})))["status"] == "completed"
     assert (await server.delete(f"{CONVERSATIONS}/{name}"))[0] == 200
 
 
 async def called_off(server: ApiClient) -> None:
     """Cancel a background response; it may complete first."""
-    status, answer = await cancel_response(server, await start_background(server))
+    status, answer = await server.cancel(await server.start_background())
     assert (status, answer["status"] in ("cancelled", "completed")) == (200, True)
 
 
 async def left(server: ApiClient) -> None:
     """Disconnect from a stream once the response has begun."""
-    async with open_stream(server) as stream:
+    async with server.open_stream() as stream:
         response_id = await stream.response_id()
-    await wait_for_end(server, response_id)
+    await server.wait_for_end(response_id)
 
 
 async def deleted(server: ApiClient) -> None:
     """Delete one response that may still be running, and one that has completed."""
-    for response_id in (await start_background(server), await completed(server)):
+    for response_id in (await server.start_background(), await completed(server)):
         assert (await server.delete(f"/v1/responses/{response_id}"))[0] == 200
 
 

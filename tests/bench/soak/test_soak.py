@@ -14,8 +14,8 @@ from penstock.stages.services.runs.event_log import EventLog
 from penstock.stages.services.runs.run import Run
 from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
-from tests.support.api_clients import wait_until
-from tests.support.server import ApiClient, running_server, script
+from tests.support.api_clients import ApiClient, wait_until
+from tests.support.server import running_server, script
 
 RESPONSES = 60
 """Each kind runs several times, so that a leak in any kind shows."""
@@ -45,8 +45,7 @@ async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None
 
 @pytest.mark.defect("17")
 @pytest.mark.parametrize(
-    ("memory", "stored", "told"),
-    [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")],
+    ("memory", "stored", "told"), [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")]
 )
 def test_growth_per_response_is_a_fault(memory: int, stored: int, told: str | None) -> None:
     """A soak fails by growth in memory or in the store with each response, not by growth at the start."""

@@ -25,12 +25,12 @@ def where(store_at: str) -> str:
 @pytest.mark.defect("B21")
 async def test_background_response_waits_runs_and_ends(served: PacedServer) -> None:
     served.engine.hold()
-    response_id = await api_clients.start_background(served)
-    while (status := (await api_clients.get_response(served, response_id))["status"]) == "queued":
+    response_id = await served.start_background()
+    while (status := (await served.get_response(response_id))["status"]) == "queued":
         await asyncio.sleep(0.005)
     assert status == "in_progress"
     served.engine.say_all()
-    answer = await api_clients.wait_for_end(served, response_id)
+    answer = await served.wait_for_end(response_id)
     assert (answer["status"], len(answer["output"])) == ("completed", 2)
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
 
@@ -39,7 +39,7 @@ async def test_background_response_waits_runs_and_ends(served: PacedServer) -> N
 async def test_store_has_the_status_of_a_background_response(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit = 1
-    running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
+    running, waiting = await served.start_background(), await served.start_background()
     await api_clients.wait_until(lambda: served.engine.running == 1)
     for response_id, status in ((running, "in_progress"), (waiting, "queued")):
         stored = await served.store.get(response_id, "")
@@ -72,12 +72,12 @@ async def test_failure_ends_a_background_response(served: ScriptedServer, fault:
     served.engine.script = script(HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
-        answer = await api_clients.get_response(served, response.id)
+        answer = await served.get_response(response.id)
     else:
-        answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
+        answer = await served.wait_for_end(await served.start_background())
     assert (answer["status"], answer["error"]["code"]) == ("failed", fault_code(fault))
     assert "bug" not in answer["error"]["message"]
-    assert final(read_sse(await served.again(f"/v1/responses/{answer['id']}?stream=true"))).status == "failed"
+    assert final(read_sse(await served.replay(answer["id"]))).status == "failed"
 
 
 @pytest.mark.defect("V1")
@@ -100,21 +100,21 @@ async def test_background_responses_run_in_order(where: str, limit: int) -> None
     """Only a limited number run at once; the others wait in order.  Responses that start together may overtake."""
     engine = PacedEngine(script(), initial=0)
     async with running_server(engine, where, limit=limit) as served:
-        ids = [await api_clients.start_background(served) for _ in range(7)]
+        ids = [await served.start_background() for _ in range(7)]
         for done in range(7):
             async with asyncio.timeout(120):
                 while (len(engine.prompts), engine.running) != (min(limit + done, 7), min(limit, 7 - done)):
                     await asyncio.sleep(0.005)
             engine.finish(engine.prompts[done].response.id)
         assert all(abs(at - ids.index(prompt.response.id)) < limit for at, prompt in enumerate(engine.prompts))
-        assert [(await api_clients.wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
+        assert [(await served.wait_for_end(each))["status"] for each in ids] == ["completed"] * 7
 
 
 async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
     served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
     for _ in range(3):
-        await api_clients.start_background(served)
+        await served.start_background()
     wanted = {"input": "Hi", "background": True}
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -125,21 +125,21 @@ async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
 @pytest.mark.defect("31")
 async def test_background_response_needs_no_client(served: PacedServer) -> None:
     served.engine.hold(5)
-    async with api_clients.open_stream(served, {"background": True}) as stream:
+    async with served.open_stream({"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_item.added")
     served.engine.say_all()
-    assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
+    assert (await served.wait_for_end(response_id))["status"] == "completed"
     assert served.engine.aborted == 0
 
 
 async def test_busy_engine_is_retried(served: ScriptedServer) -> None:
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
-    response_id = await api_clients.start_background(served)
+    response_id = await served.start_background()
     await asyncio.sleep(0.05)
-    assert (await api_clients.get_response(served, response_id))["status"] == "queued"
+    assert (await served.get_response(response_id))["status"] == "queued"
     served.engine.script = script()
-    assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
+    assert (await served.wait_for_end(response_id))["status"] == "completed"
 
 
 async def test_impossible_background_request_is_refused(served: ScriptedServer) -> None:
@@ -160,7 +160,7 @@ async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str,
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
-    await api_clients.wait_until_idle(served)
+    await served.wait_until_idle()
     background = served.scheduler.background
     assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
@@ -169,11 +169,11 @@ async def test_background_response_locks_its_conversation(served: PacedServer) -
     served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await api_clients.start_background(served, body)
+    response_id = await served.start_background(body)
     status, error = await served.post(body)
     assert (status, error["error"]["code"]) == (409, "conversation_locked")
     served.engine.say_all()
-    await api_clients.wait_for_end(served, response_id)
+    await served.wait_for_end(response_id)
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items?order=asc")
     assert [item["type"] for item in items["data"]] == ["message", "reasoning", "message"]
     assert (await served.post(body))[0] == 200
@@ -200,10 +200,10 @@ async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
 async def test_detached_response_survives_its_client(where: str) -> None:
     engine = ScriptedEngine(script(latency=0.01))
     async with running_server(engine, where, detaches=True) as served:
-        async with api_clients.open_stream(served) as stream:
+        async with served.open_stream() as stream:
             response_id = await stream.response_id()
-        assert (await api_clients.wait_for_end(served, response_id))["status"] == "completed"
-        again = await served.again(f"/v1/responses/{response_id}?stream=true")
+        assert (await served.wait_for_end(response_id))["status"] == "completed"
+        again = await served.replay(response_id)
         assert read_sse(await served.stream({"input": "Hi"}))[-1].sequence_number == len(read_sse(again)) - 1
         assert (await served.post({"input": "Hi"}))[1]["status"] == "completed"
 
@@ -213,9 +213,9 @@ async def test_unstored_response_ends_with_its_client(tmp_path: Path) -> None:
     """A response that is not stored could not be fetched later, so it is aborted, with ``--detach`` or without."""
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
     async with running_server(engine, tmp_path, detaches=True) as served:
-        async with api_clients.open_stream(served, {"store": False}) as stream:
+        async with served.open_stream({"store": False}) as stream:
             await stream.response_id()
-        await api_clients.wait_until_idle(served)
+        await served.wait_until_idle()
         assert engine.aborted == 1
 
 

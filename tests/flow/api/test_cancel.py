@@ -45,7 +45,7 @@ FIELDS = ("status", "error", "incomplete_details", "completed_at")
 
 @pytest.mark.defect("13")
 async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer) -> None:
-    status, error = await api_clients.cancel_response(served, "resp_0")
+    status, error = await served.cancel("resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
@@ -53,10 +53,10 @@ async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
 async def test_finished_background_response_cannot_be_cancelled(served: ScriptedServer, fault: dict[str, Any]) -> None:
     served.engine.script = script(**fault)
-    answer = await api_clients.wait_for_end(served, await api_clients.start_background(served))
+    answer = await served.wait_for_end(await served.start_background())
     for _ in range(2):
-        assert await api_clients.cancel_response(served, answer["id"]) == (200, answer)
-    assert await api_clients.get_response(served, answer["id"]) == answer
+        assert await served.cancel(answer["id"]) == (200, answer)
+    assert await served.get_response(answer["id"]) == answer
 
 
 @pytest.mark.defect("13")
@@ -64,7 +64,7 @@ async def test_finished_background_response_cannot_be_cancelled(served: Scripted
 async def test_finished_foreground_response_is_not_cancellable(served: ScriptedServer, fault: dict[str, Any]) -> None:
     served.engine.script = script(**fault)
     _, answer = await served.post({"input": "Hi"})
-    status, error = await api_clients.cancel_response(served, answer["id"])
+    status, error = await served.cancel(answer["id"])
     assert (status, error["error"]["param"]) == (400, "response_id")
     assert "background" in error["error"]["message"]
 
@@ -73,19 +73,19 @@ async def test_finished_foreground_response_is_not_cancellable(served: ScriptedS
 async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> None:
     endless(served)
     served.scheduler.background.limit = 1
-    running, waiting = await api_clients.start_background(served), await api_clients.start_background(served)
-    status, answer = await api_clients.cancel_response(served, waiting)
+    running, waiting = await served.start_background(), await served.start_background()
+    status, answer = await served.cancel(waiting)
     assert status == 200
     assert_cancelled(answer)
     assert (answer["output"], answer["usage"]) == ([], None)
-    assert await api_clients.get_response(served, waiting) == answer
-    events = read_sse(await served.again(f"/v1/responses/{waiting}?stream=true"))
+    assert await served.get_response(waiting) == answer
+    events = read_sse(await served.replay(waiting))
     assert [event.__struct_config__.tag for event in events] == [
         "response.created",
         "response.queued",
         "response.incomplete",
     ]
-    await api_clients.cancel_response(served, running)
+    await served.cancel(running)
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
@@ -96,10 +96,10 @@ async def test_cancelled_background_response_keeps_its_output(
 ) -> None:
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     endless(served)
-    async with api_clients.open_stream(served, {"background": True}) as stream:
+    async with served.open_stream({"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await api_clients.cancel_response(served, response_id)
+        status, answer = await served.cancel(response_id)
         assert (status, served.engine.running) == (200, 0)
         events = read_sse(await stream.rest())
     assert_cancelled(answer)
@@ -108,27 +108,27 @@ async def test_cancelled_background_response_keeps_its_output(
     assert answer["output"][-1]["status"] == "incomplete"
     assert answer["output"][-1]["content"][0]["text"].startswith("la")
     assert answer["usage"]["output_tokens"] > 0
-    assert await api_clients.get_response(served, response_id) == answer
-    assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream.read
+    assert await served.get_response(response_id) == answer
+    assert await served.replay(response_id) == stream.read
 
 
 @pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
 async def test_any_stream_can_be_cancelled(served: ScriptedServer, store: bool) -> None:
     endless(served)
-    async with api_clients.open_stream(served, {"store": store}) as stream:
+    async with served.open_stream({"store": store}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await api_clients.cancel_response(served, response_id)
+        status, answer = await served.cancel(response_id)
         response = final(read_sse(await stream.rest()))
     assert (status, served.engine.running) == (200, 0)
     assert_cancelled(answer)
     assert_cancelled(response)
     if store:
-        assert await api_clients.cancel_response(served, response_id) == (200, answer)
-        assert await api_clients.get_response(served, response_id) == answer
+        assert await served.cancel(response_id) == (200, answer)
+        assert await served.get_response(response_id) == answer
     else:
-        assert (await api_clients.cancel_response(served, response_id))[0] == 404
+        assert (await served.cancel(response_id))[0] == 404
 
 
 @pytest.mark.defect("42")
@@ -137,7 +137,7 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer) -> N
     asked = asyncio.create_task(served.post({"input": "Hi"}))
     await api_clients.wait_until(lambda: len(served.scheduler.runs.running) == 1)
     (run,) = served.scheduler.runs
-    _, answer = await api_clients.cancel_response(served, run.response.id)
+    _, answer = await served.cancel(run.response.id)
     assert await asked == (200, answer)
     assert_cancelled(answer)
 
@@ -145,9 +145,9 @@ async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer) -> N
 @pytest.mark.defect("B22")
 async def test_concurrent_cancels_agree(served: ScriptedServer) -> None:
     endless(served)
-    response_id = await api_clients.start_background(served)
+    response_id = await served.start_background()
     await api_clients.wait_until(lambda: served.engine.running == 1)
-    first, *others = await asyncio.gather(*(api_clients.cancel_response(served, response_id) for _ in range(5)))
+    first, *others = await asyncio.gather(*(served.cancel(response_id) for _ in range(5)))
     assert first[0] == 200
     assert_cancelled(first[1])
     assert others == [first] * 4
@@ -158,16 +158,16 @@ async def test_concurrent_cancels_agree(served: ScriptedServer) -> None:
 async def test_first_end_of_a_response_counts(served: ScriptedServer, background: bool) -> None:
     served.engine.script = script(latency=0.001)
     for pause in range(12):
-        async with api_clients.open_stream(served, {"background": background}) as stream:
+        async with served.open_stream({"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(pause * 0.004)
-            status, answer = await api_clients.cancel_response(served, response_id)
+            status, answer = await served.cancel(response_id)
             response = final(read_sse(await stream.rest()))
-        stored = await api_clients.get_response(served, response_id)
+        stored = await served.get_response(response_id)
         assert stored["status"] == response.status
         assert (status, answer) in ((200, stored), (400, answer))
         assert status == 200 or (response.status == "completed" and not background)
-        assert read_sse(await served.again(f"/v1/responses/{response_id}?stream=true")) == read_sse(stream.read)
+        assert read_sse(await served.replay(response_id)) == read_sse(stream.read)
 
 
 # Stages that are hard to cancel
@@ -199,16 +199,16 @@ async def test_hanging_stage_is_cancelled(where: str, stage: Any, background: bo
 
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
     async with running_server(engine, where, edit=hanging) as served:
-        async with api_clients.open_stream(served, {"background": background}) as stream:
+        async with served.open_stream({"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(0.2)
-            status, answer = await api_clients.cancel_response(served, response_id)
+            status, answer = await served.cancel(response_id)
             assert status == 200
             response = final(read_sse(await stream.rest()))
         assert_cancelled(answer)
         assert_cancelled(response)
-        assert await api_clients.get_response(served, response_id) == answer
-        await api_clients.wait_until_idle(served)
+        assert await served.get_response(response_id) == answer
+        await served.wait_until_idle()
         await api_clients.wait_until(lambda: served.scheduler.in_flight.count == 0)
 
 
@@ -221,18 +221,18 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
 async def test_client_that_does_not_read_gets_an_end(where: str) -> None:
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
     async with running_server(engine, where, edit=lambda whole: whole.insert_after("parse", "loud", loud)) as served:
-        async with api_clients.open_stream(served) as stream:
+        async with served.open_stream() as stream:
             response_id = await stream.response_id()
             (run,) = served.scheduler.runs
             written = -1
             while written < (written := run._log.last_number):  # until the stream takes no more
                 await asyncio.sleep(0.2)
-            status, answer = await api_clients.cancel_response(served, response_id)
+            status, answer = await served.cancel(response_id)
             assert (status, engine.running) == (200, 0)
             events = read_sse(await stream.rest())
         assert_cancelled(answer)
         assert_cancelled(final(events))
-        assert await api_clients.get_response(served, response_id) == answer
+        assert await served.get_response(response_id) == answer
 
 
 @pytest.mark.defect("13")
@@ -240,9 +240,9 @@ async def test_answered_cancel_is_durable(where: str) -> None:
     """The answer comes after the end is stored, so no other server runs the response after a crash."""
     kept = FaultyDatabase(database_at(where))
     async with running_server(ScriptedEngine(script()), kept, limit=0) as served:
-        response_id = await api_clients.start_background(served)
+        response_id = await served.start_background()
         kept.stalls.clear()
-        answer = asyncio.ensure_future(api_clients.cancel_response(served, response_id))
+        answer = asyncio.ensure_future(served.cancel(response_id))
         await asyncio.sleep(0.2)
         is_answered = answer.done()
         kept.stalls.set()
@@ -257,7 +257,7 @@ async def test_answered_cancel_is_durable(where: str) -> None:
 @pytest.mark.defect("13")
 async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
     served.scheduler.background.limit = 0
-    response_id = await api_clients.start_background(served)
+    response_id = await served.start_background()
     run = served.scheduler.runs.get(response_id, "")
     assert run
     served.scheduler.background.release_queued()
@@ -270,7 +270,7 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
 
 async def test_deleting_a_running_response_cancels_it(served: ScriptedServer) -> None:
     endless(served)
-    async with api_clients.open_stream(served, {"background": True}) as stream:
+    async with served.open_stream({"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         assert (await served.delete(f"/v1/responses/{response_id}"))[1]["deleted"] is True
@@ -285,9 +285,9 @@ async def test_cancelled_response_unlocks_its_conversation(served: ScriptedServe
     served.scheduler.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await api_clients.start_background(served, body)
+    response_id = await served.start_background(body)
     await api_clients.wait_until(lambda: served.engine.running == limit)
-    await api_clients.cancel_response(served, response_id)
+    await served.cancel(response_id)
     served.engine.script = script()
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
@@ -310,10 +310,10 @@ class Interrupted(FaultyDatabase):
 async def test_input_items_stay_the_same_when_a_response_ends(where: str) -> None:
     kept = Interrupted(database_at(where))
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.005))
-    async with running_server(engine, kept) as served, api_clients.open_stream(served) as stream:
+    async with running_server(engine, kept) as served, served.open_stream() as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        kept.happens = partial(api_clients.cancel_response, served, response_id)
+        kept.happens = partial(served.cancel, response_id)
         _, listed = await served.get(f"/v1/responses/{response_id}/input_items")
         assert [item["role"] for item in listed["data"]] == ["user"]
         _, again = await served.get(f"/v1/responses/{response_id}/input_items")
@@ -322,8 +322,8 @@ async def test_input_items_stay_the_same_when_a_response_ends(where: str) -> Non
 
 async def test_cancelled_response_cannot_be_continued(served: ScriptedServer) -> None:
     endless(served)
-    response_id = await api_clients.start_background(served)
-    await api_clients.cancel_response(served, response_id)
+    response_id = await served.start_background()
+    await served.cancel(response_id)
     status, error = await served.post({"input": "Go on", "previous_response_id": response_id})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
     assert "cancelled" in error["error"]["message"]

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import load_encoding
-from tests.support.api_clients import wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedServer, script
 
@@ -34,7 +32,7 @@ async def test_running_response_cannot_be_continued(served: PacedServer, way: di
         response = final(read_sse(first + await answer.content.read()))
     assert response.status == "completed"
     assert (await served.post(following))[0] == 200
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     assert prompt.endswith(
         "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|end|>"
         "<|start|>user<|message|>Go on<|end|><|start|>assistant"
@@ -49,7 +47,7 @@ async def test_queued_response_cannot_be_continued(served: PacedServer) -> None:
     status, error = await served.post(following)
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
     served.engine.say_all()
-    assert (await wait_for_end(served, queued["id"]))["status"] == "completed"
+    assert (await served.wait_for_end(queued["id"]))["status"] == "completed"
     assert (await served.post(following))[0] == 200
 
 
@@ -61,7 +59,7 @@ async def test_abandoned_response_cannot_be_continued(served: ScriptedServer) ->
         left = name_of(await answer.content.readuntil(b"\n\n"))
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
-    assert (await wait_for_end(served, left))["status"] == "cancelled"
+    assert (await served.wait_for_end(left))["status"] == "cancelled"
     status, error = await served.post({"input": "Go on", "previous_response_id": left})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
@@ -81,7 +79,7 @@ async def test_truncated_response_can_be_continued(served: ScriptedServer) -> No
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
     assert cut["status"] == "incomplete"
     assert (await served.post({"input": "Go on", "previous_response_id": cut["id"]}))[0] == 200
-    assert cut["output"][0]["content"][0]["text"] in load_encoding().decode(served.engine.prompts[-1].token_ids)
+    assert cut["output"][0]["content"][0]["text"] in served.prompt_text()
 
 
 @pytest.mark.defect("V11", "B20")
@@ -90,12 +88,12 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> No
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
     _, first = await served.post({"input": "one", **before})
     _, second = await served.post({"input": "two", "previous_response_id": first["id"], **after})
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     for told, forgotten in (("Sing.", "Rhyme."), ("type new = ", "type old = "), ("Reasoning: low", "Reasoning: high")):
         assert told in prompt
         assert forgotten not in prompt
     assert (await served.post({"input": "three", "previous_response_id": second["id"]}))[0] == 200
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     assert "Reasoning: medium" in prompt
     assert "Sing." not in prompt
 
@@ -113,7 +111,7 @@ async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     served.engine.script = script()
     output = {"type": "custom_tool_call_output", "call_id": second["output"][-1]["call_id"], "output": "It is said."}
     assert (await served.post({"input": [output], "previous_response_id": second["id"], **asked}))[0] == 200
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     said = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
     places = [prompt.index(text) for text in said]
     assert places == sorted(places)
@@ -127,7 +125,7 @@ async def test_branches_are_isolated(served: ScriptedServer) -> None:
     answers = await asyncio.gather(*(served.post(branch) for branch in branches))
     for name, (_, branch) in zip("abcd", answers, strict=True):
         assert (await served.post({"input": f"leaf {name}", "previous_response_id": branch["id"]}))[0] == 200
-        prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+        prompt = served.prompt_text()
         said = re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt)
         assert said == ["root", f"branch {name}", f"leaf {name}"]
     assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
@@ -140,7 +138,7 @@ async def test_chain_continues_without_deleted_responses(served: ScriptedServer)
         chain.append(response["id"])
     assert (await served.delete(f"/v1/responses/{chain[1]}"))[0] == 200
     assert (await served.post({"input": "four", "previous_response_id": chain[2]}))[0] == 200
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
 
 

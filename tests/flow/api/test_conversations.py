@@ -14,17 +14,8 @@ from pydantic import TypeAdapter
 
 from penstock.api.http.auth import Keys
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import (
-    CONVERSATION_ITEMS,
-    CONVERSATIONS,
-    USER_MESSAGE,
-    Json,
-    conversation_id,
-    conversation_items,
-    create_conversation,
-    openai_client,
-)
-from tests.support.server import ScriptedServer, running_server, script
+from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, conversation_id, openai_client
+from tests.support.server import CONVERSATION_ITEMS, ScriptedServer, running_server, script
 from tests.support.tool_servers import data_url, png
 
 
@@ -94,12 +85,12 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
-    path = await create_conversation(
-        served, {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]}
+    path = await served.create_conversation(
+        {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]}
     )
     status, _ = await served.post({"items": [call, output]}, f"{path}/items")
     assert status == 200
-    message, _, shown = await conversation_items(served, path)
+    message, _, shown = await served.conversation_items(path)
     read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
     assert [read.validate_python(item).type for item in (message, shown)] == ["message", "function_call_output"]
     assert (message["content"][1], shown["output"]) == (image, output["output"])
@@ -109,11 +100,11 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
 
 
 async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
-    path = await create_conversation(
-        served, USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
+    path = await served.create_conversation(
+        USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
     )
     _, page = await served.post({"items": [USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}]}, f"{path}/items")
-    ids = [item["id"] for item in await conversation_items(served, path)]
+    ids = [item["id"] for item in await served.conversation_items(path)]
     assert [item["id"] for item in page["data"]] == ids[3:]
     assert ids[1] == "mine"
     assert len(set(ids)) == 5
@@ -132,10 +123,10 @@ async def test_items_are_found_by_ids_that_clients_chose(sdk: openai.AsyncOpenAI
 async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
     _, response = await served.post({"input": "Hi"})
     thought, answer = response["output"]
-    path = await create_conversation(served, {"type": "item_reference", "id": answer["id"]})
+    path = await served.create_conversation({"type": "item_reference", "id": answer["id"]})
     _, page = await served.post({"items": [{"id": answer["id"]}, {"id": thought["id"]}]}, f"{path}/items")
     assert page["data"] == [thought]
-    assert await conversation_items(served, path) == [answer, thought]
+    assert await served.conversation_items(path) == [answer, thought]
 
 
 async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
@@ -147,9 +138,9 @@ async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
 
 
 async def test_items_are_paginated(served: ScriptedServer) -> None:
-    path = await create_conversation(served, *[USER_MESSAGE] * 20)
+    path = await served.create_conversation(*[USER_MESSAGE] * 20)
     assert (await served.post({"items": [USER_MESSAGE] * 5}, f"{path}/items"))[0] == 200
-    listed = [item["id"] for item in await conversation_items(served, path)]
+    listed = [item["id"] for item in await served.conversation_items(path)]
     _, page = await served.get(f"{path}/items")
     assert [item["id"] for item in page["data"]] == listed[:4:-1]
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == (
@@ -203,10 +194,10 @@ async def test_items_are_paginated(served: ScriptedServer) -> None:
     ],
 )
 async def test_bad_value_is_refused(served: ScriptedServer, method: str, end: str, body: Any, param: str) -> None:
-    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    path = await served.create_conversation(*CONVERSATION_ITEMS)
     status, error = await served.ask(method, path + end, body)
     assert (status, error["error"]["param"]) == (400, param)
-    assert len(await conversation_items(served, path)) == len(CONVERSATION_ITEMS)
+    assert len(await served.conversation_items(path)) == len(CONVERSATION_ITEMS)
 
 
 async def test_items_of_a_new_conversation_are_checked(served: ScriptedServer) -> None:
@@ -219,12 +210,12 @@ async def test_items_of_a_new_conversation_are_checked(served: ScriptedServer) -
 
 
 async def test_missing_item_is_not_found(served: ScriptedServer) -> None:
-    other = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
-    path = await create_conversation(served, USER_MESSAGE)
+    other = await served.create_conversation({**USER_MESSAGE, "id": "msg_1"})
+    path = await served.create_conversation(USER_MESSAGE)
     for method in ("GET", "DELETE"):
         status, error = await served.ask(method, f"{path}/items/msg_1")
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "item_id")
-    assert len(await conversation_items(served, other)) == 1
+    assert len(await served.conversation_items(other)) == 1
 
 
 # Owners

@@ -11,23 +11,22 @@ import openai
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import Unit
 from penstock.stages.services.store.sqlite import SqliteDatabase
-from tests.support.api_clients import (
-    CONVERSATION_ITEMS,
-    USER_MESSAGE,
-    Json,
-    conversation_id,
-    conversation_items,
-    create_conversation,
-    openai_client,
-    wait_for_end,
-    wait_until,
-)
+from tests.support.api_clients import USER_MESSAGE, Json, conversation_id, openai_client, wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
+from tests.support.server import (
+    CALL,
+    CONVERSATION_ITEMS,
+    ENDLESS,
+    HELLO,
+    WEATHER,
+    PacedServer,
+    ScriptedServer,
+    running_server,
+    script,
+)
 
 
 @pytest.fixture
@@ -37,28 +36,28 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("33")
 async def test_responses_are_added_one_after_another(served: ScriptedServer) -> None:
-    path = await create_conversation(served, {"role": "developer", "content": "Be kind."})
+    path = await served.create_conversation({"role": "developer", "content": "Be kind."})
     conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
     assert first["conversation"] == {"id": conversation_id(path)}
     second = final(read_sse(await served.stream({"input": "two", **conversation})))
     _, third = await served.post({"input": "three", "background": True, **conversation})
-    third = await wait_for_end(served, third["id"])
+    third = await served.wait_for_end(third["id"])
     assert first["status"] == second.status == third["status"] == "completed"
-    listed = await conversation_items(served, path)
+    listed = await served.conversation_items(path)
     spoken = [item["content"][0]["text"] for item in listed if item["type"] == "message"]
     assert spoken == ["Be kind.", "one", "Hello!", "two", "Hello!", "three", "Hello!"]
     assert [item for item in listed if item in first["output"]] == first["output"]
     assert listed[-2:] == third["output"]
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
 async def test_input_items_include_the_conversation(served: ScriptedServer) -> None:
-    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    path = await served.create_conversation(*CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     responses = [(await served.post(asked))[1] for _ in range(2)]
-    listed = await conversation_items(served, path)
+    listed = await served.conversation_items(path)
     for response, length in zip(responses, (9, 12), strict=True):
         assert await served.get(f"/v1/responses/{response['id']}") == (200, response)
         _, page = await served.get(f"/v1/responses/{response['id']}/input_items?order=asc")
@@ -66,7 +65,7 @@ async def test_input_items_include_the_conversation(served: ScriptedServer) -> N
 
 
 async def test_counting_tokens_only_reads_the_conversation(served: ScriptedServer) -> None:
-    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    path = await served.create_conversation(*CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, counted = await served.post(asked, "/v1/responses/input_tokens")
     _, response = await served.post(asked)
@@ -85,16 +84,16 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 
 @pytest.mark.defect("V12", "19")
 async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     served.engine.script = script(CALL)
     asked = {"conversation": conversation_id(path), "tools": [WEATHER]}
     _, first = await served.post({"input": "How is Paris?", **asked})
     served.engine.script = script()
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
     assert (await served.post({"input": [output], **asked}))[0] == 200
-    kinds = [item["type"] for item in await conversation_items(served, path)]
+    kinds = [item["type"] for item in await served.conversation_items(path)]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
-    assert '{"city":"Paris"}<|call|>' in load_encoding().decode(served.engine.prompts[-1].token_ids)
+    assert '{"city":"Paris"}<|call|>' in served.prompt_text()
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -110,30 +109,30 @@ async def test_failed_response_is_not_added(
     served: ScriptedServer, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
     options, limit, status, added = outcome
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     served.engine.script = script(HELLO.removesuffix("<|return|>"), **options)
     asked = {"input": "Hi", "conversation": conversation_id(path), "max_output_tokens": limit, "background": background}
     _, response = await served.post(asked)
-    assert (await wait_for_end(served, response["id"]))["status"] == status
-    assert len(await conversation_items(served, path)) == added
+    assert (await served.wait_for_end(response["id"]))["status"] == status
+    assert len(await served.conversation_items(path)) == added
     served.engine.script = script()
     assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
 
 
 async def test_cancelled_response_is_not_added(served: ScriptedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, response = await served.post({**asked, "background": True})
     _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
     assert cancelled["status"] == "cancelled"
-    assert await conversation_items(served, path) == []
+    assert await served.conversation_items(path) == []
     served.engine.script = script()
     assert (await served.post(asked))[0] == 200
 
 
 async def test_abandoned_response_is_not_added(served: ScriptedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     served.engine.script = script(ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
@@ -143,19 +142,19 @@ async def test_abandoned_response_is_not_added(served: ScriptedServer) -> None:
     async with asyncio.timeout(120):
         while (await served.post(asked))[0] != 200:
             await asyncio.sleep(0.02)
-    assert len(await conversation_items(served, path)) == 3
+    assert len(await served.conversation_items(path)) == 3
 
 
 async def test_unstored_response_is_added_to_its_conversation(served: ScriptedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     _, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
-    assert len(await conversation_items(served, path)) == 3
+    assert len(await served.conversation_items(path)) == 3
 
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_second_concurrent_response_is_refused(served: PacedServer, background: bool) -> None:
-    path = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
+    path = await served.create_conversation({**USER_MESSAGE, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.hold()
     running = asyncio.create_task(served.post({**asked, "background": background}))
@@ -169,25 +168,25 @@ async def test_second_concurrent_response_is_refused(served: PacedServer, backgr
     ):
         status, error = await served.ask(method, where, body)
         assert (status, error["error"]["code"]) == (409, "conversation_locked")
-    assert len(await conversation_items(served, path)) == 1
+    assert len(await served.conversation_items(path)) == 1
     served.engine.say_all()
     _, first = await running
-    await wait_for_end(served, first["id"])
+    await served.wait_for_end(first["id"])
     assert (await served.post(asked))[0] == 200
-    assert len(await conversation_items(served, path)) == 7
+    assert len(await served.conversation_items(path)) == 7
 
 
 async def test_openai_python_retries_after_a_conflict(served: ScriptedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     served.engine.script = script(latency=0.01)
     async with openai_client(served.url, retries=9) as client:
         asked: Any = {"conversation": conversation_id(path)}
         await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
-    assert len(await conversation_items(served, path)) == 6
+    assert len(await served.conversation_items(path)) == 6
 
 
 async def test_conversation_may_be_deleted_during_a_response(served: PacedServer) -> None:
-    path = await create_conversation(served)
+    path = await served.create_conversation()
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
     served.engine.hold()
@@ -195,7 +194,7 @@ async def test_conversation_may_be_deleted_during_a_response(served: PacedServer
     deleted = {"id": conversation_id(path), "object": "conversation.deleted", "deleted": True}
     assert await served.delete(path) == (200, deleted)
     served.engine.say_all()
-    assert (await wait_for_end(served, second["id"]))["status"] == "completed"
+    assert (await served.wait_for_end(second["id"]))["status"] == "completed"
     assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
     assert (await served.post({"input": "Go on", "previous_response_id": first["id"]}))[0] == 200
     status, error = await served.post(asked)
@@ -203,8 +202,8 @@ async def test_conversation_may_be_deleted_during_a_response(served: PacedServer
 
 
 async def test_conversation_continues_after_any_deletion(served: ScriptedServer) -> None:
-    path = await create_conversation(served, *CONVERSATION_ITEMS)
-    calls = [item["id"] for item in await conversation_items(served, path) if item["type"].endswith("_call")]
+    path = await served.create_conversation(*CONVERSATION_ITEMS)
+    calls = [item["id"] for item in await served.conversation_items(path) if item["type"].endswith("_call")]
     for call in calls:
         assert (await served.delete(f"{path}/items/{call}"))[0] == 200
     status, response = await served.post({"input": "Go on", "conversation": conversation_id(path)})
@@ -228,7 +227,7 @@ class Stalled(SqliteDatabase):
 async def test_cancelled_request_leaves_no_lock(tmp_path: Path, way: Json) -> None:
     database = Stalled(tmp_path / "store.sqlite3")
     async with running_server(ScriptedEngine(script()), database) as served:
-        path = await create_conversation(served)
+        path = await served.create_conversation()
         asked = {"input": "Hi", "conversation": conversation_id(path)}
         database.flows.clear()
         with pytest.raises(TimeoutError):
@@ -238,4 +237,4 @@ async def test_cancelled_request_leaves_no_lock(tmp_path: Path, way: Json) -> No
         async with asyncio.timeout(120):
             while (await served.post(asked))[0] != 200:
                 await asyncio.sleep(0.02)
-        assert len(await conversation_items(served, path)) % 3 == 0
+        assert len(await served.conversation_items(path)) % 3 == 0

@@ -16,7 +16,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
 from penstock.pipeline.protocol.events import OutputTextDelta
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script
 
@@ -93,7 +93,7 @@ async def in_one(served: ScriptedServer) -> str:
 async def behind(served: ScriptedServer) -> str:
     """Return the final status of a background response, or the code of its HTTP error."""
     status, answer = await served.post({"input": "Hi", "background": True})
-    return str(answer["error"]["code"] if status != 200 else (await wait_for_end(served, answer["id"]))["status"])
+    return str(answer["error"]["code"] if status != 200 else (await served.wait_for_end(answer["id"]))["status"])
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
@@ -107,7 +107,7 @@ async def test_broken_stage_ends_only_its_response_and_is_named_in_the_log(
             caplog.clear()
             async with asyncio.timeout(PATIENCE):
                 outcome = await ask(served)
-                await wait_until_idle(served)
+                await served.wait_until_idle()
                 await wait_until(lambda: served.scheduler.in_flight.count == 0)
             if is_harmless(place, fault):
                 assert outcome in ("completed", "server_error"), ask
@@ -177,6 +177,6 @@ async def test_broken_rule_is_logged(
     async with asyncio.timeout(PATIENCE):
         async with running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served:
             response = final(read_sse(await served.stream({"input": "Hi"})))
-            assert await served.again(f"/v1/responses/{response.id}?stream=true")
+            assert await served.replay(response.id)
     assert response.status == "failed"
     assert told in caplog.text

@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.items import Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import CHANNEL, END, MESSAGE, START, load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from tests.support.api_clients import wait_until, wait_until_idle
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
@@ -126,7 +126,7 @@ async def test_client_may_leave_after_any_event(served: ScriptedServer) -> None:
                 for _ in range(number):
                     await answer.content.readuntil(b"\n\n")
                 answer.close()
-            await wait_until_idle(served)
+            await served.wait_until_idle()
 
 
 async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.socket:

@@ -13,7 +13,6 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineDead, EngineFailed
 from penstock.pipeline.protocol.events import OutputTextDelta, ResponseEvent
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from tests.support.api_clients import open_stream, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, running_server, script
 
@@ -69,15 +68,15 @@ async def test_broken_stage_after_emit_ends_the_stream(tmp_path: Path) -> None:
 @pytest.mark.defect("31")
 async def test_leaving_client_aborts_the_engine(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.001)
-    async with open_stream(served) as stream:
+    async with served.open_stream() as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         assert served.engine.running == 1
-    await wait_until_idle(served)
+    await served.wait_until_idle()
     assert served.engine.aborted == 1
-    answer = await wait_for_end(served, response_id)
+    answer = await served.wait_for_end(response_id)
     assert (answer["status"], answer["output"][-1]["status"]) == ("cancelled", "incomplete")
-    again = await served.again(f"/v1/responses/{response_id}?stream=true")
+    again = await served.replay(response_id)
     assert again.startswith(stream.read)
     assert final(read_sse(again)).status == "cancelled"
 
@@ -86,13 +85,13 @@ async def test_client_that_leaves_before_any_event_aborts_the_engine(served: Scr
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
-    await wait_until_idle(served)
+    await served.wait_until_idle()
     assert served.engine.aborted == 1
 
 
 async def test_silent_stream_sends_comments_between_events(tmp_path: Path) -> None:
     silent = PacedEngine(script(), initial=5)
-    async with running_server(silent, tmp_path, keep_alive=0.02) as served, open_stream(served) as stream:
+    async with running_server(silent, tmp_path, keep_alive=0.02) as served, served.open_stream() as stream:
         await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
         silent.say_all()
         body = await stream.rest()

@@ -13,7 +13,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.logs import name_response
 from penstock.stages.optional.log import log_outputs
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end, wait_until
+from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 
@@ -69,8 +69,8 @@ async def test_abandoned_request_is_logged(served: ScriptedServer, log: pytest.L
 async def test_background_response_is_logged_in_two_lines(
     served: ScriptedServer, log: pytest.LogCaptureFixture
 ) -> None:
-    response_id = await start_background(served)
-    await wait_for_end(served, response_id)
+    response_id = await served.start_background()
+    await served.wait_for_end(response_id)
     await wait_until(lambda: lines(log, "penstock.api.runs.background"))
     (asked,) = [
         line for said, line in lines(log, "penstock.api.http.access_log") if said == response_id and "POST" in line
@@ -86,11 +86,11 @@ async def test_background_response_is_logged_in_two_lines(
 async def test_cancel_logs_no_warning(served: ScriptedServer, log: pytest.LogCaptureFixture, background: bool) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     served.scheduler.background.limit = 1
-    async with open_stream(served, {"background": background}) as stream:
-        running, waiting = await stream.response_id(), await start_background(served)
+    async with served.open_stream({"background": background}) as stream:
+        running, waiting = await stream.response_id(), await served.start_background()
         await stream.upto(b"output_text.delta")
         for response_id in (waiting, running):
-            assert (await cancel_response(served, response_id))[0] == 200
+            assert (await served.cancel(response_id))[0] == 200
         await stream.rest()
     await wait_until(lambda: len(served.scheduler.runs) == 0)
     assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
@@ -99,7 +99,7 @@ async def test_cancel_logs_no_warning(served: ScriptedServer, log: pytest.LogCap
 async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     """Only the request that made a response has them, so sums over lines are right."""
     response_id = (await served.post({"input": "Hi"}))[1]["id"]
-    await served.again(f"/v1/responses/{response_id}?stream=true")
+    await served.replay(response_id)
     assert [" tokens in, " in line for _, line in lines(log, "penstock.api.http.access_log")] == [True, False]
 
 

@@ -102,7 +102,7 @@ async def test_broken_connection_between_servers_is_resumed(store_at: str) -> No
         running_server(quick(), store_at) as other,
     ):
         way.target = one.url
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         reading = asyncio.create_task(other.again(stream_of(response_id)))
         async with asyncio.timeout(120):
             while way.cuts < 2:
@@ -121,11 +121,11 @@ async def test_unreachable_server_blocks_no_reader(store_at: str) -> None:
         running_server(counting(), store_at, url=NOWHERE) as one,
         running_server(quick(), store_at, peers=Peers(patience=0.1)) as other,
     ):
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         stream = asyncio.create_task(other.again(stream_of(response_id)))
-        status, error = await api_clients.cancel_response(other, response_id)
+        status, error = await other.cancel(response_id)
         assert (status, error["error"]["type"]) == (503, "server_error")
-        assert (await api_clients.get_response(other, response_id))["status"] in ("queued", "in_progress")
+        assert (await other.get_response(response_id))["status"] in ("queued", "in_progress")
         one.engine.say_all()
         assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
 
@@ -142,7 +142,7 @@ async def test_mute_server_blocks_no_reader(store_at: str) -> None:
         running_server(counting(), store_at, url=f"http://{host}:{port}") as one,
         running_server(quick(), store_at, peers=Peers(silence=0.2)) as other,
     ):
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         reading = asyncio.create_task(other.again(stream_of(response_id)))
         await api_clients.wait_until(lambda: held)
         one.engine.say_all()
@@ -163,7 +163,7 @@ async def test_key_is_passed_to_the_other_server(store_at: str) -> None:
         aiohttp.ClientSession(headers=alice) as client,
     ):
         one.client.headers.update(alice)
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         async with client.get(other.url + stream_of(response_id)) as answer:
             await api_clients.StreamReader(answer).upto(b"output_text.delta")
         for method, path in (("GET", "?stream=true"), ("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
@@ -179,17 +179,17 @@ async def test_silent_server_cannot_overwrite_settled_responses(store_at: str) -
         running_server(counting(), store_at, heartbeat=NEVER) as one,
         running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         await api_clients.wait_until(lambda: one.engine.running == 1)
         await expire_heartbeat(other.store, one.url)
-        answer = await api_clients.wait_for_end(other, response_id)
+        answer = await other.wait_for_end(response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
         stream = await other.again(stream_of(response_id))
         assert final(read_sse(stream)).status == "failed"
         one.engine.say_all()
         await api_clients.wait_until(lambda: len(one.scheduler.runs) == 0)
         for served in (one, other):
-            assert await api_clients.get_response(served, response_id) == answer
+            assert await served.get_response(response_id) == answer
             assert await served.again(stream_of(response_id)) == stream
 
 
@@ -198,16 +198,16 @@ async def test_server_that_was_silent_releases_its_responses(store_at: str) -> N
         running_server(endless(), store_at, limit=1, heartbeat=0.5) as one,
         running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
-        running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
+        running, waiting = await one.start_background(), await one.start_background()
         async with one.client.get(one.url + stream_of(running)) as answer:
             await api_clients.StreamReader(answer).upto(b"output_text.delta")
-            while (await api_clients.get_response(other, running))["status"] == "in_progress":
+            while (await other.get_response(running))["status"] == "in_progress":
                 await expire_heartbeat(other.store, one.url)  # unless it has sent a heartbeat meanwhile
             with pytest.raises(aiohttp.ClientError):
                 await api_clients.StreamReader(answer).rest()
         assert one.engine.running == 0
         assert final(read_sse(await one.again(stream_of(running)))).status == "failed"
-        assert (await api_clients.wait_for_end(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
+        assert (await other.wait_for_end(waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
 async def wait_for_heartbeats(store: Store, count: int) -> None:
@@ -224,7 +224,7 @@ async def test_store_outage_settles_no_server(store_at: str) -> None:
         running_server(endless(), far, heartbeat=0.1) as one,
         running_server(quick(), near, heartbeat=0.1) as other,
     ):
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         near.is_down = far.is_down = True
         async with open_store(store_at) as store:
             await expire_heartbeats(store)
@@ -234,7 +234,7 @@ async def test_store_outage_settles_no_server(store_at: str) -> None:
             far.is_down = False
             await wait_for_heartbeats(store, 2)
         assert one.engine.running == 1
-        assert (await api_clients.get_response(other, response_id))["status"] == "in_progress"
+        assert (await other.get_response(response_id))["status"] == "in_progress"
 
 
 async def test_clock_jump_settles_no_server(store_at: str) -> None:
@@ -243,9 +243,9 @@ async def test_clock_jump_settles_no_server(store_at: str) -> None:
         running_server(endless(), store_at, heartbeat=0.4) as one,
         running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
-        response_id = await api_clients.start_background(one)
+        response_id = await one.start_background()
         await api_clients.wait_until(lambda: one.engine.running == 1)
         await expire_heartbeats(other.store)
         await wait_for_heartbeats(other.store, 2)
         assert one.engine.running == 1
-        assert (await api_clients.get_response(other, response_id))["status"] == "in_progress"
+        assert (await other.get_response(response_id))["status"] == "in_progress"

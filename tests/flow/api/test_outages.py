@@ -20,7 +20,7 @@ from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.writer import LIMIT
-from tests.support.api_clients import start_background, wait_for_end, wait_until
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase, PostgresServer, database_at, running_postgres
@@ -177,7 +177,7 @@ async def is_stored(served: ScriptedServer, stream: bytes) -> None:
     await health(served, "ok")
     await wait_until(lambda: not len(served.scheduler.runs) and not served.store.backlog)
     response = final(read_sse(stream))
-    assert await served.again(f"/v1/responses/{response.id}?stream=true") == stream
+    assert await served.replay(response.id) == stream
     stored = await served.store.get(response.id, "")
     assert stored is not None
     assert stored.response == response
@@ -195,14 +195,14 @@ async def held_up_by(stall: Outage) -> None:
     async with talking(stall.database) as served:
         stream = await streamed_through(served, stall)
         await health(served, "degraded")
-        assert await served.again(f"/v1/responses/{final(read_sse(stream)).id}?stream=true") == stream
+        assert await served.replay(final(read_sse(stream)).id) == stream
         stall.end()
         await is_stored(served, stream)
 
 
 async def test_outage_harms_no_stream(outage: Outage) -> None:
     async with talking(outage.database) as served:
-        before = await wait_for_end(served, await start_background(served))
+        before = await served.wait_for_end(await served.start_background())
         kept = (await served.store.sweep(3600, 3600)).responses
         stream = await streamed_through(served, outage)
         await health(served, "degraded")
@@ -212,12 +212,12 @@ async def test_outage_harms_no_stream(outage: Outage) -> None:
             await refused(served, previous_response_id=before["id"])
         if isinstance(outage, Locked):  # one is enough, because the test waits for it
             await refused(served, previous_response_id=response_id)
-        assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream
+        assert await served.replay(response_id) == stream
         outage.end()
         await is_stored(served, stream)
         assert (await served.store.sweep(3600, 3600)).responses == kept + 1
-        going_on = await start_background(served, {"previous_response_id": response_id})
-        assert (await wait_for_end(served, going_on))["status"] == "completed"
+        going_on = await served.start_background({"previous_response_id": response_id})
+        assert (await served.wait_for_end(going_on))["status"] == "completed"
 
 
 async def test_responses_lost_in_an_outage_are_logged(store_at: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,8 @@ import pytest
 from penstock.api.app import DIALECTS
 from penstock.api.http.auth import Keys
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import cancel_response, start_background
-from tests.support.server import ENDLESS, PATIENCE, ApiClient, ScriptedServer, running_server, script
+from tests.support.api_clients import REQUEST_TIMEOUT, ApiClient
+from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 SECRET = {"role": "user", "content": "A secret"}
@@ -51,13 +51,13 @@ class Person(ApiClient):
     async def own(self) -> Ids:
         _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
         _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
-        response_id = await start_background(self, {"conversation": conversation["id"]})
+        response_id = await self.start_background({"conversation": conversation["id"]})
         return Ids(response_id, conversation["id"], items["data"][0]["id"])
 
     async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
         answers = []
         for method, path, body in asked:
-            async with self.client.request(method, self.url + path, json=body, timeout=PATIENCE) as answer:
+            async with self.client.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT) as answer:
                 answers.append((answer.status, ids.hidden(await answer.text())))
         return answers
 
@@ -114,9 +114,9 @@ def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, st
 async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], live: bool) -> None:
     alice, bob = people
     hers, his = await alice.own(), await bob.own()
-    await cancel_response(bob, his.response_id)
+    await bob.cancel(his.response_id)
     if not live:
-        await cancel_response(alice, hers.response_id)
+        await alice.cancel(hers.response_id)
     found = await bob.answers(everywhere(bob.served, hers, his), hers)
     nobodys = hers.unknown()
     assert found == await bob.answers(everywhere(bob.served, nobodys, his), nobodys)

@@ -89,10 +89,7 @@ Pair: TypeAlias = tuple[PacedServer, ScriptedServer]
 async def pair(store_at: str) -> AsyncGenerator[Pair, None]:
     """Two servers over one store; the first runs one response at a time, and its engine stops in the middle."""
     slow, quick = PacedEngine(script(COUNT), initial=60), ScriptedEngine(script())
-    async with (
-        running_server(slow, store_at, limit=1) as one,
-        running_server(quick, store_at) as other,
-    ):
+    async with running_server(slow, store_at, limit=1) as one, running_server(quick, store_at) as other:
         yield one, other
 
 
@@ -123,7 +120,7 @@ async def test_servers_share_stored_responses(pair: Pair) -> None:
 @pytest.mark.parametrize("base", DIALECTS)
 async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
     one, other = pair
-    response_id, numbers = await api_clients.start_background(one), (-1, 0, 7, 40, 41)
+    response_id, numbers = await one.start_background(), (-1, 0, 7, 40, 41)
     async with AsyncExitStack() as stack:
         path = stream_of(response_id, -1, base)
         first, *readers = [
@@ -143,7 +140,7 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
 
 async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
     one, other = pair
-    path = f"{stream_of(await api_clients.start_background(one))}&include_obfuscation=true"
+    path = f"{stream_of(await one.start_background())}&include_obfuscation=true"
     async with other.client.get(other.url + path) as answer:
         reader = api_clients.StreamReader(answer)
         await reader.upto(b'"obfuscation":')
@@ -154,46 +151,42 @@ async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
 
 async def test_reader_that_leaves_another_server_ends_nothing(pair: Pair) -> None:
     one, other = pair
-    response_id = await api_clients.start_background(one)
+    response_id = await one.start_background()
     async with other.client.get(other.url + stream_of(response_id)) as answer:
         await api_clients.StreamReader(answer).upto(b"output_text.delta")
     one.engine.say_all()
-    assert (await api_clients.wait_for_end(other, response_id))["status"] == "completed"
+    assert (await other.wait_for_end(response_id))["status"] == "completed"
 
 
 @pytest.mark.defect("13", "42")
 @pytest.mark.parametrize("background", [True, False])
 async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, store_at: str, background: bool) -> None:
     one, other = pair
-    async with api_clients.open_stream(one, {"background": background}) as first:
+    async with one.open_stream({"background": background}) as first:
         response_id = await first.response_id()
         await first.upto(b"output_text.delta")
         await wait_until_stored(store_at, response_id, 1)
-        status, answer = await api_clients.cancel_response(other, response_id)
+        status, answer = await other.cancel(response_id)
         assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
         assert final(read_sse(await first.rest())).status == "cancelled"
-    assert (
-        await api_clients.cancel_response(other, response_id)
-        == await api_clients.cancel_response(one, response_id)
-        == (200, answer)
-    )
-    assert await api_clients.get_response(other, response_id) == answer
+    assert await other.cancel(response_id) == await one.cancel(response_id) == (200, answer)
+    assert await other.get_response(response_id) == answer
 
 
 @pytest.mark.defect("13")
 async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> None:
     one, other = pair
-    running, waiting = await api_clients.start_background(one), await api_clients.start_background(one)
-    assert (await api_clients.get_response(other, waiting))["status"] == "queued"
-    assert (await api_clients.cancel_response(other, waiting))[1]["status"] == "cancelled"
+    running, waiting = await one.start_background(), await one.start_background()
+    assert (await other.get_response(waiting))["status"] == "queued"
+    assert (await other.cancel(waiting))[1]["status"] == "cancelled"
     one.engine.say_all()
-    assert (await api_clients.wait_for_end(other, running))["status"] == "completed"
+    assert (await other.wait_for_end(running))["status"] == "completed"
     assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
 
 
 async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
     one, other = pair
-    response_id = await api_clients.start_background(one)
+    response_id = await one.start_background()
     await api_clients.wait_until(lambda: one.engine.running == 1)
     assert (await other.delete(f"/v1/responses/{response_id}"))[0] == 200
     assert one.engine.running == 0
@@ -202,13 +195,13 @@ async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
 
 async def test_request_is_forwarded_once(pair: Pair) -> None:
     one, other = pair
-    response_id = await api_clients.start_background(one)
+    response_id = await one.start_background()
     await api_clients.wait_until(lambda: one.engine.running == 1)
     for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
         url = f"{other.url}/v1/responses/{response_id}{path}"
         async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     one.engine.say_all()
-    await api_clients.wait_for_end(other, response_id)
+    await other.wait_for_end(response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"

@@ -54,10 +54,7 @@ VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
 @pytest.mark.parametrize("size", [1, 17, 100_000])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: aiohttp.HttpVersion, size: int) -> None:
-    async with (
-        proxied(served.url, version=version, size=size) as url,
-        openai_client(url) as client,
-    ):
+    async with proxied(served.url, version=version, size=size) as url, openai_client(url) as client:
         async with client.responses.stream(model="tiny", input="Hi") as stream:
             response = await stream.get_final_response()
         assert response.output_text == "Hello!"
@@ -74,10 +71,7 @@ async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 async def test_proxy_gets_events_as_they_come(tmp_path: Path, version: aiohttp.HttpVersion) -> None:
     slow = PacedEngine(script(), initial=0)
-    async with (
-        running_server(slow, tmp_path) as served,
-        proxied(served.url, version=version, size=100_000) as url,
-    ):
+    async with running_server(slow, tmp_path) as served, proxied(served.url, version=version, size=100_000) as url:
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{url}/v1/responses", json=body) as answer:
             first = await answer.content.readuntil(b"\n\n")
@@ -90,10 +84,7 @@ async def test_proxy_gets_events_as_they_come(tmp_path: Path, version: aiohttp.H
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 async def test_client_that_leaves_its_proxy_aborts_the_engine(tmp_path: Path, version: aiohttp.HttpVersion) -> None:
     endless = ScriptedEngine(script("<|channel|>final<|message|>la la", endless=True, latency=0.005))
-    async with (
-        running_server(endless, tmp_path) as served,
-        proxied(served.url, version=version, size=17) as url,
-    ):
+    async with running_server(endless, tmp_path) as served, proxied(served.url, version=version, size=17) as url:
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{url}/v1/responses", json=body) as answer:
             await answer.content.readuntil(b"\n\n")

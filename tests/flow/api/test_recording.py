@@ -31,7 +31,7 @@ from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from tests.support import server
-from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
 from tests.support.stores import open_store
@@ -78,7 +78,7 @@ async def test_every_kind_of_response_is_recorded(tmp_path: Path) -> None:
         _, once = await served.post({**ASKED, "store": False})
         _, detached = await served.post(ASKED)
         _, queued = await served.post({**ASKED, "background": True})
-        await wait_for_end(served, queued["id"])
+        await served.wait_for_end(queued["id"])
     for response in (once, detached, queued):
         folder = tmp_path / "r" / response["id"]
         assert server.recorded_files(folder) == WHOLE
@@ -114,7 +114,7 @@ async def test_abandoned_response_is_recorded(tmp_path: Path) -> None:
     async with server.recording_server(engine, tmp_path) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
             await answer.content.readany()
-        await wait_until_idle(served)
+        await served.wait_until_idle()
     folder = server.only_recording(tmp_path)
     assert server.recorded_files(folder) == PLAIN
     assert all(server.read_stage(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
@@ -261,7 +261,7 @@ async def test_many_responses_leave_nothing_open(tmp_path: Path) -> None:
             async with request as answer:
                 if number % 3:
                     await answer.read()
-        await wait_until_idle(served)
+        await served.wait_until_idle()
         assert psutil.Process().num_fds() < before + 10
     assert len(server.recorded_folders(tmp_path)) == 61
     assert all(server.read_stage(folder, "emit").end for folder in server.recorded_folders(tmp_path))

@@ -15,7 +15,6 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
-from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.api_clients import wait_until
@@ -79,7 +78,7 @@ async def test_stored_result_is_read_again(calculating: ScriptedServer, through:
     (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
     output = {"type": "function_call_output", "call_id": call_id, "output": "Rain."}
     assert (await calculating.post({"input": [output], "tools": [WEATHER], **past}))[0] == 200
-    read = load_encoding().decode(calculating.engine.prompts[-1].token_ids)
+    read = calculating.prompt_text()
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
@@ -90,7 +89,7 @@ async def test_replayed_call_has_its_result(calculating: ScriptedServer) -> None
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
     asked = {"role": "user", "content": body["input"]}
     assert (await calculating.post({"input": [asked, *first["output"], output], "tools": [WEATHER]}))[0] == 200
-    read = load_encoding().decode(calculating.engine.prompts[-1].token_ids)
+    read = calculating.prompt_text()
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 

@@ -78,7 +78,7 @@ async def test_reader_beyond_the_end_gets_the_last_event(served: ScriptedServer)
 @pytest.mark.parametrize("background", [False, True])
 async def test_live_stream_has_any_number_of_readers(served: ScriptedServer, background: bool) -> None:
     served.engine.script = script(latency=0.02)
-    async with api_clients.open_stream(served, {"background": background}) as stream:
+    async with served.open_stream({"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
         others = [asyncio.create_task(served.again(f"{path}&starting_after={number}")) for number in range(18)]
         whole = [asyncio.create_task(served.again(path)) for _ in range(3)]
@@ -92,7 +92,7 @@ async def test_live_stream_has_any_number_of_readers(served: ScriptedServer, bac
 @pytest.mark.defect("B15")
 async def test_readers_may_join_at_any_time(served: ScriptedServer) -> None:
     served.engine.script = script(latency=0.01)
-    path = f"/v1/responses/{await api_clients.start_background(served)}?stream=true"
+    path = f"/v1/responses/{await served.start_background()}?stream=true"
     readers = list[asyncio.Task[bytes]]()
     for _ in range(30):
         readers.append(asyncio.create_task(served.again(path)))
@@ -105,12 +105,12 @@ async def test_readers_may_join_at_any_time(served: ScriptedServer) -> None:
 @pytest.mark.defect("V2")
 async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.005)
-    response_id = await api_clients.start_background(served)
+    response_id = await served.start_background()
     path = f"/v1/responses/{response_id}?stream=true"
     readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
     await api_clients.wait_until(lambda: served.engine.running == 1)
     await asyncio.sleep(0.1)
-    await api_clients.cancel_response(served, response_id)
+    await served.cancel(response_id)
     first, *others = await asyncio.gather(*readers)
     assert final(read_sse(first)).status == "cancelled"
     assert [*others, await served.again(path)] == [first] * 3
@@ -118,7 +118,7 @@ async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServe
 
 async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer) -> None:
     served.engine.script = script(latency=0.01)
-    async with api_clients.open_stream(served) as stream:
+    async with served.open_stream() as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
         async with served.client.get(path) as follower:
             await follower.content.readuntil(b"\n\n")
@@ -128,7 +128,7 @@ async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer) ->
 async def test_waiting_stream_sends_comments(where: str) -> None:
     engine = ScriptedEngine(script())
     async with running_server(engine, where, keep_alive=0.03, limit=0) as served:
-        response_id = await api_clients.start_background(served)
+        response_id = await served.start_background()
         path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
         async with asyncio.timeout(api_clients.PATIENCE), served.client.get(path) as answer:
             assert answer.status == 200
@@ -179,4 +179,4 @@ async def test_openai_python_resumes_a_background_stream(served: ScriptedServer)
         await stream.close()
     assert [event.sequence_number for event in read] == list(range(len(read)))
     assert read[-1].response.output_text == "Hello!"
-    assert (await api_clients.wait_for_end(served, read[0].response.id))["status"] == "completed"
+    assert (await served.wait_for_end(read[0].response.id))["status"] == "completed"

@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 
@@ -30,7 +29,7 @@ async def test_function_call_makes_the_round(served: ScriptedServer, sdk: openai
     output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}]
     second = await sdk.responses.create(model="tiny", previous_response_id=first.id, input=output, tools=tools)
     assert second.output_text == "Hello!"
-    prompt = load_encoding().decode(served.engine.prompts[-1].token_ids)
+    prompt = served.prompt_text()
     assert prompt.endswith(
         "<|start|>user<|message|>Weather?<|end|><|start|>assistant"
         + CALL

@@ -23,7 +23,7 @@ from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import Run
-from tests.support.api_clients import wait_for_end, wait_until
+from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stored_responses import queued_response, request_of
 from tests.support.stores import stored_text
@@ -85,8 +85,8 @@ async def test_secrets_of_a_request_are_not_shown(
             told = await answer.text()
         assert answer.status == 200, told
         (response_id,) = set(re.findall(r"resp_[0-9a-f]{32}", told))
-        response = await wait_for_end(served, response_id)
-        again = await served.again(f"/v1/responses/{response_id}?stream=true")
+        response = await served.wait_for_end(response_id)
+        again = await served.replay(response_id)
     assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "reasoning", "message"]
     assert response["output"][0]["error"]
     for text in (told, str(response), again.decode(), await stored_text(where), caplog.text):
@@ -102,7 +102,7 @@ async def test_background_response_has_its_secrets(where: str, caplog: pytest.Lo
             assert "maps.example" in await stored_text(where)
             served.scheduler.background.limit = 1
             await waiting(served)
-            assert (await wait_for_end(served, run.response.id))["status"] == "completed"
+            assert (await served.wait_for_end(run.response.id))["status"] == "completed"
             await wait_until(lambda: len(served.scheduler.runs) == 0)
             assert CANARY not in await stored_text(where)
     assert watched.headers == [{"maps": {"Authorization": f"Bearer {CANARY}"}}] * 2
@@ -114,7 +114,7 @@ async def test_other_server_runs_without_secrets(where: str) -> None:
     async with running_server(ScriptedEngine(script()), where, limit=0, url=URL) as served:
         response_id = (await waiting(served)).response.id
     async with running_server(ScriptedEngine(script()), where, url=URL, edit=watched.edit) as after:
-        assert (await wait_for_end(after, response_id))["status"] == "completed"
+        assert (await after.wait_for_end(response_id))["status"] == "completed"
     assert watched.headers == [{"maps": {}}]
 
 

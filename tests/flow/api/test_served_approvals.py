@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import tool_servers
-from tests.support.api_clients import conversation_id, conversation_items, create_conversation
+from tests.support.api_clients import conversation_id
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import ScriptedServer
 
@@ -23,7 +23,7 @@ def approval(request: tool_servers.Json, approve: bool = True, **fields: Any) ->
 
 
 async def goes_on(served: ScriptedServer, way: str) -> tool_servers.Json:
-    return {"conversation": conversation_id(await create_conversation(served))} if way == "conversation" else {}
+    return {"conversation": conversation_id(await served.create_conversation())} if way == "conversation" else {}
 
 
 def followed(way: str, first: tool_servers.ClientResponse, *items: tool_servers.Json) -> tool_servers.Json:
@@ -118,7 +118,7 @@ async def refused(served: ScriptedServer, body: tool_servers.Json, place: str) -
 async def test_one_of_two_calls_may_be_approved(tmp_path: Path, http: HttpServers) -> None:
     turn = tool_servers.join_calls(ASKING, tool_servers.call_markup("docs.echo", {"text": "hello"}))
     async with tool_servers.tool_server(tmp_path, [turn]) as served:
-        path = await create_conversation(served)
+        path = await served.create_conversation()
         body = {
             "tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")],
             "conversation": conversation_id(path),
@@ -129,7 +129,7 @@ async def test_one_of_two_calls_may_be_approved(tmp_path: Path, http: HttpServer
         words = [approval(echoing, approve=False), approval(adding)]
         done = await tool_servers.respond(served, "background stream", body | {"input": words})
         assert_made(done, adding)
-        kept = await conversation_items(served, path)
+        kept = await served.conversation_items(path)
     assert [item["type"] for item in kept] == [
         "message",
         "mcp_list_tools",

@@ -18,7 +18,6 @@ from penstock.server import toolbox
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
-from tests.support.api_clients import get_response, open_stream, start_background, wait_for_end
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import WEATHER, ScriptedServer
 from tests.support.stores import stored_text
@@ -213,21 +212,19 @@ async def test_new_response_is_refused_by_a_full_engine(tmp_path: Path, http: Ht
         is_full(served)
         status, error = await served.post({"input": "Hi", "tools": [CODE_TOOL]})
         assert (status, error["error"]["code"]) == (503, "rate_limit_exceeded")
-        waiting = await start_background(served, {"tools": [CODE_TOOL]})
+        waiting = await served.start_background({"tools": [CODE_TOOL]})
         is_full(served, full=False)
-        assert (await wait_for_end(served, waiting))["status"] == "completed"
+        assert (await served.wait_for_end(waiting))["status"] == "completed"
 
 
 async def test_response_waiting_for_the_engine_can_be_cancelled(tmp_path: Path, http: HttpServers) -> None:
-    async with (
-        tool_server(tmp_path, limits=Limits(retry_seconds=3600)) as served,
-    ):
+    async with tool_server(tmp_path, limits=Limits(retry_seconds=3600)) as served:
         is_full(served)
-        async with open_stream(served, {"tools": [mcp_tool(url=http.url())], "background": True}) as stream:
+        async with served.open_stream({"tools": [mcp_tool(url=http.url())], "background": True}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"response.output_item.done")
             status, cancelled = await served.ask("POST", f"/v1/responses/{response_id}/cancel")
             await stream.rest()
         assert (status, cancelled["status"]) == (200, "cancelled")
         assert [item["type"] for item in cancelled["output"]] == ["mcp_list_tools"]
-        assert await get_response(served, response_id) == cancelled
+        assert await served.get_response(response_id) == cancelled

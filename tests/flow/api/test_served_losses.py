@@ -13,7 +13,7 @@ import pytest
 
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.sandbox.probe import Sandbox
-from tests.support.api_clients import StreamReader, cancel_response, get_response, open_stream, wait_for_end, wait_until
+from tests.support.api_clients import StreamReader, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server
 from tests.support.processes import descendants
@@ -39,10 +39,10 @@ async def leave(served: ScriptedServer, stream: StreamReader, response_id: str) 
 
 
 async def cancel(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
-    status, answer = await cancel_response(served, response_id)
+    status, answer = await served.cancel(response_id)
     assert (status, answer["status"], answer["output"][-1]["status"]) == (200, "cancelled", "incomplete")
     assert final(read_sse(await stream.rest())).status == "cancelled"
-    assert await get_response(served, response_id) == answer
+    assert await served.get_response(response_id) == answer
 
 
 async def delete(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
@@ -56,7 +56,7 @@ async def drain(served: ScriptedServer, stream: StreamReader, response_id: str) 
     reader = asyncio.create_task(stream.rest())
     await served.scheduler.drain(0.05)
     assert final(read_sse(await reader)).status == "failed"
-    assert (await get_response(served, response_id))["status"] == "failed"
+    assert (await served.get_response(response_id))["status"] == "failed"
 
 
 End = Callable[[ScriptedServer, StreamReader, str], Awaitable[None]]
@@ -110,7 +110,7 @@ async def test_calls_end_with_their_response(
         await respond(served, "stream", {"tools": [tool]})
         before, (begun, over) = running_tasks(), await hung(http)
         play_turns(served.engine, join_calls(HANG, HANG), answer_markup())
-        async with open_stream(served, {"tools": [tool], **way}) as stream:
+        async with served.open_stream({"tools": [tool], **way}) as stream:
             response_id = await stream.response_id()
             await reaches(http, begun + 2, over)
             await end(served, stream, response_id)
@@ -133,7 +133,7 @@ async def test_stdio_server_survives_an_abandoned_call(tmp_path: Path) -> None:
             states.append(json.loads(heard.output[-2]["output"]))
             play_turns(served.engine, HANG, answer_markup())
             before = running_tasks()
-            async with open_stream(served, {"tools": [mcp_tool()]}) as stream:
+            async with served.open_stream({"tools": [mcp_tool()]}) as stream:
                 await stream.upto(b"mcp_call_arguments.done")
             await settled(before)
     first, second = states
@@ -159,21 +159,21 @@ async def test_detached_response_keeps_its_call(tmp_path: Path, http: HttpServer
     turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
     async with tool_server(tmp_path, turns, detaches=True) as served:
         before = running_tasks()
-        async with open_stream(served, {"tools": [mcp_tool(url=http.url())]}) as stream:
+        async with served.open_stream({"tools": [mcp_tool(url=http.url())]}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"mcp_call_arguments.done")
         door.touch()
-        assert (await wait_for_end(served, response_id))["status"] == "completed"
+        assert (await served.wait_for_end(response_id))["status"] == "completed"
         await settled(before)
 
 
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
 async def test_response_can_be_cancelled_during_a_listing(tmp_path: Path, http: HttpServers, way: Json) -> None:
     tools = [mcp_tool("mute", http.url("mute")), mcp_tool(url=http.url())]
-    async with tool_server(tmp_path) as served, open_stream(served, {"tools": tools, **way}) as stream:
+    async with tool_server(tmp_path) as served, served.open_stream({"tools": tools, **way}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"mcp_list_tools.in_progress")
-        status, answer = await cancel_response(served, response_id)
+        status, answer = await served.cancel(response_id)
         response = final(read_sse(await stream.rest()))
         assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
         (listing,) = answer["output"]
@@ -187,7 +187,7 @@ async def test_processes_of_code_end_with_its_response(tmp_path: Path, sandbox: 
     async with tool_server(tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
         await respond(served, "stream", {"tools": [CODE_TOOL], "tool_choice": "none"})
         before, others = running_tasks(), descendants(os.getpid())
-        async with open_stream(served, {"tools": [CODE_TOOL], **way}) as stream:
+        async with served.open_stream({"tools": [CODE_TOOL], **way}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"code_interpreter_call.interpreting")
             await wait_until(lambda: descendants(os.getpid()) - others)

@@ -9,7 +9,6 @@ import pytest
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support import tool_servers
-from tests.support.api_clients import get_response, open_stream
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server
 
@@ -70,12 +69,12 @@ async def test_running_call_has_not_completed(tmp_path: Path, http: HttpServers,
     turns = [tool_servers.call_markup("docs.wait", {"path": str(door)}), tool_servers.answer_markup()]
     async with (
         tool_servers.tool_server(tmp_path, turns) as served,
-        open_stream(served, {"tools": [tool_servers.mcp_tool(url=http.url())], **way}) as stream,
+        served.open_stream({"tools": [tool_servers.mcp_tool(url=http.url())], **way}) as stream,
     ):
         read = await stream.upto(b"response.mcp_call_arguments.done")
         assert tool_servers.ClientResponse({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
         await tool_servers.expect_silence(stream)
-        assert (await get_response(served, await stream.response_id()))["status"] == "in_progress"
+        assert (await served.get_response(await stream.response_id()))["status"] == "in_progress"
         door.touch()
         heard = tool_servers.ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]

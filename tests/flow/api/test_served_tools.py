@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.stages.services.sandbox.probe import Sandbox
-from tests.support.api_clients import cancel_response, open_stream, wait_until
+from tests.support.api_clients import wait_until
 from tests.support.mcp_servers import HttpServers
 from tests.support.tool_servers import (
     CODE_TOOL,
@@ -78,12 +78,12 @@ async def test_code_call_is_one_item_with_outputs(tmp_path: Path, sandbox: Sandb
 async def test_running_code_has_not_completed(tmp_path: Path, sandbox: Sandbox, way: Json) -> None:
     async with (
         tool_server(tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served,
-        open_stream(served, {"tools": [CODE_TOOL], "include": [OUTPUTS], **way}) as stream,
+        served.open_stream({"tools": [CODE_TOOL], "include": [OUTPUTS], **way}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"code_interpreter_call.interpreting")
         await expect_silence(stream)
-        assert (await cancel_response(served, response_id))[0] == 200
+        assert (await served.cancel(response_id))[0] == 200
         heard = ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
     assert heard.bodies[-1]["response"]["output"][0]["status"] == "incomplete"
@@ -149,7 +149,7 @@ async def test_page_being_fetched_has_not_completed(tmp_path: Path, site: Site, 
     turns = [browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup()]
     async with (
         tool_server(tmp_path, turns, search=site.url) as served,
-        open_stream(served, {"tools": [SEARCH_TOOL], **way}) as stream,
+        served.open_stream({"tools": [SEARCH_TOOL], **way}) as stream,
     ):
         read = await stream.upto(b"web_search_call.searching")
         assert ClientResponse({}, read, []).ladder(0)[-1] == "web_search_call.searching"

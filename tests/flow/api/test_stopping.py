@@ -43,8 +43,8 @@ async def next_server(store_at: str, **options: Any) -> AsyncGenerator[ScriptedS
 async def test_running_responses_may_finish(store_at: str) -> None:
     engine = PacedEngine(script(), initial=5)
     async with running_server(engine, store_at) as served:
-        background = await api_clients.start_background(served)
-        async with api_clients.open_stream(served) as stream:
+        background = await served.start_background()
+        async with served.open_stream() as stream:
             await stream.response_id()
             await api_clients.wait_until(lambda: engine.running == 2)
             draining = asyncio.create_task(served.scheduler.drain(60))
@@ -52,7 +52,7 @@ async def test_running_responses_may_finish(store_at: str) -> None:
             engine.say_all()
             await draining
             assert final(read_sse(await stream.rest())).status == "completed"
-        assert (await api_clients.get_response(served, background))["status"] == "completed"
+        assert (await served.get_response(background))["status"] == "completed"
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
@@ -75,25 +75,22 @@ async def test_late_detached_response_holds_no_conversation(store_at: str) -> No
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_slow_response_fails_at_the_stop(store_at: str, endless: ScriptedEngine, background: bool) -> None:
-    async with (
-        running_server(endless, store_at) as served,
-        api_clients.open_stream(served, {"background": background}) as stream,
-    ):
+    async with running_server(endless, store_at) as served, served.open_stream({"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await served.scheduler.drain(0.1)
         response = final(read_sse(await stream.rest()))
         assert (response.status, response.error and response.error.code) == ("failed", "server_error")
         assert getattr(response.output[-1], "text", "").startswith("la")
-        answer = await api_clients.get_response(served, response_id)
+        answer = await served.get_response(response_id)
         assert (answer["status"], endless.running, served.scheduler.in_flight.count) == ("failed", 0, 0)
 
 
 async def test_queued_responses_are_left_to_the_next_server(store_at: str, endless: ScriptedEngine) -> None:
     async with running_server(endless, store_at, url=URL, limit=1) as served:
-        await api_clients.start_background(served)
+        await served.start_background()
         await api_clients.wait_until(lambda: endless.running == 1)
-        waiting = [await api_clients.start_background(served) for _ in range(3)]
+        waiting = [await served.start_background() for _ in range(3)]
         async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
             stream = api_clients.StreamReader(answer)
             await stream.upto(b"response.queued")
@@ -102,8 +99,8 @@ async def test_queued_responses_are_left_to_the_next_server(store_at: str, endle
                 await stream.rest()
         assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
     async with next_server(store_at, limit=1) as served:
-        assert [(await api_clients.wait_for_end(served, each))["status"] for each in waiting] == ["completed"] * 3
-        again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
+        assert [(await served.wait_for_end(each))["status"] for each in waiting] == ["completed"] * 3
+        again = await served.replay(waiting[0])
         assert again.startswith(stream.read)
         assert final(read_sse(again)).status == "completed"
 
@@ -113,17 +110,17 @@ async def test_interrupted_responses_may_be_restarted(
     store_at: str, endless: ScriptedEngine, restarts: bool, status: str
 ) -> None:
     async with running_server(endless, store_at, url=URL, restarts=True) as served:
-        async with api_clients.open_stream(served) as stream:
+        async with served.open_stream() as stream:
             in_front = await stream.response_id()
-            response_id = await api_clients.start_background(served)
+            response_id = await served.start_background()
             await api_clients.wait_until(lambda: endless.running == 2)
             await served.scheduler.drain(0.1)
             assert final(read_sse(await stream.rest())).status == "failed"
         assert endless.running == 0
     async with next_server(store_at, restarts=restarts) as served:
-        answer = await api_clients.wait_for_end(served, response_id)
-        assert (answer["status"], (await api_clients.get_response(served, in_front))["status"]) == (status, "failed")
-        events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
+        answer = await served.wait_for_end(response_id)
+        assert (answer["status"], (await served.get_response(in_front))["status"]) == (status, "failed")
+        events = read_sse(await served.replay(response_id))
         assert final(events).status == status
 
 
@@ -146,23 +143,18 @@ async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_of_a_dead_server_fails(store_at: str, background: bool) -> None:
-    async with (
-        dead_server(store_at) as (served, kept),
-        api_clients.open_stream(served, {"background": background}) as stream,
-    ):
+    async with dead_server(store_at) as (served, kept), served.open_stream({"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await wait_until_stored(store_at, response_id, 50)
         await die(served, kept)
         async with next_server(store_at) as after:
-            again = await after.again(f"/v1/responses/{response_id}?stream=true")
+            again = await after.replay(response_id)
             response = final(read_sse(again))
             assert (response.status, response.error and response.error.code) == ("failed", "server_error")
             assert response.output[-1].status == "incomplete"
             assert again.count(b"output_text.delta") > 10
-            assert (await api_clients.get_response(after, response_id))["output"][-1]["content"][0]["text"].startswith(
-                "1 2 3"
-            )
+            assert (await after.get_response(response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
             assert after.engine.prompts == []
             had = again.partition(b"event: response.output_text.done")[0]
             served.engine.say_all()
@@ -171,38 +163,35 @@ async def test_response_of_a_dead_server_fails(store_at: str, background: bool) 
 
 async def test_queue_of_a_dead_server_is_run(store_at: str) -> None:
     async with dead_server(store_at, limit=0) as (served, kept):
-        waiting = [await api_clients.start_background(served, {"input": str(number)}) for number in range(4)]
+        waiting = [await served.start_background({"input": str(number)}) for number in range(4)]
         await die(served, kept)
         async with next_server(store_at, limit=1) as after:
-            assert [(await api_clients.wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
+            assert [(await after.wait_for_end(each))["status"] for each in waiting] == ["completed"] * 4
             assert [prompt.response.id for prompt in after.engine.prompts] == waiting
 
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_of_a_dead_server_may_be_restarted(store_at: str, background: bool) -> None:
-    async with (
-        dead_server(store_at) as (served, kept),
-        api_clients.open_stream(served, {"background": background}) as stream,
-    ):
+    async with dead_server(store_at) as (served, kept), served.open_stream({"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, kept)
         async with next_server(store_at, restarts=True) as after:
-            answer = await api_clients.wait_for_end(after, response_id)
+            answer = await after.wait_for_end(response_id)
             assert answer["status"] == ("completed" if background else "failed")
-            events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
+            events = read_sse(await after.replay(response_id))
             assert final(events).status == answer["status"]
 
 
 @asynccontextmanager
 async def settled_over(store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
     """Check that a new server over the database ``kept`` ends a dead server's response as failed."""
-    async with dead_server(store_at) as (served, dead), api_clients.open_stream(served) as stream:
+    async with dead_server(store_at) as (served, dead), served.open_stream() as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await die(served, dead)
         async with running_server(ScriptedEngine(script()), kept, url=URL, heartbeat=0.1) as after:
-            assert (await api_clients.wait_for_end(after, response_id))["status"] == "failed"
+            assert (await after.wait_for_end(response_id))["status"] == "failed"
             yield
 
 
@@ -243,11 +232,7 @@ async def test_uncertain_claim_is_retried(store_at: str) -> None:
 
 
 async def test_unreadable_log_does_not_prevent_the_end(store_at: str) -> None:
-    async with (
-        dead_server(store_at) as (served, kept),
-        api_clients.open_stream(served) as broken,
-        api_clients.open_stream(served) as whole,
-    ):
+    async with dead_server(store_at) as (served, kept), served.open_stream() as broken, served.open_stream() as whole:
         asked = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
             await stream.upto(b"output_text.delta")
@@ -257,14 +242,14 @@ async def test_unreadable_log_does_not_prevent_the_end(store_at: str) -> None:
         async with open_store(store_at) as store:
             await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
         async with next_server(store_at) as after:
-            assert [(await api_clients.wait_for_end(after, each))["status"] for each in asked] == ["failed", "failed"]
+            assert [(await after.wait_for_end(each))["status"] for each in asked] == ["failed", "failed"]
 
 
 async def test_dead_server_holds_no_conversation(store_at: str) -> None:
     async with dead_server(store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}
-        async with api_clients.open_stream(served, body) as stream:
+        async with served.open_stream(body) as stream:
             await stream.upto(b"output_text.delta")
             await die(served, kept)
             async with next_server(store_at) as after:

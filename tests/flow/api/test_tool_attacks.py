@@ -14,9 +14,9 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from tests.support.api_clients import conversation_id, create_conversation
+from tests.support.api_clients import ApiClient, conversation_id
 from tests.support.mcp_servers import HttpServers
-from tests.support.server import ApiClient, ScriptedServer
+from tests.support.server import ScriptedServer
 from tests.support.tool_servers import Json, answer_markup, call_markup, mcp_tool, play_turns, prompts_read, tool_server
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
@@ -72,7 +72,7 @@ async def test_approved_call_cannot_be_changed(tmp_path: Path, http: HttpServers
 
 async def test_conversation_makes_an_approved_call_once(tmp_path: Path, http: HttpServers) -> None:
     async with tool_server(tmp_path, [ASKING]) as served:
-        conversation = conversation_id(await create_conversation(served))
+        conversation = conversation_id(await served.create_conversation())
         _, request = await asked(served, http, conversation=conversation)
         play_turns(served.engine, answer_markup())
         body = {"input": [approved(request)], "tools": guarded(http), "conversation": conversation}
@@ -83,10 +83,7 @@ async def test_conversation_makes_an_approved_call_once(tmp_path: Path, http: Ht
 
 
 async def test_other_owner_cannot_approve(tmp_path: Path, http: HttpServers) -> None:
-    async with (
-        tool_server(tmp_path, [ASKING], keys=Keys((ALICE, BOB))) as served,
-        two(served) as (alice, bob),
-    ):
+    async with tool_server(tmp_path, [ASKING], keys=Keys((ALICE, BOB))) as served, two(served) as (alice, bob):
         response_id, request = await asked(alice, http)
         reference = {"type": "item_reference", "id": request["id"]}
         for items in ([approved(request)], [reference], [reference, approved(request)]):

@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.tools import Toolbox
-from tests.support.api_clients import PATIENCE, StreamReader, cancel_response, get_response, open_stream, wait_until
+from tests.support.api_clients import PATIENCE, StreamReader, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.scripted_tools import ScriptedTool
 from tests.support.server import ScriptedServer, running_server, script
@@ -64,7 +64,7 @@ async def busy(request: pytest.FixtureRequest, store_at: str, tool: ScriptedTool
     engine = ScriptedEngine(script(CODE))
     async with (
         running_server(engine, store_at, edit=edit, detaches=detaches) as served,
-        open_stream(served, body) as stream,
+        served.open_stream(body) as stream,
     ):
         response_id = await stream.response_id()
         await wait_until(lambda: tool.running == 1)
@@ -81,14 +81,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> None:
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
-        status, answer = await cancel_response(served, response_id)
+        status, answer = await served.cancel(response_id)
         await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
     response = final(read_sse(await stream.rest()))
     assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
     assert answer["output"][-1]["type"] == "code_interpreter_call"
     assert answer["output"][-1]["status"] == "incomplete"
     if response.store:
-        assert await get_response(served, response_id) == answer
+        assert await served.get_response(response_id) == answer
     await wait_until(lambda: (len(served.scheduler.runs), served.scheduler.in_flight.count) == (0, 0))
 
 
@@ -102,7 +102,7 @@ async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None
     assert (tool.running, tool.cancelled, tool.closed) == (0, 1, 1)
     assert served.scheduler.in_flight.count == 0
     if response.store:
-        assert (await get_response(served, response_id))["status"] == "failed"
+        assert (await served.get_response(response_id))["status"] == "failed"
 
 
 async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTool) -> None:
@@ -112,4 +112,4 @@ async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTo
         await wait_until(lambda: len(busy.served.scheduler.runs) == 0)
     else:
         await asyncio.sleep(0.1)
-        assert (tool.running, (await get_response(busy.served, busy.response_id))["status"]) == (1, "in_progress")
+        assert (tool.running, (await busy.served.get_response(busy.response_id))["status"]) == (1, "in_progress")

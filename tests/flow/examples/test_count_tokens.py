@@ -14,7 +14,6 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenFrame
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.count_tokens import TOKENS, count, install
-from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, response_with, unedited
 from tests.support.processes import free_port
@@ -55,9 +54,9 @@ async def test_prometheus_reads_the_counts(tmp_path: Path, monkeypatch: pytest.M
     already = counted()
     async with running_server(engine, tmp_path, edit=install) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
-        again = read_sse(await served.again(f"/v1/responses/{first.id}?stream=true"))
+        again = read_sse(await served.replay(first.id))
         assert final(again) == first
-        second = await wait_for_end(served, await start_background(served))
+        second = await served.wait_for_end(await served.start_background())
         engine.script = script(CALL)
         third = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER]})))
         found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{port}/metrics")

@@ -12,7 +12,6 @@ from penstock.pipeline.frames import TokenChunk, TokenFrame
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.guard_words import Guard, install
-from tests.support.api_clients import get_response, start_background, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited
 from tests.support.server import Server, running_server, script
@@ -78,7 +77,7 @@ def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> None:
     """Check that the response and its generation ended because of the word."""
-    await wait_until_idle(served)
+    await served.wait_until_idle()
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
     assert answer["output"][1]["content"][0]["text"].startswith("The word is ")
@@ -92,8 +91,8 @@ async def test_guard_stops_the_engine(tmp_path: Path) -> None:
     async with running_server(engine, tmp_path, edit=install) as served:
         body = await served.stream({"input": "Hi"})
         first = final(read_sse(body))
-        await stopped(served, await get_response(served, first.id))
-        assert await served.again(f"/v1/responses/{first.id}?stream=true") == body
+        await stopped(served, await served.get_response(first.id))
+        assert await served.replay(first.id) == body
         await stopped(served, (await served.post({"input": "Hi"}))[1])
-        await stopped(served, await wait_for_end(served, await start_background(served)))
+        await stopped(served, await served.wait_for_end(await served.start_background()))
         assert engine.aborted == 3

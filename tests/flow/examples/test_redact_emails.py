@@ -18,7 +18,6 @@ from penstock.stages.optional.rewrite import Rewrite
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.redact_emails import ADDRESS, install, redacted
 from tests.support import fixture_cases
-from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.server import running_server, script
 
@@ -99,10 +98,10 @@ async def test_no_address_leaves_the_server(tmp_path: Path) -> None:
         body = await served.stream(wanted)
         first = final(read_sse(body))
         assert fixture_cases.item_texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
-        background = await start_background(served)
-        assert (await wait_for_end(served, background))["status"] == "completed"
-        seen = [body, await served.again(f"/v1/responses/{first.id}?stream=true&starting_after=3")]
-        seen += [await served.again(f"/v1/responses/{background}?stream=true")]
+        background = await served.start_background()
+        assert (await served.wait_for_end(background))["status"] == "completed"
+        seen = [body, await served.replay(first.id, "&starting_after=3")]
+        seen += [await served.replay(background)]
         seen += [json.dumps(await served.post({"input": "And?", "previous_response_id": first.id})).encode()]
         assert not any(SECRET.encode() in answer or b"joe" in answer for answer in seen)
         prompt = load_encoding().decode(engine.prompts[-1].token_ids)

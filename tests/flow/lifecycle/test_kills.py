@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.api_clients import StreamReader, open_stream, openai_client, start_background, wait_for_end
+from tests.support.api_clients import StreamReader, openai_client
 from tests.support.event_streams import final, read_sse
 from tests.support.server_process import running_process
 from tests.support.stored_responses import expire_heartbeat
@@ -47,7 +47,7 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
     async with AsyncExitStack() as stack:
         servers = (running_process(store_at, tmp_path, text, "--max-background", "1") for text in ("long", "quick"))
         one, other = await asyncio.gather(*map(stack.enter_async_context, servers))  # over a new store
-        running, waiting = await start_background(one), await start_background(one)
+        running, waiting = await one.start_background(), await one.start_background()
         made_there = asyncio.create_task(other.again(stream_of(waiting)))
         async with other.client.get(other.url + stream_of(running)) as answer:
             reader = StreamReader(answer)
@@ -60,13 +60,13 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
         stored = await other.again(stream_of(running))
         assert final(read_sse(stored)).status == "failed"
         assert_ends_once(seen, events_of(stored))
-        assert "20" in (await wait_for_end(other, running))["output"][-1]["content"][0]["text"]
+        assert "20" in (await other.wait_for_end(running))["output"][-1]["content"][0]["text"]
         assert final(read_sse(await made_there)).status == "completed"
 
 
 async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
     async with running_process(store_at, tmp_path, "long") as server:
-        async with open_stream(server, {"background": True}) as stream:
+        async with server.open_stream({"background": True}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b'"delta":"20"')
             await wait_until_stored(store_at, response_id, len(events_of(stream.read)))

@@ -16,7 +16,7 @@ from penstock.api.runs import scheduler
 from penstock.pipeline.errors import EngineDead, EngineFailed
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import Client, Mode, cancel_response, wait_until
+from tests.support.api_clients import Client, Mode, wait_until
 from tests.support.lifecycle import FinishedResponse
 from tests.support.server import COUNT, ENDLESS, ScriptedServer, running_server, script
 
@@ -120,7 +120,7 @@ async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pyte
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
-    status, answer = await cancel_response(cell.served, cell.response_id)
+    status, answer = await cell.served.cancel(cell.response_id)
     assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
     await asking
     assert cell.client.is_complete

@@ -60,7 +60,7 @@ async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, No
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
     await wait_for_events(store, 2 * len(api_clients.MODES), BRIEF - 20)
     for _ in api_clients.MODES:  # too many to run before the server ends
-        await api_clients.start_background(server)
+        await server.start_background()
     asking += [asyncio.create_task(waiting.ask())]
     await api_clients.wait_until(lambda: b"response.queued" in waiting.seen)
     yield Scene(server, middle, near_the_end, waiting)

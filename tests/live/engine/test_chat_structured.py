@@ -88,10 +88,7 @@ async def test_tool_is_called_beside_a_format(model: ChatEngine) -> None:
     [
         ("required", {"get_weather", "lookup"}),
         ({"type": "function", "name": "lookup"}, {"lookup"}),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "lookup"}]},
-            {"lookup"},
-        ),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "lookup"}]}, {"lookup"}),
     ],
     ids=["required", "named", "allowed"],
 )

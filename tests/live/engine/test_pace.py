@@ -10,7 +10,7 @@ import pytest
 from penstock.stages.services.engines.stream_interval import MOST, set_stream_interval
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+    pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 ]
 
 
