@@ -6,10 +6,10 @@ not change: a request to add or delete items is answered with status 409 and can
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from aiohttp import web
 
@@ -29,11 +29,12 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
 from penstock.pipeline.protocol.params.items import InputItem
-from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.stages.normalize.items import ItemReader, unrepeated
+from penstock.stages.normalize.input_items import InputReader, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
-from penstock.stages.normalize.tools import Offer
+from penstock.stages.normalize.pairing import check_pairs
+from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
 
@@ -148,11 +149,17 @@ class Conversations:
 
     async def _read(self, input_items: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
         """Read the items of a body; references to items ``before`` them in the conversation are left out."""
-        find, pace = partial(self.store.items, owner=owner), Pace()
-        reader = ItemReader("items", self.draw(), find, Offer(), sees=True)  # images too: any model may continue it
-        items = await reader.read(input_items, before, pace)
-        await reader.check_calls(before, items, pace)
-        return await unrepeated(before, items, pace)
+        ids = references(input_items, "items")
+        referenced = await self.store.items(ids, owner) if ids else {}
+        # images are read too, because any model may continue the conversation
+        reader = InputReader("items", self.draw(), referenced, ToolsetBuilder(), sees_images=True)
+
+        def read() -> tuple[Item, ...]:
+            items = reader.read(input_items, before)
+            check_pairs(before, items, "items")
+            return new_items(before, items)
+
+        return await asyncio.to_thread(read)
 
 
 def _answer(conversation: StoredConversation) -> web.Response:

@@ -62,7 +62,7 @@ def chat_responses(
         toolbox.mcp.labels,
         sees_images=chat.sees_images,
         has_template=True,
-        advised=chat.sampling,
+        recommended=chat.sampling,
     )
     turn = _turn(RenderChat(chat, engine.context_length), engine, ParseChat(chat))
     return _responses(normalize, Converse(turn, toolbox, limits), runs)

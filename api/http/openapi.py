@@ -63,7 +63,7 @@ class _Schemas:
             [(body, "validation") for body in bodies], ref_template=f"{_REF}{{model}}Param"
         )
         self.bodies: dict[Any, Schema] = {body: schema for (body, _), schema in named.items()}
-        params = {f"{name}Param": _loosened(schema) for name, schema in incoming["$defs"].items()}
+        params = {_loosened(f"{name}Param"): _loosened(schema) for name, schema in incoming["$defs"].items()}
         self.components: Schema = {name: _all_there(schema) for name, schema in outgoing.items()} | params
 
 
@@ -76,12 +76,14 @@ def _all_there(schema: Schema) -> Schema:
 
 
 def _loosened(schema: Any) -> Any:
-    """Replace ``oneOf`` by ``anyOf`` in a union without a discriminating field.
+    """Replace ``oneOf`` by ``anyOf`` in a union without a discriminating field, and let names end in one ``Param``.
 
     Pydantic writes ``oneOf`` for a union that a function discriminates, but its alternatives need not exclude each
     other.
     """
     match schema:
+        case str():
+            return schema.removesuffix("Param") if schema.endswith("ParamParam") else schema
         case dict():
             loosened = {key: _loosened(value) for key, value in schema.items()}
             if "oneOf" in loosened and "discriminator" not in loosened:

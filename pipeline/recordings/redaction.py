@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import msgspec
 from pydantic_core import from_json
 
-from penstock.pipeline.protocol.params.mcp import TOLD, reduced
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.tools import ECHOED_KEYS, without_path
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Failure
 from penstock.pipeline.secret import unwritten
@@ -35,7 +35,7 @@ def without_secrets(frame: Any) -> dict[str, Any]:
     if isinstance(offered, dict):
         for server in offered.get("servers", ()):
             if server["url"]:
-                server["url"] = reduced(server["url"])
+                server["url"] = without_path(server["url"])
     return fields
 
 
@@ -55,8 +55,9 @@ def _open(data: Any) -> Any:
         case list():
             return [_open(each) for each in data]
         case {"type": "mcp"}:
-            server = {name: value for name, value in data.items() if name in TOLD or name == "name"}
-            return server | {"server_url": reduced(str(server["server_url"]))} if server.get("server_url") else server
+            server = {name: value for name, value in data.items() if name in ECHOED_KEYS or name == "name"}
+            url = server.get("server_url")
+            return server | {"server_url": without_path(str(url))} if url else server
         case dict():
             return {name: _part(name, value) for name, value in data.items()}
         case _:

@@ -6,8 +6,6 @@ import base64
 import re
 from binascii import a2b_base64
 
-from penstock.pipeline.protocol.params.json_body import Pace
-
 LARGEST_IMAGE = 20 << 20
 """Limit on the size of an encoded image, in bytes."""
 
@@ -44,17 +42,16 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-async def check_data_url(url: str, pace: Pace) -> None:
+def check_data_url(url: str) -> None:
     """Check that a data URL holds an image of an accepted type and size; raises `NoImage`.
 
-    ``pace`` is awaited between pieces, so that a large image does not block the event loop.
+    It is decoded in pieces, because decoding holds the GIL.
     """
     payload = _payload_at(url)
     if (len(url) - payload) // 4 * 3 > LARGEST_IMAGE:
         raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
     last = max(payload, len(url) - 4)  # only the last four characters may hold padding
     for start in range(payload, last, _PIECE):
-        await pace()
         piece = url[start : min(start + _PIECE, last)]
         if "=" in piece:
             raise NoImage("It is not valid base64.")

@@ -6,38 +6,31 @@ the same input.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from msgspec import UNSET
 
-from penstock.pipeline.errors import (
-    ConversationNotFound,
-    InvalidRequest,
-    ModelNotFound,
-    PreviousResponseNotFound,
-    PreviousResponseUnfinished,
-    StoreFailed,
-    UnsupportedParameter,
-)
+from penstock.pipeline import errors
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.frames import NO_TEMPLATE_OPTIONS, Origin, ResolvedRequest, Sampling, Scheduling, TemplateOptions
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
-from penstock.pipeline.protocol.params.items import InputItem, MessageItem
-from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from penstock.stages.normalize.hosted import told_choice
-from penstock.stages.normalize.images import check_images
-from penstock.stages.normalize.items import ItemReader, not_read, unrepeated
-from penstock.stages.normalize.raw import RawMessages
-from penstock.stages.normalize.tools import Offer, read_tools
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
+from penstock.stages.normalize.pairing import check_pairs
+from penstock.stages.normalize.previous_messages import MessageReader
+from penstock.stages.normalize.tool_types import choice_without_secrets
+from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import History
 
@@ -61,11 +54,11 @@ INCLUDABLE = frozenset(
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that name the history that a request continues; a request may have one of them."""
 
-NAMED = 5
+MOST_NAMED = 5
 """The most model names to list in the error for an unknown model; a server of recordings may have thousands."""
 
-_RAN = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
-"""The item types of calls that this server may have run."""
+_RUN_HERE = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
+"""The items of calls that this server may have run."""
 
 CONTINUABLE = frozenset({"completed", "incomplete"})
 """The statuses of responses that can be continued; all others have not ended, or have failed or been cancelled."""
@@ -96,46 +89,38 @@ class Normalize:
     """True if the model reads images."""
     has_template: bool = False
     """True if the model has a chat template, and so does not speak Harmony."""
-    advised: Mapping[str, float] = field(default_factory=dict)
+    recommended: Mapping[str, float] = field(default_factory=dict)
     """The model makers' sampling defaults, such as ``temperature``; used for parameters that a request leaves out."""
     salt_caches: bool = False
     """True if ``prompt_cache_key`` separates prefix caches for requests without a ``cache_salt``."""
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
-        """Yield one conversation per request.
+        """Yield one resolved request per request.
 
         Raises `InvalidRequest` for a request that is invalid, that this server does not support, or that names an
         unknown model, response or conversation; raises `StoreFailed` if the history cannot be read.
         """
         async for request in source:
-            yield await self._conversation(request)
+            yield await self._resolve(request)
 
-    async def _conversation(self, request: CreateResponse) -> ResolvedRequest:
+    async def _resolve(self, request: CreateResponse) -> ResolvedRequest:
         refuse_unsupported(request)
         self._refuse_foreign(request)
-        model, pace = self._model(request), Pace()
-        offer = await read_tools(request.tools or (), Offer(self.hosted, self.labels), pace)
+        model = self._model(request)
         past, position = await self._past(request)
-        await self._check_past(past.items, request, pace)
-        await offer.inherit(past.items, pace)
+        ids = references(request.input_items, "input")
+        referenced = await self.store.items(ids, request.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
-        current_response.set(f"resp_{suffix}")
-        reader = ItemReader("input", suffix, partial(self.store.items, owner=request.owner), offer, self.sees_images)
-        items = await reader.read(_items(request.input), past.items, pace)
-        raw = RawMessages(suffix, request.instructions, offer.tools)
-        before = await raw.read(request.previous_input_messages or (), items, pace)
-        if not items and not before and not past.items:
-            raise InvalidRequest("A request that continues nothing needs an input.", param="input")
-        await reader.check_calls((*past.items, *before), items, pace)
-        await check_images(past.items, items, pace)
-        tools, sampling = await offer.toolset(request, pace), _sampling(request, self.advised)
+        current_response.set(response_id := f"resp_{suffix}")
+        items, toolset, echo = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
+        sampling = _sampling(request, self.recommended)
         return ResolvedRequest(
-            response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
+            response=_response(request, echo, sampling, response_id, int(now), model),
             history=past.items,
-            input=(*before, *await unrepeated(past.items, items, pace)),
+            input=items,
             sampling=sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
-            tools=tools,
+            tools=toolset,
             scheduling=self._scheduling(request),
             raw_messages=request.enable_response_messages is True,
             origin=Origin(request.owner, position, request.is_recorded),
@@ -143,8 +128,31 @@ class Normalize:
             results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),
             template=_template(request),
-            structured=request.structured_outputs.said if request.structured_outputs else {},
+            structured=request.structured_outputs.constraint if request.structured_outputs else {},
         )
+
+    def _read(
+        self, request: CreateResponse, history: Sequence[Item], referenced: Mapping[str, Item], suffix: str
+    ) -> tuple[tuple[Item, ...], Toolset, list[dict[str, Any]]]:
+        """Return the input, the tools, and the tools as the response repeats them.
+
+        A request may have thousands of items and tools, so this runs in a thread.
+        """
+        builder = ToolsetBuilder(self.hosted, self.labels)
+        for position, tool in enumerate(request.tools or ()):
+            builder.add(tool, f"tools[{position}]")
+        if not self.sees_images and any(map(images_of, history)):  # the history may be another model's
+            param = "conversation" if request.conversation_id is not None else "previous_response_id"
+            raise unreadable("input_image", param, sees_images=False)
+        builder.inherit(history)
+        items = InputReader("input", suffix, referenced, builder, self.sees_images).read(request.input_items, history)
+        messages = MessageReader(suffix, request.instructions, builder.tools)
+        before = messages.read(request.previous_input_messages or (), items)
+        if not items and not before and not history:
+            raise InvalidRequest("A request that continues nothing needs an input.", param="input")
+        check_pairs((*history, *before), items, "input")
+        check_image_count((*history, *items))
+        return (*before, *new_items(history, items)), builder.toolset(request), builder.echo
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
@@ -160,9 +168,9 @@ class Normalize:
     def _model(self, request: CreateResponse) -> str:
         model = self.models[0] if request.model is None else request.model
         if model not in self.models:
-            more = len(self.models) - NAMED
-            served = ", ".join(map(repr, self.models[:NAMED])) + (f" and {more} more" if more > 0 else "")
-            raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
+            more = len(self.models) - MOST_NAMED
+            served = ", ".join(map(repr, self.models[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+            raise errors.ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
         return model
 
     async def _past(self, request: CreateResponse) -> tuple[History, int]:
@@ -170,27 +178,19 @@ class Normalize:
         if (conversation_id := request.conversation_id) is not None:
             conversation = await self.store.conversations.items(conversation_id, request.owner)
             if conversation is None:
-                raise ConversationNotFound(shortened(conversation_id), param="conversation")
+                raise errors.ConversationNotFound(shortened(conversation_id), param="conversation")
             return conversation, len(conversation.items)
         if (previous := request.previous_response_id) is not None:
             return await self._continued(previous, request.owner), 0
         return History((), {}), 0
 
-    async def _check_past(self, items: Sequence[Item], request: CreateResponse, pace: Pace) -> None:
-        """Raise `InvalidRequest` if the history (perhaps another model's) has images and this model reads none."""
-        for item in () if self.sees_images else items:
-            await pace()
-            if images_of(item):
-                param = "conversation" if request.conversation_id is not None else "previous_response_id"
-                raise not_read("input_image", param, sees=False)
-
     async def _continued(self, previous: str, owner: str) -> History:
         stored = await self.store.get(previous, owner)
         if stored is not None and stored.response.status not in CONTINUABLE:
-            raise PreviousResponseUnfinished(previous, stored.response.status)
+            raise errors.PreviousResponseUnfinished(previous, stored.response.status)
         history = await self.store.history(previous, owner) if stored else None
         if history is None:
-            raise PreviousResponseNotFound(shortened(previous))
+            raise errors.PreviousResponseNotFound(shortened(previous))
         return history
 
     async def _results(self, items: Sequence[Item], request: CreateResponse) -> Mapping[str, str]:
@@ -199,10 +199,10 @@ class Normalize:
         If the store fails, a request with ``store: false`` goes on without them, because its items also hold some of
         the results.
         """
-        item_ids = [item.id for item in items if type(item) in _RAN]
+        item_ids = [item.id for item in items if type(item) in _RUN_HERE]
         try:
             return await self.store.results(item_ids, request.owner) if item_ids else {}
-        except StoreFailed:
+        except errors.StoreFailed:
             if request.store is not False:
                 raise
             return {}
@@ -248,21 +248,21 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise InvalidRequest("text.format and structured_outputs exclude each other.", param="structured_outputs")
 
 
-def _sampling(request: CreateResponse, advised: Mapping[str, float]) -> Sampling:
+def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Sampling:
     stop = request.stop or ()
-    asks_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return Sampling(
-        temperature=_or(request.temperature, advised.get("temperature", 1.0)),
-        top_p=_or(request.top_p, advised.get("top_p", 1.0)),
+        temperature=_or(request.temperature, recommended.get("temperature", 1.0)),
+        top_p=_or(request.top_p, recommended.get("top_p", 1.0)),
         max_tokens=request.max_output_tokens,
-        top_k=max(0, _or(request.top_k, int(advised.get("top_k", 0)))),  # in vLLM, -1 is an older form of 0
-        min_p=_or(request.min_p, advised.get("min_p", 0.0)),
-        presence_penalty=_or(request.presence_penalty, advised.get("presence_penalty", 0.0)),
-        frequency_penalty=_or(request.frequency_penalty, advised.get("frequency_penalty", 0.0)),
-        repetition_penalty=_or(request.repetition_penalty, advised.get("repetition_penalty", 1.0)),
+        top_k=max(0, _or(request.top_k, int(recommended.get("top_k", 0)))),  # in vLLM, -1 is an older form of 0
+        min_p=_or(request.min_p, recommended.get("min_p", 0.0)),
+        presence_penalty=_or(request.presence_penalty, recommended.get("presence_penalty", 0.0)),
+        frequency_penalty=_or(request.frequency_penalty, recommended.get("frequency_penalty", 0.0)),
+        repetition_penalty=_or(request.repetition_penalty, recommended.get("repetition_penalty", 1.0)),
         seed=request.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=_or(request.top_logprobs, 0) if asks_logprobs else None,
+        logprobs=_or(request.top_logprobs, 0) if wants_logprobs else None,
     )
 
 
@@ -272,17 +272,17 @@ def _template(request: CreateResponse) -> TemplateOptions:
     return TemplateOptions(request.chat_template, request.chat_template_kwargs or {})
 
 
-def _items(value: str | list[InputItem] | None) -> Sequence[InputItem]:
-    """Return the items of ``input``; a plain string is a user message."""
-    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value or ()
-
-
 def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
 
 def _response(
-    request: CreateResponse, offer: Offer, sampling: Sampling, response_id: str, created_at: int, model: str
+    request: CreateResponse,
+    echo: Sequence[dict[str, Any]],
+    sampling: Sampling,
+    response_id: str,
+    created_at: int,
+    model: str,
 ) -> Response:
     tier = request.service_tier
     return Response(
@@ -292,7 +292,7 @@ def _response(
         model=model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=tuple(offer.echo),
+        tools=tuple(echo),
         tool_choice=_tool_choice(request),
         truncation=request.truncation or "disabled",
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -318,11 +318,11 @@ def _response(
 
 def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
-    return choice if isinstance(choice, str) else told_choice(choice.given)
+    return choice if isinstance(choice, str) else choice_without_secrets(choice.sent)
 
 
 def _text(request: CreateResponse) -> dict[str, Any]:
-    options = request.text.given if request.text else {}
+    options = request.text.sent if request.text else {}
     return {"format": {"type": "text"}} | {key: value for key, value in options.items() if value is not None}
 
 

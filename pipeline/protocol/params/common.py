@@ -13,8 +13,8 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     ValidatorFunctionWrapHandler,
+    model_validator,
 )
-from pydantic import model_validator as validates
 from pydantic_core import PydanticCustomError
 
 
@@ -25,21 +25,21 @@ class Body(BaseModel):
 
 
 class Echoed(Body):
-    """An object that a response repeats as the client wrote it, unknown keys included."""
+    """An object that a response repeats as the client sent it, unknown keys included."""
 
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The object as the client wrote it."""
-        return self._given
+    def sent(self) -> dict[str, Any]:
+        """The object as the client sent it."""
+        return self._sent
 
-    @validates(mode="wrap")
+    @model_validator(mode="wrap")
     @classmethod
     def _keep(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Self:
         echoed: Self = validate(value)
         if isinstance(value, dict):
-            echoed._given = value
+            echoed._sent = value
         return echoed
 
 
@@ -57,7 +57,9 @@ def at_most(count: int, elements: str) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict | list) and len(value) > count:
-            raise PydanticCustomError("too_long", "This has at most {count} {of}", {"count": count, "of": elements})
+            raise PydanticCustomError(
+                "too_long", "This should have at most {count} {of}", {"count": count, "of": elements}
+            )
         return value
 
     return BeforeValidator(check)

@@ -1,15 +1,21 @@
-"""Input items in a request body."""
+"""Input items in a request body.
+
+Clients send back the items that they kept of a response, sometimes without ids or statuses, so few fields are required.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, StringConstraints, Tag
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from penstock.pipeline.protocol.items import ImageDetail, ItemStatus, Phase, Role
-from penstock.pipeline.protocol.params import calls
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, CallId, Name, text_or_list, type_of
-from penstock.pipeline.protocol.params.tools import Tool
+from penstock.pipeline.protocol.params import common
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, CallId, Echoed, Name, text_or_list
+from penstock.pipeline.protocol.params.tools import ToolParam
+
+_Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+_Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 # Content parts
 
@@ -87,7 +93,7 @@ class ReasoningItem(_InputItem):
 
 class _CallItem(_InputItem):
     call_id: CallId
-    name: Annotated[str, StringConstraints(min_length=1)]
+    name: _Text
     namespace: Name | None = None
 
 
@@ -114,6 +120,179 @@ class CustomToolCallOutputItem(_CallOutputItem):
     type: Literal["custom_tool_call_output"]
 
 
+class _TypedCallItem(Body):
+    """A call with an item type of its own, or its output."""
+
+    id: str | None = None
+    status: (
+        Literal["in_progress", "completed", "incomplete", "failed", "searching", "interpreting", "calling"] | None
+    ) = None
+
+
+class _ClientCallItem(_TypedCallItem):
+    call_id: CallId
+
+
+# Calls that the client runs
+
+
+class LocalShellAction(Body):
+    command: Annotated[list[str], FAIL_FAST]
+    env: dict[str, str] | None = None
+    timeout_ms: _Count | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCallItem(_ClientCallItem):
+    type: Literal["local_shell_call"]
+    action: LocalShellAction
+
+
+class LocalShellCallOutputItem(_ClientCallItem):
+    """The output of a local shell call.
+
+    The API puts the ``call_id`` of the call in ``id``; some clients put it in ``call_id``.
+    """
+
+    type: Literal["local_shell_call_output"]
+    output: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_once(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("call_id") is None and "id" in value:
+            return {**value, "call_id": value["id"]}
+        return value
+
+
+class ShellAction(Body):
+    commands: Annotated[list[str], FAIL_FAST]
+    timeout_ms: _Count | None = None
+    max_output_length: _Count | None = None
+
+
+class ShellEnvironment(Body):
+    type: str
+    container_id: str | None = None
+
+
+class ShellCallItem(_ClientCallItem):
+    type: Literal["shell_call"]
+    action: ShellAction
+    environment: ShellEnvironment | None = None
+
+
+class ShellOutcome(Body):
+    type: Literal["exit", "timeout"]
+    exit_code: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+
+class ShellOutput(Body):
+    outcome: ShellOutcome
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+class ShellCallOutputItem(_ClientCallItem):
+    type: Literal["shell_call_output"]
+    output: Annotated[list[ShellOutput], FAIL_FAST]
+    max_output_length: _Count | None = None
+
+
+class PatchOperation(Body):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
+class ApplyPatchCallItem(_ClientCallItem):
+    type: Literal["apply_patch_call"]
+    operation: PatchOperation
+
+
+class ApplyPatchCallOutputItem(_ClientCallItem):
+    type: Literal["apply_patch_call_output"]
+    output: str | None = None
+
+
+# Calls that a server runs
+
+
+class ListedToolPart(Body):
+    name: _Text
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+
+
+_Error: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")], Discriminator(common.text_or_object)
+]
+
+
+class McpListToolsItem(_TypedCallItem):
+    type: Literal["mcp_list_tools"]
+    server_label: _Text
+    tools: Annotated[list[ListedToolPart], FAIL_FAST] | None = None
+    error: _Error | None = None
+
+
+class _McpCallItem(_TypedCallItem):
+    server_label: _Text
+    name: _Text
+    arguments: str
+
+
+class McpCallItem(_McpCallItem):
+    type: Literal["mcp_call"]
+    output: str | None = None
+    error: _Error | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequestItem(_McpCallItem):
+    type: Literal["mcp_approval_request"]
+
+
+class McpApprovalResponseItem(_TypedCallItem):
+    type: Literal["mcp_approval_response"]
+    approval_request_id: _Text
+    approve: bool
+    reason: str | None = None
+
+
+class CodeOutput(Body):
+    type: Literal["logs", "image"]
+    logs: str | None = None
+    url: str | None = None
+
+
+class CodeInterpreterCallItem(_TypedCallItem):
+    type: Literal["code_interpreter_call"]
+    code: str | None = None
+    container_id: str | None = None
+    outputs: Annotated[list[CodeOutput], FAIL_FAST] | None = None
+
+
+class WebAction(Echoed):
+    """An action of the browser, of any type; only the known fields are validated."""
+
+    type: str | None = None
+    query: str | None = None
+    queries: Annotated[list[str], FAIL_FAST] | None = None
+    url: str | None = None
+    pattern: str | None = None
+
+
+class WebSearchCallItem(_TypedCallItem):
+    type: Literal["web_search_call"]
+    action: WebAction | None = None
+
+
+# Other items
+
+
 class ItemReference(Body):
     """A reference to a stored item by its id."""
 
@@ -127,12 +306,30 @@ class AdditionalToolsItem(Body):
     type: Literal["additional_tools"]
     id: str | None = None
     role: Literal["developer"]
-    tools: Annotated[list[Tool], FAIL_FAST]
+    tools: Annotated[list[ToolParam], FAIL_FAST]
+
+
+ClientCallItem: TypeAlias = (
+    LocalShellCallItem
+    | LocalShellCallOutputItem
+    | ShellCallItem
+    | ShellCallOutputItem
+    | ApplyPatchCallItem
+    | ApplyPatchCallOutputItem
+)
+ServerCallItem: TypeAlias = (
+    McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+    | McpApprovalResponseItem
+    | CodeInterpreterCallItem
+    | WebSearchCallItem
+)
 
 
 def _item_tag(value: Any) -> Any:
     """Return the type of an item; an item without one is a message, or a reference if it has only an id."""
-    if item_type := type_of(value):
+    if item_type := common.type_of(value):
         return item_type
     is_reference = isinstance(value, dict) and "id" in value and value.keys().isdisjoint(("role", "content"))
     return "item_reference" if is_reference or isinstance(value, ItemReference) else "message"
@@ -145,18 +342,18 @@ InputItem: TypeAlias = Annotated[
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[calls.LocalShellCallItem, Tag("local_shell_call")]
-    | Annotated[calls.LocalShellCallOutputItem, Tag("local_shell_call_output")]
-    | Annotated[calls.ShellCallItem, Tag("shell_call")]
-    | Annotated[calls.ShellCallOutputItem, Tag("shell_call_output")]
-    | Annotated[calls.ApplyPatchCallItem, Tag("apply_patch_call")]
-    | Annotated[calls.ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
-    | Annotated[calls.McpListToolsItem, Tag("mcp_list_tools")]
-    | Annotated[calls.McpCallItem, Tag("mcp_call")]
-    | Annotated[calls.McpApprovalRequestItem, Tag("mcp_approval_request")]
-    | Annotated[calls.McpApprovalResponseItem, Tag("mcp_approval_response")]
-    | Annotated[calls.CodeInterpreterCallItem, Tag("code_interpreter_call")]
-    | Annotated[calls.WebSearchCallItem, Tag("web_search_call")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[McpListToolsItem, Tag("mcp_list_tools")]
+    | Annotated[McpCallItem, Tag("mcp_call")]
+    | Annotated[McpApprovalRequestItem, Tag("mcp_approval_request")]
+    | Annotated[McpApprovalResponseItem, Tag("mcp_approval_response")]
+    | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
+    | Annotated[WebSearchCallItem, Tag("web_search_call")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[AdditionalToolsItem, Tag("additional_tools")],
     Discriminator(_item_tag),

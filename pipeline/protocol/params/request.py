@@ -6,15 +6,23 @@ of the value.  The ``normalize`` stage refuses parameters that are read here but
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag
+from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, text_or_list
-from penstock.pipeline.protocol.params.items import InputItem, RawMessage
-from penstock.pipeline.protocol.params.structured_outputs import StructuredOutputs
-from penstock.pipeline.protocol.params.tools import TextFormat, Tool, ToolChoice
+from penstock.pipeline.protocol.params.common import (
+    FAIL_FAST,
+    Body,
+    Echoed,
+    Metadata,
+    Name,
+    text_or_list,
+    text_or_object,
+)
+from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
+from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort
 
 TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
@@ -24,7 +32,7 @@ ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority",
 Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
-class ReasoningOptions(Body):
+class ReasoningOptionsParam(Body):
     effort: Effort | None = None
     summary: Summary | None = None
     generate_summary: Summary | None = None
@@ -50,7 +58,7 @@ class TextOptions(Echoed):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ConversationReference(Body):
+class ConversationReferenceParam(Body):
     id: str
 
 
@@ -63,6 +71,40 @@ class PromptCacheOptions(Body):
     ttl: Literal["30m", "12h"] | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
+
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_TextOrObject: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")], Discriminator(text_or_object)
+]
+
+
+class StructuredOutputs(Body):
+    """Exactly one constraint.  JSON is written with minimal white space; options for that are read but not used."""
+
+    json_: _TextOrObject | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: _TextOrObject | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_additional_properties: Literal[False] | None = None
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """The constraint as a dict, its name the only key."""
+        values = self.model_dump(by_alias=True, include={"json_", *_CONSTRAINTS[1:]})
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(self.constraint) != 1:
+            raise PydanticCustomError(
+                "structured_outputs", "This should have exactly one of {names}", {"names": ", ".join(_CONSTRAINTS)}
+            )
+        return self
 
 
 _StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
@@ -88,7 +130,7 @@ class CreateResponse(Body):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    tools: Annotated[list[Tool], FAIL_FAST] | None = None
+    tools: Annotated[list[ToolParam], FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
@@ -96,7 +138,7 @@ class CreateResponse(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: ReasoningOptionsParam | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
@@ -109,8 +151,8 @@ class CreateResponse(Body):
     background: bool | None = None
     conversation: (
         Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[ConversationReference, Tag("as_object")],
-            Discriminator(lambda value: "as_text" if isinstance(value, str) else "as_object"),
+            Annotated[str, Tag("as_text")] | Annotated[ConversationReferenceParam, Tag("as_object")],
+            Discriminator(text_or_object),
         ]
         | None
     ) = None
@@ -187,7 +229,12 @@ class CreateResponse(Body):
     @property
     def conversation_id(self) -> str | None:
         """The id of the conversation to add the response to, or None."""
-        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+        return self.conversation.id if isinstance(self.conversation, ConversationReferenceParam) else self.conversation
+
+    @property
+    def input_items(self) -> Sequence[InputItem]:
+        """The items of ``input``; a plain string is a user message."""
+        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input or ()
 
     @property
     def trace_headers(self) -> Mapping[str, str]:

@@ -1,19 +1,33 @@
-"""Tools, and the choice of tools, in a request body."""
+"""Tools, and the choice of tools, in a request body.
+
+Headers of MCP servers may hold secrets.  They are validated here so that no HTTP library rejects one later with an
+error that quotes it.  Error messages and the repr of these models leave them out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from penstock.pipeline.protocol.params.common import Body, Echoed, Name, one_of, text_or_object
-from penstock.pipeline.protocol.params.mcp import ChosenServer, McpTool, OnlyServer
+from penstock.pipeline.protocol.params.common import (
+    FAIL_FAST,
+    Body,
+    Echoed,
+    Name,
+    at_most,
+    one_of,
+    text_or_object,
+)
 
 MOST_IN_A_NAMESPACE = 500
 """The most tools in a namespace, which is validated in one piece and so must be short."""
 
 
-class FunctionTool(Echoed):
+class FunctionToolParam(Echoed):
     type: Literal["function"]
     name: Name
     description: str | None = None
@@ -31,19 +45,19 @@ class GrammarFormat(Body):
     definition: str
 
 
-class CustomTool(Echoed):
+class CustomToolParam(Echoed):
     type: Literal["custom"]
     name: Name
     description: str | None = None
     format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
 
 
-class NamespaceTool(Echoed):
+class NamespaceToolParam(Echoed):
     type: Literal["namespace"]
     name: Name
     description: str | None = None
     tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        list[Annotated[FunctionToolParam | CustomToolParam, Field(discriminator="type")]],
         Field(fail_fast=True, max_length=MOST_IN_A_NAMESPACE),
     ]
 
@@ -54,7 +68,7 @@ class AutoContainer(Body):
     type: Literal["auto"]
 
 
-class CodeInterpreterTool(Echoed):
+class CodeInterpreterToolParam(Echoed):
     """The code interpreter, whose sandbox this server chooses, not the client."""
 
     type: Literal["code_interpreter"]
@@ -72,7 +86,7 @@ class Environment(Body):
     type: Literal["local", "container_auto", "container_reference"]
 
 
-class ShellTool(Echoed):
+class ShellToolParam(Echoed):
     type: Literal["shell"]
     environment: Environment | None = None
 
@@ -82,20 +96,163 @@ class ShellTool(Echoed):
         return self.environment is not None and self.environment.type != "local"
 
 
-class OtherTool(Echoed):
+# MCP servers
+
+RESERVED = frozenset({"functions", "assistant", "user", "system", "developer", "tool", "all"})
+"""Labels that no server may have, because to the model they are roles, recipients or namespaces."""
+
+FRAMING = frozenset(
+    {"connection", "content-length", "host", "keep-alive", "proxy-authorization", "proxy-connection"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Headers of the connection and the host, which a body may not set."""
+
+
+def _not_reserved(label: str) -> str:
+    if label in RESERVED:
+        raise PydanticCustomError("label", "No server can be labelled {label}", {"label": repr(label)})
+    return label
+
+
+def is_web_url(url: str) -> bool:
+    """Return True if ``url`` is a URL of http or https with a host."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _of_a_server(url: str) -> str:
+    """Return ``url`` unchanged if it is a web URL without a user or a password."""
+    if not is_web_url(url):
+        raise PydanticCustomError("server_url", "This should be a URL: http or https, with a host")
+    if "@" in urlsplit(url).netloc:
+        raise PydanticCustomError(
+            "server_url", "A user or password is not allowed in this URL: use headers or authorization"
+        )
+    return url
+
+
+def _well_named(headers: dict[str, str]) -> dict[str, str]:
+    names = [name.lower() for name in headers]
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("headers", "Header names should be unique")
+    if not FRAMING.isdisjoint(names):
+        raise PydanticCustomError("headers", "Headers of the connection cannot be set by a request")
+    return headers
+
+
+_Label: TypeAlias = Annotated[Name, AfterValidator(_not_reserved)]
+_Url: TypeAlias = Annotated[
+    str, StringConstraints(max_length=2048, pattern=r"^[^\x00-\x20\x7f\\]*$"), AfterValidator(_of_a_server)
+]
+_HeaderName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")]
+_HeaderValue: TypeAlias = Annotated[
+    str, StringConstraints(max_length=8192, pattern=r"^([\x21-\x7e]([\t\x20-\x7e]*[\x21-\x7e])?)?$")
+]
+_Headers: TypeAlias = Annotated[dict[_HeaderName, _HeaderValue], at_most(50, "headers"), AfterValidator(_well_named)]
+_Token: TypeAlias = Annotated[str, StringConstraints(max_length=8192, pattern=r"^[\x21-\x7e]+$")]
+
+
+class ToolFilterParam(Body):
+    """A selection of a server's tools."""
+
+    tool_names: Annotated[list[str], FAIL_FAST] | None = None
+    read_only: bool | None = None
+
+
+class Approval(Body):
+    """The tools whose calls the client must approve, and the tools whose calls need no approval."""
+
+    always: ToolFilterParam | None = None
+    never: ToolFilterParam | None = None
+
+
+class McpToolParam(Echoed):
+    """An MCP server: one with a URL, or one in the operator's configuration, by its label."""
+
+    type: Literal["mcp"]
+    server_label: _Label
+    server_description: str | None = None
+    server_url: _Url | None = None
+    connector_id: Name | None = None
+    headers: _Headers | None = Field(default=None, repr=False)
+    authorization: _Token | None = Field(default=None, repr=False)
+    allowed_tools: (
+        Annotated[
+            Annotated[list[str], FAIL_FAST, Tag("as_list")] | Annotated[ToolFilterParam, Tag("as_object")],
+            Discriminator(lambda value: "as_list" if isinstance(value, list) else "as_object"),
+        ]
+        | None
+    ) = None
+    require_approval: (
+        Annotated[
+            Annotated[Literal["always", "never"], Tag("as_text")] | Annotated[Approval, Tag("as_object")],
+            Discriminator(text_or_object),
+        ]
+        | None
+    ) = None
+
+    @field_validator("connector_id")
+    @classmethod
+    def _names_one_server(cls, connector_id: str | None, info: ValidationInfo) -> str | None:
+        if connector_id is not None and info.data.get("server_url") is not None:
+            raise PydanticCustomError("connector_id", "This and server_url exclude each other")
+        return connector_id
+
+    @field_validator("authorization")
+    @classmethod
+    def _is_set_once(cls, authorization: str | None, info: ValidationInfo) -> str | None:
+        headers: Mapping[str, str] = info.data.get("headers") or {}
+        if authorization is not None and any(name.lower() == "authorization" for name in headers):
+            raise PydanticCustomError("authorization", "This and a header of the same name exclude each other")
+        return authorization
+
+    @property
+    def sent_headers(self) -> dict[str, str]:
+        """The headers of every call to the server, ``authorization`` included."""
+        token = {} if self.authorization is None else {"Authorization": f"Bearer {self.authorization}"}
+        return {**(self.headers or {}), **token}
+
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The tool as a response repeats it: without secrets and unknown keys."""
+        fields = {key: value for key, value in self.sent.items() if key in ECHOED_KEYS}
+        return fields | {"server_url": without_path(self.server_url)} if self.server_url else fields
+
+
+ECHOED_KEYS = frozenset(
+    {"type", "server_label", "server_description", "server_url", "connector_id", "allowed_tools", "require_approval"}
+    | {"allowed_callers", "defer_loading"}
+)
+"""The keys that a response repeats: no secrets, and no unknown keys, which might hold one."""
+
+
+def without_path(url: str) -> str:
+    """Return ``url`` without its path and query, because both may hold a key."""
+    parts = urlsplit(url)
+    has_more = parts.path not in ("", "/") or parts.query or parts.fragment
+    return f"{parts.scheme}://{parts.netloc}/{'<redacted>' if has_more else ''}"
+
+
+# All tools
+
+
+class OtherToolParam(Echoed):
     """A tool of another type; its fields are not read."""
 
     type: str
 
 
-Tool: TypeAlias = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[McpTool, Tag("mcp")]
-    | Annotated[CodeInterpreterTool, Tag("code_interpreter")]
-    | Annotated[ShellTool, Tag("shell")]
-    | Annotated[OtherTool, Tag("other")],
+ToolParam: TypeAlias = Annotated[
+    Annotated[FunctionToolParam, Tag("function")]
+    | Annotated[CustomToolParam, Tag("custom")]
+    | Annotated[NamespaceToolParam, Tag("namespace")]
+    | Annotated[McpToolParam, Tag("mcp")]
+    | Annotated[CodeInterpreterToolParam, Tag("code_interpreter")]
+    | Annotated[ShellToolParam, Tag("shell")]
+    | Annotated[OtherToolParam, Tag("other")],
     Discriminator(one_of("function", "custom", "namespace", "mcp", "code_interpreter", "shell", tag="other")),
 ]
 
@@ -108,6 +265,14 @@ class ChosenTool(Body):
     type: Literal["function", "custom"]
     name: str
     namespace: str | None = None
+
+
+class ChosenServer(Body):
+    """All the tools of an MCP server, or one of them."""
+
+    type: Literal["mcp"]
+    server_label: str
+    name: str | None = None
 
 
 class ChosenNamespace(Body):
@@ -135,6 +300,10 @@ AllowedTool: TypeAlias = Annotated[
 
 class OnlyTool(ChosenTool, Echoed):
     """The tool that the model must call."""
+
+
+class OnlyServer(ChosenServer, Echoed):
+    """The MCP server that the model must call."""
 
 
 class AllowedTools(Echoed):

@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
 from penstock.pipeline.protocol.params.items import InputItem, RawMessage
 from penstock.pipeline.protocol.params.json_body import PIECE, Pace, read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.params.tools import Tool
+from penstock.pipeline.protocol.params.tools import ToolParam
 
 Value = TypeVar("Value")
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -26,7 +26,7 @@ _discreet = ConfigDict(hide_input_in_errors=True)
 _elements: dict[str, TypeAdapter[Any]] = {
     "input": TypeAdapter(InputItem, config=_discreet),
     "items": TypeAdapter(InputItem, config=_discreet),
-    "tools": TypeAdapter(Tool, config=_discreet),
+    "tools": TypeAdapter(ToolParam, config=_discreet),
     "previous_input_messages": TypeAdapter(RawMessage),
 }
 

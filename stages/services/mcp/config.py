@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from penstock.pipeline.protocol.params.mcp import is_web_url
+from penstock.pipeline.protocol.params.tools import is_web_url
 
 HttpTransport: TypeAlias = Literal["http", "sse"]
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.pipeline.protocol.params.json_body import Pace
 from penstock.stages.models import images
 from penstock.stages.models.images import NoImage, as_data_url, check_data_url, image_in, kind_of
 from tests.support.tool_servers import IMAGES, data_url, png
@@ -16,10 +15,10 @@ _kinds = st.sampled_from([*IMAGES, "image/jpg", "IMAGE/PNG"])
 
 
 @given(kind=_kinds, start=_starts, rest=st.binary(max_size=200), options=st.sampled_from(["", ";charset=utf-8"]))
-async def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, options: str) -> None:
+def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, options: str) -> None:
     """Any bytes may follow the start of an image, under any image type."""
     url = f"data:{kind}{options};base64,{base64.b64encode(start + rest).decode()}"
-    await check_data_url(url, Pace())
+    check_data_url(url)
     assert image_in(url) == start + rest
 
 
@@ -29,22 +28,22 @@ async def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, op
 @example("data:image/png;base64,iVBORw0KGgo=iVBORw0KGgo=")
 @example("data:image/png,iVBORw0KGgo=")
 @example("data:;base64,iVBORw0KGgo=")
-async def test_anything_else_is_refused(url: str) -> None:
+def test_anything_else_is_refused(url: str) -> None:
     """An accepted URL can be decoded by any reader, and begins like an image."""
     try:
-        await check_data_url(url, Pace())
+        check_data_url(url)
     except NoImage:
         return
     assert kind_of(base64.b64decode(url.partition(",")[2], validate=True))
 
 
 @given(at=st.integers(0, 140_000), flaw=st.sampled_from(["=", " ", "\n", "-", "é", "==="]))
-async def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
+def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
     """A long image is checked in pieces, and no flaw hides between two."""
     encoded = base64.b64encode(png() + bytes(100_000)).decode()
     at = min(at, len(encoded) - 4)
     with pytest.raises(NoImage):
-        await check_data_url(f"data:image/png;base64,{encoded[:at]}{flaw}{encoded[at + 1 :]}", Pace())
+        check_data_url(f"data:image/png;base64,{encoded[:at]}{flaw}{encoded[at + 1 :]}")
 
 
 @pytest.mark.parametrize(
@@ -58,18 +57,18 @@ async def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
         ("data:image/png;base64,iVBORw0KGg", "base64"),
     ],
 )
-async def test_refusal_has_a_reason(url: str, reason: str) -> None:
+def test_refusal_has_a_reason(url: str, reason: str) -> None:
     """The client learns the mistake."""
     with pytest.raises(NoImage, match=reason):
-        await check_data_url(url, Pace())
+        check_data_url(url)
 
 
-async def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte over the limit is too much."""
     monkeypatch.setattr(images, "LARGEST_IMAGE", 300)
-    await check_data_url(data_url(png().ljust(300, b"\0")), Pace())
+    check_data_url(data_url(png().ljust(300, b"\0")))
     with pytest.raises(NoImage, match="larger"):
-        await check_data_url(data_url(png().ljust(303, b"\0")), Pace())
+        check_data_url(data_url(png().ljust(303, b"\0")))
 
 
 @pytest.mark.parametrize("kind", IMAGES)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
-from penstock.stages.normalize.forms import FORMS
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
@@ -156,7 +156,7 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", CLIENT_TOOLS)
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
     """The model sees a function with the schema of the item."""

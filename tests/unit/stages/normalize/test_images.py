@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.items import (
     Message,
     images_of,
 )
-from penstock.stages.normalize import images
+from penstock.stages.normalize import input_items
 from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize, store_answer
 from tests.support.tool_servers import data_url, png
@@ -68,9 +68,9 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
 @pytest.mark.parametrize(
     ("part", "param", "words"),
     [
-        ({"type": "input_image"}, ".image_url", "has an image_url"),
+        ({"type": "input_image"}, ".image_url", "needs an image_url"),
         ({"type": "input_image", "file_id": "file_1"}, ".file_id", "keeps no files"),
-        ({"type": "input_image", "image_url": "data:,"}, ".image_url", "not an image"),
+        ({"type": "input_image", "image_url": "data:,"}, ".image_url", "image cannot be read"),
         ({"type": "input_image", "image_url": data_url(b"<svg/>", "image/svg+xml")}, ".image_url", "Its type"),
         ({"type": "input_image", "image_url": "file:///etc/passwd"}, ".image_url", "begins with"),
         ({"type": "input_image", "image_url": "ftp://example.com/a.png"}, ".image_url", "begins with"),
@@ -100,11 +100,11 @@ async def test_assistant_messages_have_no_images(store: Store) -> None:
 @pytest.mark.parametrize("before", [0, 2])
 async def test_images_of_a_conversation_are_limited(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of the history count."""
-    monkeypatch.setattr(images, "MOST_IMAGES", 3)
+    monkeypatch.setattr(input_items, "MOST_IMAGES", 3)
     earlier = await store_answer(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
     continued: Json = {"previous_response_id": earlier.response.id}
     await normalize(store, "2", sees=True, input=[user(*[IMAGE] * (3 - before))], **continued)
-    with pytest.raises(InvalidRequest, match="3 images at most, and this one 4") as refused:
+    with pytest.raises(InvalidRequest, match="may have 3 images, and this one has 4") as refused:
         await normalize(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
     assert refused.value.param == "input"
 

@@ -165,7 +165,7 @@ async def test_sampling_parameters_reach_the_engine(
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
     """The response shows the values that were used."""
-    stage = Normalize(store, (MODEL,), advised={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
+    stage = Normalize(store, (MODEL,), recommended={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         conversation = await anext(conversations)

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.mcp import McpTool
+from penstock.pipeline.protocol.params.tools import McpToolParam
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
 from penstock.pipeline.secret import unwritten
-from penstock.stages.normalize.tools import Offer
+from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
@@ -277,6 +277,6 @@ async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> 
 
 def test_any_label_is_accepted_in_added_items() -> None:
     """It is checked when a response uses the conversation."""
-    offer = Offer()
-    offer.add_later(McpTool(type="mcp", server_label="home"), "items[0].tools[0]")
-    assert list(offer.servers) == ["home"]
+    builder = ToolsetBuilder()
+    builder.add_from_item(McpToolParam(type="mcp", server_label="home"), "items[0].tools[0]")
+    assert list(builder.servers) == ["home"]

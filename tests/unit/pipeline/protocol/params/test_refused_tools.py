@@ -64,7 +64,7 @@ TOOLS = [
     ],
     (server(server_url="http://" + "a" * 2048), "at most 2048", "tools[0].server_url"),
     *[
-        (server(server_url=f"http://{user}@a.example"), "No user or password", "tools[0].server_url")
+        (server(server_url=f"http://{user}@a.example"), "user or password is not allowed", "tools[0].server_url")
         for user in ("", "u", "u:p", ":p")
     ],
     (server(connector_id="c"), "exclude each other", "tools[0].connector_id"),
@@ -73,8 +73,8 @@ TOOLS = [
     (server(headers={"a b": "x"}), "pattern", "tools[0].headers.a b"),
     (server(headers={"a": "x\r\nb: y"}), "pattern", "tools[0].headers.a"),
     (server(headers={"a": "\u00e9"}), "pattern", "tools[0].headers.a"),
-    (server(headers={"a": "x", "A": "y"}), "there twice", "tools[0].headers"),
-    (server(headers={"Host": "a.example"}), "not for a request", "tools[0].headers"),
+    (server(headers={"a": "x", "A": "y"}), "should be unique", "tools[0].headers"),
+    (server(headers={"Host": "a.example"}), "cannot be set", "tools[0].headers"),
     (server(headers={str(number): "" for number in range(51)}), "at most 50", "tools[0].headers"),
     (server(authorization=""), "pattern", "tools[0].authorization"),
     (server(authorization="a b"), "pattern", "tools[0].authorization"),

@@ -5,19 +5,9 @@ import json
 
 import pytest
 
+from penstock.pipeline.protocol.params import tools
 from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
-from penstock.pipeline.protocol.params.mcp import McpTool
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.params.tools import (
-    CodeInterpreterTool,
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-    NamespaceTool,
-    OtherTool,
-    ShellTool,
-    TextFormat,
-)
 from penstock.pipeline.protocol.params.validation import read_request
 from tests.support.clock import count_instructions
 from tests.support.request_bodies import CLIENTS, CODEX
@@ -86,7 +76,7 @@ def test_item_with_only_an_id_is_a_reference() -> None:
 def test_tool_is_read_by_its_type(wide: int) -> None:
     """Functions, custom tools and namespaces are read with their fields, any other tool by its type only."""
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
-    tools = [
+    sent = [
         {"type": "function", "name": "f", "defer_loading": True},
         {"type": "custom", "name": "c", "format": {"type": "text"}},
         {"type": "custom", "name": "g", "format": grammar},
@@ -96,21 +86,21 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
         {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
         {"type": "local_shell", "name": 5, "server_label": "x"},
     ]
-    f, c, g, n, m, i, s, o = read_body({"tools": tools}).tools or []
-    assert isinstance(f, FunctionTool)
-    assert isinstance(c, CustomTool)
-    assert c.format == TextFormat(type="text")
-    assert isinstance(g, CustomTool)
-    assert g.format == GrammarFormat(type="grammar", syntax="regex", definition="a" * wide)
-    assert isinstance(n, NamespaceTool)
-    assert [type(inner) for inner in n.tools] == [FunctionTool, CustomTool]
-    assert isinstance(m, McpTool)
+    f, c, g, n, m, i, s, o = read_body({"tools": sent}).tools or []
+    assert isinstance(f, tools.FunctionToolParam)
+    assert isinstance(c, tools.CustomToolParam)
+    assert c.format == tools.TextFormat(type="text")
+    assert isinstance(g, tools.CustomToolParam)
+    assert g.format == tools.GrammarFormat(type="grammar", syntax="regex", definition="a" * wide)
+    assert isinstance(n, tools.NamespaceToolParam)
+    assert [type(inner) for inner in n.tools] == [tools.FunctionToolParam, tools.CustomToolParam]
+    assert isinstance(m, tools.McpToolParam)
     assert m.allowed_tools == ["f"] * wide
-    assert isinstance(i, CodeInterpreterTool)
-    assert isinstance(s, ShellTool)
+    assert isinstance(i, tools.CodeInterpreterToolParam)
+    assert isinstance(s, tools.ShellToolParam)
     assert s.runs_here
-    assert isinstance(o, OtherTool)
-    assert [tool.given for tool in (f, c, g, n, m, i, s, o)] == tools
+    assert isinstance(o, tools.OtherToolParam)
+    assert [tool.sent for tool in (f, c, g, n, m, i, s, o)] == sent
 
 
 @pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)

@@ -1,4 +1,4 @@
-"""Raw messages: convert Harmony messages, as ``enable_response_messages`` returns them, back into items.
+"""``previous_input_messages``: convert Harmony messages, as ``enable_response_messages`` returns them, back into items.
 
 The head of a prompt is written anew for every request.  A system message, which only the server writes, is therefore
 left out.  A developer message is reduced to its instructions; instructions that the request repeats are left out too.
@@ -15,23 +15,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import (
-    Call,
-    CallOutput,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    Phase,
-    Reasoning,
-    ReasoningText,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
-from penstock.pipeline.protocol.params.json_body import Pace
 from penstock.pipeline.protocol.tools import CustomTool, Tool
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 
@@ -40,7 +25,7 @@ _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
 
 @dataclass
-class RawMessages:
+class MessageReader:
     """Read messages one after another into ``items``, whose ids end in ``suffix`` and their position.
 
     ``tools``, by the names that the model uses, distinguish calls to custom tools from calls to functions.
@@ -49,53 +34,46 @@ class RawMessages:
     suffix: str
     instructions: str | None
     tools: Mapping[str, Tool]
-    items: list[Item] = field(default_factory=list)
-    _open: dict[str, Call] = field(default_factory=dict)
+    items: list[wire.Item] = field(default_factory=list)
+    _open: dict[str, wire.Call] = field(default_factory=dict)
     """The calls without an output, by call id."""
     _named: defaultdict[str, deque[str]] = field(default_factory=lambda: defaultdict(deque))
     """The ids of calls by the name of the tool; some of the calls may have an output by now."""
 
-    async def read(self, messages: Sequence[RawMessage], then: Sequence[Item], pace: Pace) -> tuple[Item, ...]:
+    def read(self, messages: Sequence[RawMessage], then: Sequence[wire.Item]) -> tuple[wire.Item, ...]:
         """Return the items of ``messages``; the items ``then`` follow them in the input.
 
         Raises `InvalidRequest` for a message that no item can represent.
         """
         for position, message in enumerate(messages):
-            await pace()
             path = f"previous_input_messages[{position}]"
-            text = await _text(message, pace)
-            if (item := self._item(message, text, f"{self.suffix}p{position:04x}", path)) is not None:
+            if (item := self._item(message, f"{self.suffix}p{position:04x}", path)) is not None:
                 self.items.append(item)
         if len(self._open) == 1:
-            await self._rename(self._open.popitem()[1], then, pace)
+            self._rename(self._open.popitem()[1], then)
         return tuple(self.items)
 
-    async def _rename(self, call: Call, then: Sequence[Item], pace: Pace) -> None:
+    def _rename(self, call: wire.Call, then: Sequence[wire.Item]) -> None:
         """Give the one open call the call id of the one output in ``then`` that has no call.
 
         A raw call has no id, so the client's output has the id that the response gave the call.  With several open
         calls the match would be ambiguous.
         """
-        calls, outputs = set[str](), set[str]()
-        for item in then:
-            await pace()
-            if isinstance(item, CallOutput):
-                outputs.add(item.call_id)
-            elif isinstance(item, Call):
-                calls.add(item.call_id)
-        if len(outputs - calls) == 1:
-            self.items[self.items.index(call)] = replace(call, call_id=(outputs - calls).pop())
+        calls = {item.call_id for item in then if isinstance(item, wire.Call)}
+        lone_outputs = {item.call_id for item in then if isinstance(item, wire.CallOutput)} - calls
+        if len(lone_outputs) == 1:
+            self.items[self.items.index(call)] = replace(call, call_id=lone_outputs.pop())
 
-    def _item(self, message: RawMessage, text: str, suffix: str, path: str) -> Item | None:
-        role, name = _author(message, path)
+    def _item(self, message: RawMessage, suffix: str, path: str) -> wire.Item | None:
+        text, (role, name) = _text(message), _author(message, path)
         match role:
             case "system":
                 return None
             case "developer":
-                content = self._instructions(text)
-                return Message(f"msg_{suffix}", "completed", "developer", (InputText(content),)) if content else None
+                text = self._instructions(text)
+                return _client_message("developer", text, suffix) if text else None
             case "user":
-                return Message(f"msg_{suffix}", "completed", "user", (InputText(text),))
+                return _client_message("user", text, suffix)
             case "tool":
                 return self._output(name or "", text, suffix, path)
             case _:
@@ -107,38 +85,38 @@ class RawMessages:
             instructions = instructions.removeprefix(self.instructions)
         return instructions.strip("\n")
 
-    def _assistant_item(self, message: RawMessage, text: str, suffix: str) -> Item:
+    def _assistant_item(self, message: RawMessage, text: str, suffix: str) -> wire.Item:
         if message.recipient and message.recipient not in ("all", "user"):
             return self._call(message, message.recipient, text, suffix)
         if message.channel == "analysis":
-            return Reasoning(f"rs_{suffix}", content=(ReasoningText(text),), status="completed")
-        phase: Phase = "commentary" if message.channel == "commentary" else "final_answer"
-        return Message(f"msg_{suffix}", "completed", "assistant", (OutputText(text),), phase)
+            return wire.Reasoning(f"rs_{suffix}", content=(wire.ReasoningText(text),), status="completed")
+        phase: wire.Phase = "commentary" if message.channel == "commentary" else "final_answer"
+        return wire.Message(f"msg_{suffix}", "completed", "assistant", (wire.OutputText(text),), phase)
 
-    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> Call:
+    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> wire.Call:
         head, _, name = recipient.rpartition(".")
         name, head = (name, head or FUNCTIONS) if name else (recipient, FUNCTIONS)
         tool = self.tools.get(f"{head}.{name}")
         namespace = tool.namespace if tool else None if head == FUNCTIONS else head
         namespace_field = UNSET if namespace is None else namespace
-        call: Call
+        call: wire.Call
         if message.content_type == "code" or isinstance(tool, CustomTool):
-            call = CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
+            call = wire.CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
         else:
-            call = FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
+            call = wire.FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
         self._open[call.call_id] = call
         self._named[name].append(call.call_id)
         return call
 
-    def _output(self, author: str, text: str, suffix: str, path: str) -> Item:
+    def _output(self, author: str, text: str, suffix: str, path: str) -> wire.Item:
         call = self._answered(author.rpartition(".")[2])
         if call is None:
             raise InvalidRequest("No call comes before this output of a tool.", param=path)
-        if isinstance(call, CustomToolCall):
-            return CustomToolCallOutput(f"ctco_{suffix}", call.call_id, text, "completed")
-        return FunctionCallOutput(f"fco_{suffix}", call.call_id, text, "completed")
+        if isinstance(call, wire.CustomToolCall):
+            return wire.CustomToolCallOutput(f"ctco_{suffix}", call.call_id, text, "completed")
+        return wire.FunctionCallOutput(f"fco_{suffix}", call.call_id, text, "completed")
 
-    def _answered(self, name: str) -> Call | None:
+    def _answered(self, name: str) -> wire.Call | None:
         """Remove and return the first open call of that name, or else the latest open call, or None."""
         named = self._named[name]
         while named:
@@ -147,19 +125,19 @@ class RawMessages:
         return self._open.popitem()[1] if self._open else None
 
 
+def _client_message(role: wire.Role, text: str, suffix: str) -> wire.Message:
+    return wire.Message(f"msg_{suffix}", "completed", role, (wire.InputText(text),))
+
+
 def _author(message: RawMessage, path: str) -> tuple[str, str | None]:
     if message.author is not None:
         return message.author.role, message.author.name
     if message.role is None:
-        raise InvalidRequest(f"A message has a role (at {path}.role)", param=f"{path}.role")
+        raise InvalidRequest(f"A message needs a role (at {path}.role)", param=f"{path}.role")
     return message.role, message.name
 
 
-async def _text(message: RawMessage, pace: Pace) -> str:
+def _text(message: RawMessage) -> str:
     if isinstance(message.content, str):
         return message.content
-    texts = []
-    for part in message.content:
-        await pace()
-        texts.append(part.text or part.instructions or "")
-    return "".join(texts)
+    return "".join(part.text or part.instructions or "" for part in message.content)

@@ -12,28 +12,15 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, TypeAdapter
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.items import AdditionalTools, Item
-from penstock.pipeline.protocol.params import tools as given
-from penstock.pipeline.protocol.params.json_body import Pace, shortened
-from penstock.pipeline.protocol.params.mcp import ChosenServer, McpTool, OnlyServer
+from penstock.pipeline.protocol import tools as wire
+from penstock.pipeline.protocol.items import AdditionalTools, Item, of_type
+from penstock.pipeline.protocol.params import tools as params
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import (
-    ANY_NAME,
-    HOSTED,
-    CustomTool,
-    FunctionTool,
-    Grammar,
-    HostedTool,
-    McpServer,
-    Tool,
-    ToolKey,
-    Toolset,
-    tool_key,
-)
+from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.normalize.forms import FORMS
-from penstock.stages.normalize.hosted import LABELS, built_in, is_hosted, kinds_of, told
-from penstock.stages.normalize.servers import refuse_own, server
+from penstock.stages.normalize.mcp_server import refuse_own_server, server_of
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, built_in, is_optional, kinds_of, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +29,12 @@ _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
-_as_given: TypeAdapter[given.Tool] = TypeAdapter(given.Tool, config=ConfigDict(hide_input_in_errors=True))
+_tool_param: TypeAdapter[params.ToolParam] = TypeAdapter(params.ToolParam, config=ConfigDict(hide_input_in_errors=True))
 
 
 @dataclass
-class Offer:
-    """The tools of one request while they are being read: first its own, then the tools that the conversation adds.
+class ToolsetBuilder:
+    """Collect the tools of one request: first its own, then the tools that the conversation adds.
 
     ``hosted`` are the namespaces of the built-in tools that this server can run.  ``labels`` are the labels of the
     operator's MCP servers, or None if they are not known because no response is being made.
@@ -60,127 +47,126 @@ class Offer:
     servers: dict[str, McpServer] = field(default_factory=dict)
     """MCP servers by label."""
     descriptions: dict[str, str] = field(default_factory=dict)
+    """The client's descriptions of namespaces."""
     echo: list[dict[str, Any]] = field(default_factory=list)
     """The tools as the response repeats them."""
     ignored: dict[str, None] = field(default_factory=dict)
     """The types of hosted tools in the request that this server cannot run."""
-    _namespaces: dict[str, str] = field(default_factory=dict)
-    """The owner of each namespace: ``client's``, ``server`` or ``built-in``."""
+    _owners: dict[str, str] = field(default_factory=dict)
+    """The owner of each namespace: ``client``, ``server`` or ``built-in``."""
 
-    def add(self, tool: given.Tool, path: str) -> None:
+    def add(self, tool: params.ToolParam, path: str) -> None:
         """Offer one of the request's own tools; raises `InvalidRequest` if a call to it would be ambiguous."""
         offered = self._offered(tool, path)
-        match offered:
-            case None:
-                return
-            case McpServer(label=label):
-                if label in self.servers:
-                    raise InvalidRequest(f"There are two servers labelled {label!r}.", param=f"{path}.server_label")
-            case _:
-                self._refuse_namesakes(tool, offered, path)
+        if offered is None:
+            return
+        if isinstance(offered, McpServer):
+            if offered.label in self.servers:
+                raise InvalidRequest(f"There are two servers labelled {offered.label!r}.", param=f"{path}.server_label")
+        else:
+            self._refuse_namesakes(tool, offered, path)
         self._take(offered)
         self.echo.append(_echo(tool))
 
-    def add_later(self, tool: given.Tool, path: str) -> None:
+    def add_from_item(self, tool: params.ToolParam, path: str) -> None:
         """Offer a tool that an item at ``path`` brings; it replaces tools of the same name."""
-        if isinstance(tool, McpTool):
-            refuse_own(tool, path)
+        if isinstance(tool, params.McpToolParam):
+            refuse_own_server(tool, path)
         self._take(self._offered(tool, path))
 
-    def _take(self, offered: McpServer | tuple[Tool, ...] | None) -> None:
-        if isinstance(offered, McpServer):
-            self.servers[offered.label] = offered
-        else:
-            self.tools |= {recipient_of(tool): tool for tool in offered or ()}
-
-    def _offered(self, tool: given.Tool, path: str) -> McpServer | tuple[Tool, ...] | None:
-        """Return the server or tools that the tool at ``path`` adds, or None if it is ignored here.
-
-        Raises `UnsupportedParameter` for a tool that this server cannot run and the client relies on.
-        """
-        if (kind := built_in(tool)) in self.hosted:
-            self._claim(kind, "built-in", f"{path}.type")
-            return HOSTED[kind]
-        match tool:
-            case given.FunctionTool() | given.CustomTool():
-                return (_tool(tool, None),)
-            case given.NamespaceTool():
-                return self._namespace(tool, path)
-            case McpTool():
-                mcp_server = server(tool, path, self.labels)
-                self._claim(tool.server_label, "server", f"{path}.server_label")
-                return mcp_server
-            case _:
-                return self._of_type(tool, path)
-
-    def _of_type(
-        self, tool: given.ShellTool | given.CodeInterpreterTool | given.OtherTool, path: str
-    ) -> tuple[Tool, ...] | None:
-        is_sandboxed = isinstance(tool, given.ShellTool) and tool.runs_here
-        if is_sandboxed or is_hosted(tool.type):
-            self.ignored[tool.type] = None
-            return None
-        if (form := FORMS.get(tool.type)) is not None:
-            return (form,)
-        message = f"This server does not support tools of type {shortened(tool.type)!r}."
-        raise UnsupportedParameter(message, param=f"{path}.type")
-
-    def _namespace(self, tool: given.NamespaceTool, path: str) -> tuple[Tool, ...]:
-        self._claim(tool.name, "client's", f"{path}.name")
-        if tool.description:
-            self.descriptions[tool.name] = tool.description
-        return tuple(_tool(inner, tool.name) for inner in tool.tools)
-
-    def _claim(self, namespace: str, kind: str, place: str) -> None:
-        """Raise `InvalidRequest` if a namespace belongs to another kind of owner: a call would be ambiguous."""
-        if self._namespaces.setdefault(namespace, kind) != kind:
-            raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=place)
-
-    def _refuse_namesakes(self, tool: given.Tool, offered: Sequence[Tool], path: str) -> None:
-        """Raise `InvalidRequest` if two tools have one name; the same API tool may be listed more than once."""
-        checked = dict[str, Tool]()
-        for position, offered_tool in enumerate(offered):
-            namesake = self.tools.get(recipient_of(offered_tool)) or checked.get(recipient_of(offered_tool))
-            checked[recipient_of(offered_tool)] = offered_tool
-            if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
-                place = f"{path}.tools[{position}]" if isinstance(tool, given.NamespaceTool) else path
-                key = "name" if hasattr(tool, "name") else "type"
-                raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{place}.{key}")
-
-    async def add_stored(self, item: AdditionalTools, path: str, pace: Pace) -> None:
+    def add_stored(self, item: AdditionalTools, path: str) -> None:
         """Offer the tools of a stored item, which has them as the client sent them."""
         for position, tool in enumerate(item.tools):
-            await pace()
-            self.add_later(_as_given.validate_python(tool), f"{path}.tools[{position}]")
+            self.add_from_item(_tool_param.validate_python(tool), f"{path}.tools[{position}]")
 
-    async def inherit(self, history: Iterable[Item], pace: Pace) -> None:
+    def inherit(self, history: Iterable[Item]) -> None:
         """Offer the tools that items of the history bring; the request's own tools replace those of the same name.
 
         The request's own tools stay first.  The earlier prompt had them in this order too, and the prefix cache needs
         the same beginning.  Tools that were accepted once are never refused: a tool is left out if the operator has
         removed its server, or if its namespace has another owner in this request.
         """
-        tools, servers, descriptions = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
-        for item in history:
-            for tool in item.tools if isinstance(item, AdditionalTools) else ():
-                await pace()
+        own = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
+        for item in of_type(history, AdditionalTools):
+            for tool in item.tools:
                 with suppress(InvalidRequest):
-                    self.add_later(_as_given.validate_python(tool), "previous_response_id")
-        self.tools |= tools
-        self.servers |= servers
-        self.descriptions |= descriptions
+                    self.add_from_item(_tool_param.validate_python(tool), "previous_response_id")
+        self.tools |= own[0]
+        self.servers |= own[1]
+        self.descriptions |= own[2]
 
-    async def toolset(self, request: CreateResponse, pace: Pace) -> Toolset:
+    def _take(self, offered: McpServer | Sequence[Tool] | None) -> None:
+        if isinstance(offered, McpServer):
+            self.servers[offered.label] = offered
+        else:
+            self.tools |= {recipient_of(tool): tool for tool in offered or ()}
+
+    def _offered(self, tool: params.ToolParam, path: str) -> McpServer | tuple[Tool, ...] | None:
+        """Return the server or tools that the tool at ``path`` adds, or None if it is ignored here.
+
+        Raises `UnsupportedParameter` for a tool that this server cannot run and the client relies on.
+        """
+        if (kind := built_in(tool)) in self.hosted:
+            self._claim(kind, "built-in", f"{path}.type")
+            return wire.HOSTED[kind]
+        match tool:
+            case params.FunctionToolParam() | params.CustomToolParam():
+                return (_tool(tool, None),)
+            case params.NamespaceToolParam():
+                return self._namespace(tool, path)
+            case params.McpToolParam():
+                mcp_server = server_of(tool, path, self.labels)
+                self._claim(tool.server_label, "server", f"{path}.server_label")
+                return mcp_server
+            case _:
+                return self._of_type(tool, path)
+
+    def _of_type(
+        self, tool: params.ShellToolParam | params.CodeInterpreterToolParam | params.OtherToolParam, path: str
+    ) -> tuple[Tool, ...] | None:
+        is_sandboxed = isinstance(tool, params.ShellToolParam) and tool.runs_here
+        if is_sandboxed or is_optional(tool.type):
+            self.ignored[tool.type] = None
+            return None
+        if (form := CLIENT_TOOLS.get(tool.type)) is not None:
+            return (form,)
+        message = f"This server does not support tools of type {shortened(tool.type)!r}."
+        raise UnsupportedParameter(message, param=f"{path}.type")
+
+    def _namespace(self, tool: params.NamespaceToolParam, path: str) -> tuple[Tool, ...]:
+        self._claim(tool.name, "client", f"{path}.name")
+        if tool.description:
+            self.descriptions[tool.name] = tool.description
+        return tuple(_tool(inner, tool.name) for inner in tool.tools)
+
+    def _claim(self, namespace: str, kind: str, place: str) -> None:
+        """Raise `InvalidRequest` if a namespace belongs to another kind of owner: a call would be ambiguous."""
+        if self._owners.setdefault(namespace, kind) != kind:
+            raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=place)
+
+    def _refuse_namesakes(self, tool: params.ToolParam, offered: Sequence[Tool], path: str) -> None:
+        """Raise `InvalidRequest` if two tools have one name; the same API tool may be listed more than once."""
+        names = dict[str, Tool]()
+        for position, offered_tool in enumerate(offered):
+            name = recipient_of(offered_tool)
+            namesake = self.tools.get(name) or names.get(name)
+            names[name] = offered_tool
+            if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
+                place = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
+                key = "name" if hasattr(tool, "name") else "type"
+                raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{place}.{key}")
+
+    def toolset(self, request: CreateResponse) -> wire.Toolset:
         """Return all tools, restricted by ``tool_choice``; raises `InvalidRequest` if the choice cannot be met."""
         if self.ignored:
             kinds = shortened(", ".join(self.ignored))
             logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
-        mode, allowed = await self._choice(request.tool_choice or "auto", pace)
+        mode, allowed = self._choice(request.tool_choice or "auto")
         if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
         if allowed == ():  # the choice names only hosted tools, which this server cannot run
             mode, allowed = "none", None
-        return Toolset(
+        return wire.Toolset(
             tuple(self.tools.values()),
             mode,
             allowed,
@@ -189,38 +175,36 @@ class Offer:
             tuple(self.servers.values()),
         )
 
-    async def _choice(self, choice: given.ToolChoice, pace: Pace) -> tuple[Mode, tuple[ToolKey, ...] | None]:
+    def _choice(self, choice: params.ToolChoice) -> tuple[Mode, tuple[ToolKey, ...] | None]:
         match choice:
             case "auto" | "none" | "required":
                 return choice, None
-            case given.AllowedTools():
-                return choice.mode, await self._allowed(choice.tools, pace)
-            case given.OnlyTool() | OnlyServer() | given.OtherChoice():
-                return "required", await self._allowed([choice], pace)
+            case params.AllowedTools():
+                return choice.mode, self._allowed(choice.tools)
+            case params.OnlyTool() | params.OnlyServer() | params.OtherChoice():
+                return "required", self._allowed([choice])
 
-    async def _allowed(self, choices: Sequence[given.AllowedTool], pace: Pace) -> tuple[ToolKey, ...]:
+    def _allowed(self, choices: Sequence[params.AllowedTool]) -> tuple[ToolKey, ...]:
         """Return the keys of the chosen tools, each once."""
         groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
         for tool in self.tools.values():
-            await pace()
             groups[_kind(tool), tool.name].append(tool_key(tool))
             groups[_kind(tool), None].append(tool_key(tool))
             groups["namespace", tool.namespace].append(tool_key(tool))
         allowed = dict[ToolKey, None]()
         for choice in dict.fromkeys(choices):
-            await pace()
             allowed |= dict.fromkeys(self._chosen(choice, groups))
         return tuple(allowed)
 
-    def _chosen(self, choice: given.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
+    def _chosen(self, choice: params.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
         match choice:
-            case given.OtherChoice(type=kind):
+            case params.OtherChoice(type=kind):
                 return self._chosen_type(kind, groups)
-            case ChosenServer():
+            case params.ChosenServer():
                 return self._chosen_server(choice, groups)
-            case given.ChosenTool():
+            case params.ChosenTool():
                 keys = self._named(choice, groups)
-            case given.ChosenNamespace():
+            case params.ChosenNamespace():
                 keys = groups.get((choice.type, choice.name), ())
         if not keys:
             raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
@@ -229,11 +213,11 @@ class Offer:
     def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
         """Return the tools of this type; empty for hosted tools that this server cannot run."""
         keys = [key for tool_kind in kinds_of(kind) for key in groups.get((tool_kind, None), ())]
-        if not keys and not is_hosted(kind) and kind not in self.ignored:
+        if not keys and not is_optional(kind) and kind not in self.ignored:
             raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
         return keys
 
-    def _chosen_server(self, choice: ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
+    def _chosen_server(self, choice: params.ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
         """Return the tools of a server, or of the built-in tool that its label enables.
 
         A server's tools may not be listed yet, so the key may stand for any of them.
@@ -242,49 +226,43 @@ class Offer:
         if label in self.servers:
             allowed = self.servers[label].allowed
             if name is None or allowed is None or allowed.names is None or name in allowed.names:
-                return [(label, name or ANY_NAME)]
+                return [(label, name or wire.ANY_NAME)]
         elif keys := [key for key in groups.get((LABELS.get(label, ""), None), ()) if name in (None, key[1])]:
             return keys
         raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")
 
-    def _named(self, choice: given.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
+    def _named(self, choice: params.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
         tool = self.tools.get(f"{choice.namespace or FUNCTIONS}.{choice.name}")
         if tool is not None and _kind(tool) == choice.type:
             return (tool_key(tool),)
         return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
 
 
-async def read_tools(tools: Sequence[given.Tool], offer: Offer, pace: Pace) -> Offer:
-    """Add the request's own tools to an empty ``offer``, and return it."""
-    for position, tool in enumerate(tools):
-        await pace()
-        offer.add(tool, f"tools[{position}]")
-    return offer
-
-
-def _echo(tool: given.Tool) -> dict[str, Any]:
+def _echo(tool: params.ToolParam) -> dict[str, Any]:
     """Return a tool as the response repeats it; a function has exactly the keys that strict clients require."""
-    if isinstance(tool, given.NamespaceTool):
-        return tool.given | {"description": tool.description or ""}
-    return dict(tool) if isinstance(tool, given.FunctionTool) else told(tool)
+    if isinstance(tool, params.NamespaceToolParam):
+        return tool.sent | {"description": tool.description or ""}
+    return dict(tool) if isinstance(tool, params.FunctionToolParam) else without_secrets(tool)
 
 
-def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) -> Tool:
+def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: str | None) -> Tool:
     match tool:
-        case given.FunctionTool():
-            return FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
-        case given.CustomTool(format=given.GrammarFormat() as grammar):
-            return CustomTool(tool.name, tool.description, Grammar(grammar.syntax, grammar.definition), namespace)
-        case given.CustomTool():
-            return CustomTool(tool.name, tool.description, None, namespace)
+        case params.FunctionToolParam():
+            return wire.FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
+        case params.CustomToolParam(format=params.GrammarFormat() as grammar):
+            return wire.CustomTool(
+                tool.name, tool.description, wire.Grammar(grammar.syntax, grammar.definition), namespace
+            )
+        case params.CustomToolParam():
+            return wire.CustomTool(tool.name, tool.description, None, namespace)
 
 
 def _kind(tool: Tool) -> str:
     """Return the name of the tool's kind in a tool choice: its type, or the built-in tool that it belongs to."""
     match tool:
-        case FunctionTool():
+        case wire.FunctionTool():
             return tool.form
-        case HostedTool():
+        case wire.HostedTool():
             return tool.namespace
         case _:
             return "custom"

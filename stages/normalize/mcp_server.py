@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.mcp import McpTool
-from penstock.pipeline.protocol.params.mcp import ToolFilter as GivenFilter
+from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
 from penstock.pipeline.protocol.tools import McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
 
 
-def server(tool: McpTool, path: str, labels: frozenset[str] | None) -> McpServer:
+def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> McpServer:
     """Return the server of the tool at ``path``; ``labels`` are those of the operator's servers, None if not known yet.
 
     Raises `InvalidRequest` for a server that has no URL and is not one of the operator's.
@@ -35,7 +34,7 @@ def server(tool: McpTool, path: str, labels: frozenset[str] | None) -> McpServer
     )
 
 
-def refuse_own(tool: McpTool, path: str) -> None:
+def refuse_own_server(tool: McpToolParam, path: str) -> None:
     """Raise `InvalidRequest` for a server with a URL, headers or authorization of the client's.
 
     An item is stored with its conversation, but a client's server address and secrets must not be stored.
@@ -46,13 +45,13 @@ def refuse_own(tool: McpTool, path: str) -> None:
             raise InvalidRequest(message, param=f"{path}.{key}")
 
 
-def _allowed(tool: McpTool) -> ToolFilter | None:
+def _allowed(tool: McpToolParam) -> ToolFilter | None:
     if isinstance(tool.allowed_tools, list):
         return ToolFilter(tuple(tool.allowed_tools))
     return _filter(tool.allowed_tools)
 
 
-def _approval(tool: McpTool) -> tuple[ToolFilter | None, ToolFilter | None, bool]:
+def _approval(tool: McpToolParam) -> tuple[ToolFilter | None, ToolFilter | None, bool]:
     """Return the filters of tools that always and that never need approval, and True if all other tools need it."""
     policy = tool.require_approval
     if policy is None or isinstance(policy, str):
@@ -60,7 +59,7 @@ def _approval(tool: McpTool) -> tuple[ToolFilter | None, ToolFilter | None, bool
     return _filter(policy.always), _filter(policy.never), True
 
 
-def _filter(tool_filter: GivenFilter | None) -> ToolFilter | None:
+def _filter(tool_filter: ToolFilterParam | None) -> ToolFilter | None:
     """Return the filter, or None if it is empty: an empty filter would match every tool."""
     if tool_filter is None or (tool_filter.tool_names is None and tool_filter.read_only is None):
         return None

@@ -1,0 +1,208 @@
+"""Input items: convert the items of a request body into those of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.models.images import NoImage, check_data_url, is_data_url
+from penstock.stages.normalize.call_items import client_item, server_item
+from penstock.stages.normalize.tool_types import without_secrets
+from penstock.stages.normalize.toolset import ToolsetBuilder
+
+MOST_IMAGES = 500
+"""The most images in one conversation."""
+
+Value = TypeVar("Value")
+
+
+def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:
+    """Return the ids of all item references in the list that a body has under ``name``.
+
+    Raises `InvalidRequest` for a repeated one, because repeats would let a short body make a prompt of any length.
+    """
+    ids = dict[str, None]()
+    for position, item in enumerate(input_items):
+        if isinstance(item, params.ItemReference):
+            if item.id in ids:
+                raise _duplicate(item.id, f"{name}[{position}].id")
+            ids[item.id] = None
+    return list(ids)
+
+
+@dataclass(frozen=True)
+class InputReader:
+    """Read the list of items that a body has under ``name``, adding the tools that items bring to ``toolset``.
+
+    An item without an id, or with an id that is taken in the conversation, gets an id that ends in ``suffix`` and its
+    position.
+    """
+
+    name: str
+    suffix: str
+    referenced: Mapping[str, wire.Item]
+    """The stored items that the list refers to, by id; an unknown id is missing."""
+    toolset: ToolsetBuilder
+    sees_images: bool = False
+    """True if the model reads images."""
+
+    def read(self, input_items: Iterable[params.InputItem], history: Iterable[wire.Item]) -> list[wire.Item]:
+        """Return the items; raises `InvalidRequest` for an unknown reference or an item this server cannot take."""
+        taken = {*self.referenced, *(item.id for item in history)}
+        read: list[wire.Item] = []
+        for position, item in enumerate(input_items):
+            path = f"{self.name}[{position}]"
+            if isinstance(item, params.ItemReference):
+                read.append(self._referenced(item, path))
+                continue
+            fresh_item = item.model_copy(update={"id": None}) if item.id in taken else item
+            converted = self._item(fresh_item, f"{self.suffix}i{position:04x}", path)
+            if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
+                raise _duplicate(converted.id, f"{path}.call_id")
+            read.append(converted)
+            taken.add(converted.id)
+        return read
+
+    def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:
+        if (item := self.referenced.get(reference.id)) is None:
+            raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
+        if wire.images_of(item) and not self.sees_images:
+            raise unreadable("input_image", path, sees_images=False)
+        if isinstance(item, wire.AdditionalTools):
+            self.toolset.add_stored(item, path)
+        return item
+
+    def _item(self, item: params.InputItem, suffix: str, path: str) -> wire.Item:
+        if isinstance(item, params.ClientCallItem):
+            return client_item(item, suffix)
+        if isinstance(item, params.ServerCallItem):
+            return server_item(item, suffix)
+        match item:
+            case params.MessageItem(status=status):
+                content = self._message_parts(item, f"{path}.content")
+                return wire.Message(
+                    item.id or f"msg_{suffix}", status or "completed", item.role, content, _unset(item.phase)
+                )
+            case params.ReasoningItem():
+                return _reasoning(item, suffix)
+            case params.AdditionalToolsItem():
+                return self._additional_tools(item, suffix, path)
+            case params.FunctionCallItem() | params.CustomToolCallItem():
+                return _call(item, suffix)
+            case params.FunctionCallOutputItem() | params.CustomToolCallOutputItem():
+                return self._call_output(item, suffix, f"{path}.output")
+            case params.ItemReference():
+                raise AssertionError("a reference is resolved by now")
+
+    def _message_parts(self, item: params.MessageItem, path: str) -> tuple[wire.MessagePart, ...]:
+        if isinstance(item.content, str):
+            return (wire.OutputText(item.content) if item.role == "assistant" else wire.InputText(item.content),)
+        parts: list[wire.MessagePart] = []
+        for position, part in enumerate(item.content):
+            match part:
+                case params.OutputTextPart(text=text):
+                    parts.append(wire.OutputText(text))
+                case params.RefusalPart(refusal=refusal):
+                    parts.append(wire.Refusal(refusal))
+                case params.ImagePart() if self.sees_images and item.role == "assistant":
+                    raise InvalidRequest("A message of the assistant has no images.", param=f"{path}[{position}]")
+                case params.InputTextPart() | params.ImagePart() | params.FilePart():
+                    parts.append(self._input_part(part, path, position))
+        return tuple(parts)
+
+    def _call_output(
+        self, item: params.FunctionCallOutputItem | params.CustomToolCallOutputItem, suffix: str, path: str
+    ) -> wire.FunctionCallOutput | wire.CustomToolCallOutput:
+        status, output = item.status or "completed", item.output
+        content = (
+            output
+            if isinstance(output, str)
+            else tuple(self._input_part(part, path, position) for position, part in enumerate(output))
+        )
+        if isinstance(item, params.FunctionCallOutputItem):
+            return wire.FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, content, status)
+        return wire.CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, content, status)
+
+    def _input_part(self, part: params.OutputPart, path: str, position: int) -> wire.InputPart:
+        if isinstance(part, params.InputTextPart):
+            return wire.InputText(part.text)
+        if isinstance(part, params.ImagePart) and self.sees_images:
+            return _image(part, f"{path}[{position}]")
+        raise unreadable(part.type, f"{path}[{position}]", sees_images=self.sees_images)
+
+    def _additional_tools(self, item: params.AdditionalToolsItem, suffix: str, path: str) -> wire.AdditionalTools:
+        for position, tool in enumerate(item.tools):
+            self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
+        return wire.AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(map(without_secrets, item.tools)))
+
+
+def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:
+    """Return the items that are not in the history yet; only an item reference can be in it, and then adds nothing."""
+    known = {item.id for item in history}
+    return tuple(item for item in input_items if item.id not in known)
+
+
+def check_image_count(items: Iterable[wire.Item]) -> None:
+    """Raise `InvalidRequest` if a conversation has more than `MOST_IMAGES` images."""
+    count = sum(len(wire.images_of(item)) for item in items)
+    if count > MOST_IMAGES:
+        message = f"A conversation may have {MOST_IMAGES} images, and this one has {count}."
+        raise InvalidRequest(message, param="input")
+
+
+def unreadable(kind: str, path: str, *, sees_images: bool) -> InvalidRequest:
+    """Return the error for a part of a ``kind`` that the model cannot read."""
+    readable = "text and images" if sees_images else "text"
+    return InvalidRequest(f"This model reads {readable} only, no {kind}.", param=path)
+
+
+def _image(part: params.ImagePart, path: str) -> wire.InputImage:
+    if part.file_id is not None:
+        raise InvalidRequest("This server keeps no files: give the image_url.", param=f"{path}.file_id")
+    url, param = part.image_url, f"{path}.image_url"
+    if url is None:
+        raise InvalidRequest(f"An image needs an image_url (at {param})", param=param)
+    if is_data_url(url):
+        try:
+            check_data_url(url)
+        except NoImage as error:
+            raise InvalidRequest(f"This image cannot be read. {error}", param=param) from error
+    elif not url.lower().startswith(("http://", "https://")):
+        message = f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not."
+        raise InvalidRequest(message, param=param)
+    return wire.InputImage(url, part.detail or "auto")
+
+
+def _call(
+    item: params.FunctionCallItem | params.CustomToolCallItem, suffix: str
+) -> wire.FunctionCall | wire.CustomToolCall:
+    status, namespace = item.status or "completed", _unset(item.namespace)
+    if isinstance(item, params.FunctionCallItem):
+        return wire.FunctionCall(item.id or f"fc_{suffix}", item.call_id, item.name, item.arguments, status, namespace)
+    return wire.CustomToolCall(item.id or f"ctc_{suffix}", item.call_id, item.name, item.input, status, namespace)
+
+
+def _reasoning(item: params.ReasoningItem, suffix: str) -> wire.Reasoning:
+    content = None if item.content is None else tuple(wire.ReasoningText(part.text) for part in item.content)
+    return wire.Reasoning(
+        item.id or f"rs_{suffix}",
+        tuple(wire.SummaryText(part.text) for part in item.summary or ()),
+        _unset(content),
+        _unset(item.encrypted_content),
+        _unset(item.status),
+    )
+
+
+def _unset(value: Value | None) -> Value | UnsetType:
+    return UNSET if value is None else value
+
+
+def _duplicate(item_id: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"Duplicate item found with id {shortened(item_id)!r}.", param=param)

@@ -1,0 +1,145 @@
+"""The types of tools in a request: which ones this server can run, and which ones the model sees as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.pipeline.protocol.params import tools as params
+from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
+
+LABELS: Mapping[str, HostedKind] = {
+    "python": "python",
+    "code_interpreter": "python",
+    "browser": "browser",
+    "web_search": "browser",
+    "web_search_preview": "browser",
+    "container": "container",
+    "shell": "container",
+}
+"""The built-in tools by the labels that enable them, for an ``mcp`` tool with a label but no URL or connector."""
+
+_BUILT_IN: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": "browser", "shell": "container"}
+"""The built-in tools by their types in a request, without a version."""
+
+_ONLY_OPENAI = frozenset({"file_search", "image_generation", "tool_search", "programmatic_tool_calling"})
+"""Tools that only OpenAI runs; all versions of ``computer`` belong here too."""
+
+
+def built_in(tool: params.ToolParam) -> HostedKind | None:
+    """Return the built-in tool that a tool of the request means, or None."""
+    match tool:
+        case params.McpToolParam(server_url=None, connector_id=None):
+            return LABELS.get(tool.server_label)
+        case params.ShellToolParam(runs_here=False):
+            return None
+        case params.OtherToolParam() if tool.sent.get("external_web_access") is False:
+            return None  # OpenAI would search its page cache; this server has only the live web
+        case _:
+            return _BUILT_IN.get(_unversioned(tool.type))
+
+
+def is_optional(tool_type: str) -> bool:
+    """Return True if tools of this type are ignored, not refused, on a server that cannot run them.
+
+    Clients send them by default, without needing them.
+    """
+    is_known = tool_type in _ONLY_OPENAI or tool_type.startswith("computer")
+    return is_known or _unversioned(tool_type) in ("web_search", "code_interpreter")
+
+
+def kinds_of(choice_type: str) -> tuple[str, ...]:
+    """Return the kinds of tools that a choice of this type may mean: a built-in tool, or a tool of the client."""
+    hosted = _BUILT_IN.get(_unversioned(choice_type))
+    return (choice_type,) if hosted is None else (hosted, choice_type)
+
+
+def without_secrets(tool: params.ToolParam) -> dict[str, Any]:
+    """Return a tool as the client sent it, without possible secrets, to be stored or echoed."""
+    match tool:
+        case params.McpToolParam():
+            return tool.without_secrets
+        case params.CodeInterpreterToolParam():
+            return _without_network(tool.sent, "container")
+        case params.ShellToolParam():
+            return _without_network(tool.sent, "environment")
+        case _:
+            return tool.sent
+
+
+def choice_without_secrets(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool choice without possible secrets: some clients repeat the whole tool in it."""
+    if isinstance(tools := choice.get("tools"), list):
+        return choice | {"tools": [choice_without_secrets(tool) for tool in tools]}
+    if choice["type"] in ("function", "custom", "namespace"):
+        return choice
+    return {key: value for key, value in choice.items() if key in ("type", "server_label", "name")}
+
+
+def _unversioned(tool_type: str) -> str:
+    return "web_search" if tool_type.startswith("web_search") else tool_type
+
+
+def _without_network(tool: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
+    if not isinstance(sandbox := tool.get(place), dict):
+        return tool
+    return tool | {place: {key: value for key, value in sandbox.items() if key != "network_policy"}}
+
+
+# Tools that the client runs: the model sees them as functions
+
+_TEXT = {"type": "string"}
+_MILLISECONDS = {"type": "integer", "description": "The longest that it may take, in milliseconds."}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+_SHELL = FunctionTool(
+    "shell",
+    "Runs commands in a shell, one after another, and tells what each wrote to stdout and stderr and how it ended.",
+    _object(
+        ["commands"],
+        commands={"type": "array", "items": _TEXT, "description": "The commands, each a line for the shell."},
+        timeout_ms=_MILLISECONDS,
+        max_output_length={"type": "integer", "description": "How many characters of output to show at most."},
+    ),
+    form="shell",
+)
+_LOCAL_SHELL = FunctionTool(
+    "local_shell",
+    "Runs a command on the user's machine and returns what it wrote.",
+    _object(
+        ["command"],
+        command={
+            "type": "array",
+            "items": _TEXT,
+            "description": 'The program and its arguments; for shell syntax, ["bash", "-lc", "..."].',
+        },
+        env={"type": "object", "additionalProperties": _TEXT},
+        working_directory={"type": "string", "description": "The directory to run in."},
+        timeout_ms=_MILLISECONDS,
+        user={"type": "string", "description": "The user to run as."},
+    ),
+    form="local_shell",
+)
+_APPLY_PATCH = FunctionTool(
+    "apply_patch",
+    "Creates, changes or deletes one file.\n"
+    "The diff of a new file has all its lines, each with a + in front. The diff of a change has hunks: "
+    "each begins with a line of @@, which may name the function or class it is in, then come lines with a space in "
+    "front where they stay, - where they go and + where they are new. Show three lines around what changes, and no "
+    "line numbers.",
+    _object(
+        ["type", "path"],
+        type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        path={"type": "string", "description": "The file, relative to the root of the workspace."},
+        diff={"type": "string", "description": "What to write or change; not needed to delete a file."},
+    ),
+    form="apply_patch",
+)
+
+CLIENT_TOOLS: Mapping[str, FunctionTool] = {tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH)}
+"""The functions by the type of the tool in a request."""
