@@ -1,4 +1,4 @@
-"""Rules for the events of one call: they come in the order of its ladder, and agree with its final status.
+"""Rules for the events of one call: they come in the order that `ITEM_RULES` says, and agree with its final status.
 
 This part of the invariant checker is for items without content parts: calls for the client, and everything that the
 server runs itself.
@@ -8,32 +8,20 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from penstock.pipeline.lifecycle.ladders import LADDERS, CallItem, Step
-from penstock.pipeline.lifecycle.rules import Text, rule
+from penstock.pipeline.lifecycle.rules import ITEM_RULES, Step, Text, rule
 from penstock.pipeline.protocol.events import (
-    CodeInterpreterCallCodeDelta,
-    CodeInterpreterCallCodeDone,
-    CustomToolCallInputDelta,
-    CustomToolCallInputDone,
+    Done,
     Event,
-    FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
-    McpCallArgumentsDelta,
-    McpCallArgumentsDone,
     McpListToolsCompleted,
+    ResponseEvent,
     ShellCallCommandAdded,
     ShellCallCommandDelta,
     ShellCallCommandDone,
     ShellCallOutputContentDelta,
     ShellCallOutputContentDone,
-    ShellEvent,
-    ToolProgress,
 )
 from penstock.pipeline.protocol.items import (
     CallStatus,
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
     McpCall,
     McpListTools,
     OutputItem,
@@ -41,19 +29,10 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
 )
 
-CallDelta: TypeAlias = (
-    FunctionCallArgumentsDelta | CustomToolCallInputDelta | McpCallArgumentsDelta | CodeInterpreterCallCodeDelta
-)
-CallDone: TypeAlias = (
-    FunctionCallArgumentsDone | CustomToolCallInputDone | McpCallArgumentsDone | CodeInterpreterCallCodeDone
-)
-CallEvent: TypeAlias = CallDelta | CallDone | ToolProgress | ShellEvent
-"""The events between ``output_item.added`` and ``output_item.done`` of a call."""
-
-CallChecker: TypeAlias = "LadderChecker | CommandsChecker | OutputChecker"
+CallChecker: TypeAlias = "StepChecker | CommandsChecker | OutputChecker"
 
 
-def call_checker(item: CallItem) -> CallChecker:
+def call_checker(item: OutputItem) -> CallChecker:
     """Return the checker for one call; ``item`` is the call as it was added."""
     match item:
         case ShellCall():
@@ -61,33 +40,29 @@ def call_checker(item: CallItem) -> CallChecker:
         case ShellCallOutput():
             return OutputChecker(item)
         case _:
-            return LadderChecker(item)
+            return StepChecker(item)
 
 
-class LadderChecker:
-    """The state machine for calls with a ladder, and for calls without events between added and done."""
+class StepChecker:
+    """The state machine for calls with one step after another, and for calls without events between added and done."""
 
-    def __init__(self, item: CallItem) -> None:
-        self._item = item
-        self._steps = LADDERS.get(type(item), ())
+    def __init__(self, item: OutputItem) -> None:
+        self._rules = ITEM_RULES[type(item)]
+        self._steps = self._rules.steps
         self._taken: list[tuple[Step, type[Event]]] = []
         self._text = Text()
-        rule(_is_empty(item), "a call is added empty")
+        is_empty = all(getattr(item, name) == value for name, value in self._rules.growing.items())
+        rule(is_empty, "a call is added empty")
 
-    def feed(self, event: CallEvent) -> None:
+    def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the call."""
-        match event:
-            case (
-                FunctionCallArgumentsDelta()
-                | CustomToolCallInputDelta()
-                | McpCallArgumentsDelta()
-                | CodeInterpreterCallCodeDelta()
-            ):
-                rule(isinstance(self._item, _OWNERS[type(event)]), "events of calls are of their call's kind")
-                rule(self._text.done is not None or self._comes(_DONE[type(event)]), "a call is in progress first")
-                self._text.grow(event.delta)
-            case _:
-                self._step(event)
+        if type(event) is self._rules.delta:
+            grown: Any = event
+            comes = bool(self._steps) and any(issubclass(kind, Done) for kind in self._steps[0].values())
+            rule(self._text.done is not None or comes, "a call is in progress first")
+            self._text.grow(grown.delta)
+        else:
+            self._step(event)
 
     def close(self, item: OutputItem) -> bool:
         """Take the finished item; return True if it was cut."""
@@ -98,7 +73,8 @@ class LadderChecker:
         if isinstance(item, McpCall):
             rule((item.error is not None) == (status == "failed"), "an error is that of a call that failed")
             rule(item.output is None or status == "completed", "an output is that of a call that completed")
-        rule(_text(item) == self._text.done, "a done call holds what its events built")
+        text = getattr(item, self._rules.text) if self._rules.text else None
+        rule(text == self._text.done, "a done call holds what its events built")
         return status == "incomplete"
 
     def _status(self, item: OutputItem) -> CallStatus:
@@ -107,25 +83,18 @@ class LadderChecker:
         A list of tools has none on the wire: with an error, it failed, or was cut if its completed event came first.
         """
         if isinstance(item, McpListTools) and item.error:
-            was_told = any(kind is McpListToolsCompleted for _, kind in self._taken)
-            return "incomplete" if was_told else "failed"
+            has_completed = any(kind is McpListToolsCompleted for _, kind in self._taken)
+            return "incomplete" if has_completed else "failed"
         return item.status or "completed"
 
-    def _comes(self, kind: type[Event]) -> bool:
-        return bool(self._steps) and kind in self._steps[0].values()
-
-    def _step(self, event: CallDone | ToolProgress | ShellEvent) -> None:
-        kinds = {kind for step in LADDERS.get(type(self._item), ()) for kind in step.values()}
-        rule(type(event) in kinds, "events of calls are of their call's kind")
-        match event:
-            case FunctionCallArgumentsDone(arguments=text) | McpCallArgumentsDone(arguments=text):
-                self._text.close(text)
-            case CustomToolCallInputDone(input=text) | CodeInterpreterCallCodeDone(code=text):
-                self._text.close(text)
-            case _:
-                pass
-        rule(self._comes(type(event)), "a call takes one step after another, and each once")
-        self._taken.append((self._steps[0], type(event)))
+    def _step(self, event: ResponseEvent) -> None:
+        kind = type(event)
+        rule(any(kind in step.values() for step in self._rules.steps), "events of calls are of their call's kind")
+        if self._rules.text and isinstance(event, Done):
+            self._text.close(getattr(event, self._rules.text))
+        is_next = bool(self._steps) and kind in self._steps[0].values()
+        rule(is_next, "a call takes one step after another, and each once")
+        self._taken.append((self._steps[0], kind))
         self._steps = self._steps[1:]
 
 
@@ -136,7 +105,7 @@ class CommandsChecker:
         self._open: Text | None = None
         self._done: list[str] = []
 
-    def feed(self, event: CallEvent) -> None:
+    def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the call."""
         match event:
             case ShellCallCommandAdded():
@@ -175,7 +144,7 @@ class OutputChecker:
         self._outputs: list[dict[str, Any]] = []
         rule(item.output == (), "a call is added empty")
 
-    def feed(self, event: CallEvent) -> None:
+    def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the output."""
         match event:
             case ShellCallOutputContentDelta():
@@ -199,42 +168,3 @@ class OutputChecker:
         is_cut = item.status == "incomplete"
         rule(is_cut or not any(self._streams.values()), "an output that was begun is done")
         return is_cut
-
-
-_OWNERS: dict[type[Event], type[OutputItem]] = {
-    FunctionCallArgumentsDelta: FunctionCall,
-    CustomToolCallInputDelta: CustomToolCall,
-    McpCallArgumentsDelta: McpCall,
-    CodeInterpreterCallCodeDelta: CodeInterpreterCall,
-}
-_DONE: dict[type[Event], type[Event]] = {
-    FunctionCallArgumentsDelta: FunctionCallArgumentsDone,
-    CustomToolCallInputDelta: CustomToolCallInputDone,
-    McpCallArgumentsDelta: McpCallArgumentsDone,
-    CodeInterpreterCallCodeDelta: CodeInterpreterCallCodeDone,
-}
-
-
-def _text(item: OutputItem) -> str | None:
-    """Return the text that the events of a call build; None if it has none."""
-    match item:
-        case FunctionCall() | McpCall():
-            return item.arguments
-        case CustomToolCall():
-            return item.input
-        case CodeInterpreterCall():
-            return item.code
-        case _:
-            return None
-
-
-def _is_empty(item: OutputItem) -> bool:
-    match item:
-        case McpListTools():
-            return not item.tools and not item.error
-        case McpCall():
-            return not item.arguments and item.output is None and item.error is None
-        case CodeInterpreterCall():
-            return not item.code and item.outputs is None
-        case _:
-            return not _text(item)

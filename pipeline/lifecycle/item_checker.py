@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.pipeline.lifecycle.call_checker import CallChecker, CallEvent, call_checker
-from penstock.pipeline.lifecycle.rules import InvariantBroken, Text, rule
+from penstock.pipeline.lifecycle.call_checker import CallChecker, call_checker
+from penstock.pipeline.lifecycle.rules import ITEM_RULES, InvariantBroken, Text, rule
 from penstock.pipeline.protocol.events import (
     ContentPartAdded,
     ContentPartDone,
@@ -30,14 +29,9 @@ from penstock.pipeline.protocol.events import (
     ReasoningTextDone,
     RefusalDelta,
     RefusalDone,
+    ResponseEvent,
 )
 from penstock.pipeline.protocol.items import (
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
-    McpApprovalRequest,
-    McpCall,
-    McpListTools,
     Message,
     OutputItem,
     OutputPart,
@@ -45,7 +39,6 @@ from penstock.pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
     Refusal,
-    ShellCallOutput,
     SummaryText,
     WebSearchCall,
 )
@@ -53,8 +46,6 @@ from penstock.pipeline.protocol.items import (
 PartEvent: TypeAlias = ContentPartAdded | ContentPartDone | ReasoningSummaryPartAdded | ReasoningSummaryPartDone
 PartDelta: TypeAlias = OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta
 PartText: TypeAlias = OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone
-InnerEvent: TypeAlias = PartEvent | PartDelta | PartText | OutputTextAnnotationAdded | CallEvent
-"""The events between ``output_item.added`` and ``output_item.done``."""
 
 
 @dataclass
@@ -80,9 +71,10 @@ class ItemChecker:
         rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
         self._call = _of_call(added.item)
 
-    def feed(self, event: InnerEvent) -> None:
+    def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the item."""
-        self._check_place(event.output_index, getattr(event, "item_id", self._item.id))
+        place: Any = event
+        self._check_place(place.output_index, getattr(event, "item_id", self._item.id))
         match event:
             case ContentPartAdded() | ReasoningSummaryPartAdded():
                 self._begin_part(event)
@@ -108,7 +100,11 @@ class ItemChecker:
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
         rule(bool(self._content) or not isinstance(self._item, Message), "a message has at least one part")
-        rule(item.status in _ENDS.get(type(item), _COMMON_ENDS), "a done item has ended")
+        may_fail = ITEM_RULES[type(item)].may_fail
+        rule(
+            item.status in ("completed", "incomplete") or (may_fail and item.status == "failed"),
+            "a done item has ended",
+        )
         rule(_identity(item) == _identity(self._item), "an item keeps its identity")
         self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
         return item
@@ -129,7 +125,7 @@ class ItemChecker:
     # Parts
 
     def _begin_part(self, event: ContentPartAdded | ReasoningSummaryPartAdded) -> None:
-        rule(isinstance(event.part, _part_types(self._item)), "a part is of its item's kind")
+        rule(isinstance(event.part, ITEM_RULES[type(self._item)].parts), "a part is of its item's kind")
         rule(self._part is None, "a part is done before the next is added")
         rule(self._is_next(event), "content indexes count the parts of an item, summary indexes those of its summary")
         rule(event.part == type(event.part)(""), "a part is added empty")
@@ -204,12 +200,6 @@ _PART_TYPES: dict[type, type] = {
 """The type of the part for each text event."""
 
 
-_COMMON_ENDS = ("completed", "incomplete")
-_ENDS: dict[type[OutputItem], tuple[str, ...]] = dict.fromkeys(
-    (McpCall, CodeInterpreterCall, WebSearchCall), (*_COMMON_ENDS, "failed")
-)
-
-
 def _of_call(item: OutputItem) -> CallChecker | None:
     if not isinstance(item, Message | Reasoning):
         return call_checker(item)
@@ -217,39 +207,14 @@ def _of_call(item: OutputItem) -> CallChecker | None:
     return None
 
 
-def _part_types(item: OutputItem) -> tuple[type, ...]:
-    match item:
-        case Message():
-            return (OutputText, Refusal)
-        case Reasoning():
-            return (ReasoningText, SummaryText)
-        case _:
-            return ()
-
-
-_DONE: dict[str, Any] = {"status": "completed"}
-_GROWING: dict[type[OutputItem], dict[str, Any]] = {
-    Message: {"content": (), **_DONE},
-    Reasoning: {"summary": (), "content": (), "encrypted_content": UNSET, **_DONE},
-    FunctionCall: {"arguments": "", **_DONE},
-    CustomToolCall: {"input": "", **_DONE},
-    McpListTools: {"tools": (), "error": None},
-    McpCall: {"arguments": "", "output": None, "error": None, **_DONE},
-    McpApprovalRequest: {},
-    CodeInterpreterCall: {"code": "", "outputs": None, **_DONE},
-    ShellCallOutput: {"output": (), **_DONE},
-}
-"""The fields that may change until the item is done, with the values that `_identity` gives them.
-
-Of other types of items, only the status may change.
-"""
-
-
 def _identity(item: OutputItem) -> OutputItem:
     """Return the item with its changing fields reset, so that the added and the finished item compare equal."""
+    growing = dict(ITEM_RULES[type(item)].growing)
+    if "status" in item.__struct_fields__:
+        growing["status"] = "completed"
     if isinstance(item, WebSearchCall):
-        return replace(item, action={"type": item.action["type"]}, status="completed")
-    return replace(item, **_GROWING.get(type(item), _DONE))
+        growing["action"] = {"type": item.action["type"]}
+    return replace(item, **growing)
 
 
 def _body(item: OutputItem) -> object:

@@ -1,11 +1,18 @@
-"""The rules of a stream, and the error for a broken rule."""
+"""The rules of a stream: the error for a broken rule, the rule for texts, and `ITEM_RULES` for each type of item.
+
+The table repeats much of `item_lifecycles.LIFECYCLES`, which writes the streams.  The checker must not share it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from penstock.pipeline.protocol.items import Logprob
+from msgspec import UNSET
+
+from penstock.pipeline.protocol import events, items
+from penstock.pipeline.protocol.items import CallStatus, Logprob, OutputItem
 
 
 class InvariantBroken(AssertionError):
@@ -45,3 +52,98 @@ class Text:
         agree = token_text in text or text in token_text
         rule(agree or not self.has_all_logprobs, "the bytes of a text's tokens spell the text")
         self.done = text
+
+
+Step: TypeAlias = Mapping[CallStatus, type[events.Event]]
+"""The next event, by the final status of the call; a call of a status that is missing here skips the step."""
+
+
+def _always(kind: type[events.Event]) -> Step:
+    return {"completed": kind, "failed": kind, "incomplete": kind}
+
+
+@dataclass(frozen=True)
+class ItemRules:
+    """The rules for the items of one type."""
+
+    growing: Mapping[str, Any] = field(default_factory=dict)
+    """The fields beside the status that may change until the item is done, with their values when it is added."""
+    parts: tuple[type, ...] = ()
+    text: str | None = None
+    """The field that holds the text of a call, and the field of the event that ends the text."""
+    delta: type[events.Event] | None = None
+    steps: tuple[Step, ...] = ()
+    """The events between added and done, without deltas."""
+    may_fail: bool = False
+
+
+_NO_PROGRESS = ItemRules()
+
+ITEM_RULES: dict[type[OutputItem], ItemRules] = {
+    items.Message: ItemRules({"content": ()}, parts=(items.OutputText, items.Refusal)),
+    items.Reasoning: ItemRules(
+        {"summary": (), "content": (), "encrypted_content": UNSET}, parts=(items.ReasoningText, items.SummaryText)
+    ),
+    items.FunctionCall: ItemRules(
+        {"arguments": ""},
+        text="arguments",
+        delta=events.FunctionCallArgumentsDelta,
+        steps=(_always(events.FunctionCallArgumentsDone),),
+    ),
+    items.CustomToolCall: ItemRules(
+        {"input": ""},
+        text="input",
+        delta=events.CustomToolCallInputDelta,
+        steps=(_always(events.CustomToolCallInputDone),),
+    ),
+    items.LocalShellCall: _NO_PROGRESS,
+    items.ShellCall: _NO_PROGRESS,
+    items.ApplyPatchCall: _NO_PROGRESS,
+    items.McpApprovalRequest: _NO_PROGRESS,
+    items.ShellCallOutput: ItemRules({"output": ()}),
+    items.McpListTools: ItemRules(
+        {"tools": (), "error": UNSET},
+        steps=(
+            _always(events.McpListToolsInProgress),
+            {
+                "completed": events.McpListToolsCompleted,
+                "failed": events.McpListToolsFailed,
+                "incomplete": events.McpListToolsFailed,
+            },
+        ),
+    ),
+    items.McpCall: ItemRules(
+        {"arguments": "", "output": None, "error": None},
+        text="arguments",
+        delta=events.McpCallArgumentsDelta,
+        steps=(
+            _always(events.McpCallInProgress),
+            _always(events.McpCallArgumentsDone),
+            {"completed": events.McpCallCompleted, "failed": events.McpCallFailed},
+        ),
+        may_fail=True,
+    ),
+    items.CodeInterpreterCall: ItemRules(
+        {"code": "", "outputs": None},
+        text="code",
+        delta=events.CodeInterpreterCallCodeDelta,
+        steps=(
+            _always(events.CodeInterpreterCallInProgress),
+            _always(events.CodeInterpreterCallCodeDone),
+            {
+                "completed": events.CodeInterpreterCallInterpreting,
+                "failed": events.CodeInterpreterCallInterpreting,
+            },
+            {"completed": events.CodeInterpreterCallCompleted},
+        ),
+        may_fail=True,
+    ),
+    items.WebSearchCall: ItemRules(
+        steps=(
+            _always(events.WebSearchCallInProgress),
+            {"completed": events.WebSearchCallSearching, "failed": events.WebSearchCallSearching},
+            {"completed": events.WebSearchCallCompleted},
+        ),
+        may_fail=True,
+    ),
+}

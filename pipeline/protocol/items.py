@@ -7,7 +7,7 @@ the protocol leaves out, instead of sending null, are `msgspec.UNSET`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -94,10 +94,20 @@ OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 """The parts that ``response.content_part`` events carry."""
 
 
-class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+class _Item(msgspec.Struct, frozen=True, tag_field="type"):
+    id_prefix: ClassVar[str]
+    id: str
+
+    @classmethod
+    def new_id(cls, suffix: str) -> str:
+        """Return an id for an item of this type that ends in ``suffix``, with the prefix that OpenAI's ids have."""
+        return f"{cls.id_prefix}_{suffix}"
+
+
+class Message(_Item, frozen=True, tag="message"):
     """A message of one side of the conversation; only messages of the assistant may have a ``phase``."""
 
-    id: str
+    id_prefix: ClassVar[str] = "msg"
     status: ItemStatus
     role: Role
     content: tuple[MessagePart, ...]
@@ -109,10 +119,10 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
         return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
 
 
-class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+class Reasoning(_Item, frozen=True, tag="reasoning"):
     """The model's thinking."""
 
-    id: str
+    id_prefix: ClassVar[str] = "rs"
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
@@ -124,10 +134,10 @@ class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
         return "".join(part.text for part in self.content or self.summary)
 
 
-class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+class FunctionCall(_Item, frozen=True, tag="function_call"):
     """A call of a function for the client to run; ``arguments`` is the model's text, valid JSON or not."""
 
-    id: str
+    id_prefix: ClassVar[str] = "fc"
     call_id: str
     name: str
     arguments: str
@@ -140,8 +150,7 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
         return self.arguments
 
 
-class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
-    id: str
+class _CallOutput(_Item, frozen=True):
     call_id: str
     output: str | tuple[InputPart, ...]
     status: ItemStatus
@@ -155,11 +164,13 @@ class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
 class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
     """The result of a function call."""
 
+    id_prefix: ClassVar[str] = "fco"
 
-class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+
+class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool for the client to run; ``input`` is any text."""
 
-    id: str
+    id_prefix: ClassVar[str] = "ctc"
     call_id: str
     name: str
     input: str
@@ -175,14 +186,16 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
 class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_output"):
     """The result of a custom tool call."""
 
+    id_prefix: ClassVar[str] = "ctco"
+
 
 # Calls that the client runs, with item types of their own
 
 
-class LocalShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call"):
+class LocalShellCall(_Item, frozen=True, tag="local_shell_call"):
     """A command for the client to run; ``action`` is the API's: of type ``exec``, with a ``command``."""
 
-    id: str
+    id_prefix: ClassVar[str] = "lsh"
     call_id: str
     action: dict[str, Any]
     status: ItemStatus
@@ -193,10 +206,9 @@ class LocalShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="local_s
         return _json({key: value for key, value in self.action.items() if key != "type"})
 
 
-class LocalShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call_output"):
+class LocalShellCallOutput(_Item, frozen=True, tag="local_shell_call_output"):
     """The result of a local shell call; as in the API, ``id`` is the ``call_id`` of the call."""
 
-    id: str
     output: str
     status: ItemStatus | None = None
 
@@ -211,13 +223,13 @@ class LocalShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="l
         return self.output
 
 
-class ShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call"):
+class ShellCall(_Item, frozen=True, tag="shell_call"):
     """Commands for a shell: the client's, or this server's sandbox if ``environment`` is set and not ``local``.
 
     ``action`` has ``commands``, and may have ``timeout_ms`` and ``max_output_length``.
     """
 
-    id: str
+    id_prefix: ClassVar[str] = "sh"
     call_id: str
     action: dict[str, Any]
     status: ItemStatus
@@ -234,10 +246,10 @@ class ShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call")
         return _json({key: value for key, value in self.action.items() if value is not None})
 
 
-class ShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call_output"):
+class ShellCallOutput(_Item, frozen=True, tag="shell_call_output"):
     """The output and the outcome of each command of a shell call."""
 
-    id: str
+    id_prefix: ClassVar[str] = "sho"
     call_id: str
     output: tuple[dict[str, Any], ...]
     status: ItemStatus
@@ -249,10 +261,10 @@ class ShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="shell_
         return _json(self.output)
 
 
-class ApplyPatchCall(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call"):
+class ApplyPatchCall(_Item, frozen=True, tag="apply_patch_call"):
     """A change of one file for the client to make; ``operation`` is the API's."""
 
-    id: str
+    id_prefix: ClassVar[str] = "apc"
     call_id: str
     operation: dict[str, Any]
     status: ItemStatus
@@ -263,10 +275,10 @@ class ApplyPatchCall(msgspec.Struct, frozen=True, tag_field="type", tag="apply_p
         return _json(self.operation)
 
 
-class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
+class ApplyPatchCallOutput(_Item, frozen=True, tag="apply_patch_call_output"):
     """The outcome of the change: ``completed``, or ``failed`` if the client could not make it."""
 
-    id: str
+    id_prefix: ClassVar[str] = "apco"
     call_id: str
     status: Literal["completed", "failed"]
     output: str | None = None
@@ -292,10 +304,10 @@ class ListedTool(msgspec.Struct, frozen=True):
     annotations: dict[str, Any] | UnsetType = UNSET
 
 
-class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
+class McpListTools(_Item, frozen=True, tag="mcp_list_tools"):
     """The tools of an MCP server, or the error if they could not be listed."""
 
-    id: str
+    id_prefix: ClassVar[str] = "mcpl"
     server_label: str
     tools: tuple[ListedTool, ...]
     error: str | UnsetType = UNSET
@@ -306,10 +318,10 @@ class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_
         return "completed"
 
 
-class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
+class McpCall(_Item, frozen=True, tag="mcp_call"):
     """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
 
-    id: str
+    id_prefix: ClassVar[str] = "mcp"
     server_label: str
     name: str
     arguments: str
@@ -324,10 +336,10 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
         return self.arguments
 
 
-class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_request"):
+class McpApprovalRequest(_Item, frozen=True, tag="mcp_approval_request"):
     """A call that the client must approve before this server makes it."""
 
-    id: str
+    id_prefix: ClassVar[str] = "mcpr"
     server_label: str
     name: str
     arguments: str
@@ -343,19 +355,19 @@ class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp
         return self.arguments
 
 
-class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_response"):
+class McpApprovalResponse(_Item, frozen=True, tag="mcp_approval_response"):
     """The client's decision on the `McpApprovalRequest` with the id ``approval_request_id``."""
 
-    id: str
+    id_prefix: ClassVar[str] = "mcpa"
     approval_request_id: str
     approve: bool
     reason: str | None = None
 
 
-class CodeInterpreterCall(msgspec.Struct, frozen=True, tag_field="type", tag="code_interpreter_call"):
+class CodeInterpreterCall(_Item, frozen=True, tag="code_interpreter_call"):
     """Code that runs in the sandbox; ``outputs`` is None unless the request includes them."""
 
-    id: str
+    id_prefix: ClassVar[str] = "ci"
     code: str
     container_id: str
     status: CallStatus
@@ -367,18 +379,18 @@ class CodeInterpreterCall(msgspec.Struct, frozen=True, tag_field="type", tag="co
         return self.code
 
 
-class WebSearchCall(msgspec.Struct, frozen=True, tag_field="type", tag="web_search_call"):
+class WebSearchCall(_Item, frozen=True, tag="web_search_call"):
     """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
 
-    id: str
+    id_prefix: ClassVar[str] = "ws"
     action: dict[str, Any]
     status: CallStatus
 
 
-class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):
+class AdditionalTools(_Item, frozen=True, tag="additional_tools"):
     """Tools that the client adds in the middle of a conversation, in their wire form."""
 
-    id: str
+    id_prefix: ClassVar[str] = "at"
     role: Literal["developer"]
     tools: tuple[dict[str, Any], ...]
 

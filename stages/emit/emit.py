@@ -27,26 +27,24 @@ from penstock.pipeline.frames import (
     ItemDelta,
     ItemResult,
     ItemTokens,
+    MessageOpened,
     Opened,
     ResponseStarted,
     TurnFinished,
 )
-from penstock.pipeline.lifecycle.outcome import failed_response
+from penstock.pipeline.lifecycle.outcome import failed_response, last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import (
-    ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
     ResponseInProgress,
     ResponseQueued,
 )
 from penstock.pipeline.protocol.items import ItemStatus, OutputItem
-from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, item_key
-from penstock.stages.emit.ladder import OpenItem, OpenMessage, Place
-from penstock.stages.emit.opening import open_item
+from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response
+from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.emit.turns import Turns
+from penstock.stages.models.output_items import BUILDERS, Drafts
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +79,7 @@ class ResponseWriter:
     """State machine, one per response."""
 
     response: Response
+    _drafts: Drafts
 
     def __init__(self) -> None:
         self.started = False
@@ -89,6 +88,8 @@ class ResponseWriter:
         self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._turns = Turns()
+        self.grow: DeltaWriter = _without_item
+        """Take more text of the open item and return its delta event, or None if its kind has none."""
 
     def feed(self, frame: ConversedFrame) -> Iterable[EmittedFrame]:
         """Take one frame and return the events that it causes."""
@@ -110,12 +111,6 @@ class ResponseWriter:
             case _:
                 return self._begin(frame)
 
-    def grow(self, frame: ItemDelta) -> ResponseEvent | None:
-        """Take more text of the open item and return its delta event, or None if its kind has none."""
-        if self._open is None:
-            raise RuntimeError("text came while no item was open")
-        return self._open.delta(frame)
-
     def finish(self) -> Iterable[ResponseEvent]:
         """Return the event that ends the response as its last turn ended.
 
@@ -128,26 +123,26 @@ class ResponseWriter:
             case "stop":
                 completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
                 response = replace(response, status="completed", completed_at=completed_at)
-                return (ResponseCompleted(next(self._numbers), response),)
             case "cancelled":
                 response = replace(response, status="cancelled")
             case "length":
                 response = _incomplete(response, "max_output_tokens")
             case "content_filter" | "max_tool_calls" | "max_turns" as reason:
                 response = _incomplete(response, reason)
-        return (ResponseIncomplete(next(self._numbers), response),)
+        return (last_event(next(self._numbers), response),)
 
     def fail(self, error: Exception) -> Iterable[EmittedFrame]:
         """End the response because of ``error``, closing an open item as incomplete."""
         if self._open:
             yield from self._end("incomplete")
-        yield ResponseFailed(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
+        yield last_event(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
 
     def _start(self, frame: ResponseStarted) -> Iterable[EmittedFrame]:
         if self.started:
             raise RuntimeError("a response began twice")
         self.started = True
         self.response = frame.response
+        self._drafts = Drafts(frame.response, is_shown=True)
         yield frame
         yield ResponseCreated(next(self._numbers), frame.response)
         if frame.response.status == "queued":  # a background response, which was stored as queued
@@ -163,14 +158,15 @@ class ResponseWriter:
     # One item after another
 
     def _begin(self, opening: Opened) -> Iterable[ResponseEvent]:
-        rule(isinstance(opening, Opened), f"emit takes no {type(opening).__name__}: a stage has put it in")
+        rule(type(opening) in BUILDERS, f"emit takes no {type(opening).__name__}: a stage has put it in")
         self._check_closed()
-        self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
-        return self._open.added()
+        self._open = OpenItem(self._drafts.begin(opening), self._numbers, len(self._output))
+        yield from self._open.opened()
+        self.grow = self._open.delta
 
     def _go_on(self, frame: AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
         if self._open is None:
-            raise RuntimeError("what goes on with an item came while none was open")
+            raise RuntimeError("an annotation or a call came while no item was open")
         match frame:
             case AnnotationAdded(annotation):
                 return (self._open.annotated(annotation),)
@@ -191,33 +187,27 @@ class ResponseWriter:
 
         An answer that breaks the grammar was broken off by the engine.
         """
-        answer = self._open.item("completed") if isinstance(self._open, OpenMessage) else None
-        if answer is None or answer.phase == "commentary":
+        draft = self._open.draft if self._open else None
+        if draft is None or not isinstance(draft.opening, MessageOpened) or draft.opening.phase == "commentary":
             return
         try:
-            msgspec.json.decode(answer.text, type=msgspec.Raw)
+            msgspec.json.decode(draft.text, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError):
             raise EngineFailed("The engine could not hold the model to the format of this request.") from None
 
     def _end(self, status: ItemStatus) -> Iterable[EmittedFrame]:
         if self._open is None:
             raise RuntimeError("an end came while no item was open")
-        yield from self._open.done(status)
+        yield from self._open.closed(status)
         item = self._open.item(status)
         self._output.append(item)
-        if self._open.result is not None:
-            yield ItemResult(item.id, self._open.result)
-        self._open = None
+        if (result := self._open.draft.hidden_result) is not None:
+            yield ItemResult(item.id, result)
+        self._open, self.grow = None, _without_item
 
     def _check_closed(self) -> None:
         if self._open is not None:
             raise RuntimeError("an item was not closed before what follows it")
-
-    def _place(self) -> Place:
-        """Return the place of the next item; ids derive from response id and index, so a replay gives the same ones."""
-        response_id = self.response.id
-        container_id = f"cntr_{response_id.removeprefix('resp_')}"
-        return Place(self._numbers, self._output, item_key(response_id, len(self._output)), container_id)
 
     def _with_messages(self) -> Response:
         """Return the response with its raw messages, if the request wants them."""
@@ -225,6 +215,10 @@ class ResponseWriter:
         if messages is None:
             return self.response
         return replace(self.response, input_messages=messages[0], output_messages=messages[1])
+
+
+def _without_item(frame: ItemDelta) -> ResponseEvent | None:
+    raise RuntimeError("text came while no item was open")
 
 
 def _incomplete(response: Response, reason: IncompleteReason) -> Response:

@@ -2,8 +2,8 @@
 
 Most events can be derived: the events that close an item from its deltas, and the first and last events of the stream
 from the response.  So a block of the log holds the texts of deltas, a complete copy of each event that cannot be
-derived (such as one opening an item), and for all others an index into `Follower.guesses`.  Writer and reader feed the
-same events to a `Follower`, so they get the same guesses.
+derived (such as one opening an item), and for all others an index into `StreamState.predict`.  Writer and reader feed
+the same events to a `StreamState`, so they get the same predictions.
 
 The first events are derived from the final response.  If a stage breaks the protocol by changing, at the end, fields
 that repeat the request, a reader sees the changed fields from the first event on.
@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from penstock.pipeline.lifecycle.follower import Follower
 from penstock.pipeline.lifecycle.outcome import begun
+from penstock.pipeline.lifecycle.stream_state import StreamState
 from penstock.pipeline.protocol.events import (
     OutputTextDelta,
     ResponseCreated,
@@ -57,7 +57,7 @@ class _Likely(msgspec.Struct, array_like=True, tag=1):
 
 
 _Entry: TypeAlias = _Texts | _Likely | int | bytes
-"""Deltas, the index of a guess, or a complete encoded event."""
+"""Deltas, the index of a prediction, or a complete encoded event."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entries = msgspec.msgpack.Decoder(list[_Entry]).decode
@@ -75,7 +75,7 @@ class EventLog:
     def __init__(self, response: Response, blocks: Iterable[Block] = ()) -> None:
         self.response = response
         self.fresh: list[ResponseEvent] = []
-        self._follower = Follower()
+        self._state = StreamState()
         self._data = bytearray()
         self._ends = array("q", [0])  # the end of each block in `_data`, after the start of the first
         for block in blocks:
@@ -94,7 +94,7 @@ class EventLog:
     @property
     def last_sealed(self) -> int:
         """The sequence number of the last event in a block, -1 if there is none."""
-        return self._follower.number
+        return self._state.number
 
     @property
     def next_number(self) -> int:
@@ -103,7 +103,7 @@ class EventLog:
 
     def load(self, block: Block) -> None:
         """Load the next block of a stored log."""
-        for _ in _read(block.data, self._follower, self.response):
+        for _ in _read(block.data, self._state, self.response):
             pass
         self._keep(block.data)
 
@@ -135,8 +135,8 @@ class EventLog:
             self.begin()
         events, self.fresh = self.fresh, []
         entries = self._entries(events)
-        while not self._follower.ended:
-            events.append(self._follower.ending(error))
+        while not self._state.ended:
+            events.append(self._state.ending(error))
             entries += self._entries(events[-1:])
         return self._block(events, entries)
 
@@ -155,22 +155,22 @@ class EventLog:
         """Encode the next events as entries of a block."""
         entries, at = list[_Entry](), 0
         while at < len(events):
-            if texts := self._follower.growth(events, at):
+            if texts := self._state.take_run(events, at):
                 entries.append(_Texts(texts))
                 at += len(texts)
             else:
                 entries.append(self._entry(events[at]))
-                self._follower.feed(events[at])
+                self._state.feed(events[at])
                 at += 1
         return entries
 
     def _entry(self, event: ResponseEvent) -> _Entry:
         if isinstance(event, TerminalEvent):
             self.response = event.response
-        elif isinstance(event, OutputTextDelta) and self._follower.deltas([event.delta], event.logprobs) == [event]:
+        elif isinstance(event, OutputTextDelta) and self._state.deltas([event.delta], event.logprobs) == [event]:
             return _Likely(event.delta, event.logprobs)
-        for number, guess in enumerate(self._follower.guesses(self.response)):
-            if guess == event:
+        for number, prediction in enumerate(self._state.predict(self.response)):
+            if prediction == event:
                 return number
         return _encode(event)
 
@@ -193,7 +193,7 @@ class LogReader:
         self._log = log
         self._after = after
         self._blocks_read = 0
-        self._follower = Follower()
+        self._state = StreamState()
         self._fresh: list[ResponseEvent] = []  # the log's list at the last read, and the position reached in it
         self._position = 0
 
@@ -222,35 +222,35 @@ class LogReader:
         return fresh[position:]
 
     def _next_block(self) -> Sequence[ResponseEvent]:
-        events = _read(self._log.sealed(self._blocks_read), self._follower, self._log.response)
+        events = _read(self._log.sealed(self._blocks_read), self._state, self._log.response)
         self._blocks_read += 1
         return [event for event in events if event.sequence_number > self._after]
 
 
 def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[ResponseEvent]:
     """Yield the events of a stored log; ``response`` is the response so far, or the final one if it has ended."""
-    follower = Follower()
+    state = StreamState()
     for block in blocks:
-        yield from _read(block.data, follower, response)
+        yield from _read(block.data, state, response)
 
 
-def _read(data: bytes, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
+def _read(data: bytes, state: StreamState, response: Response) -> Iterator[ResponseEvent]:
     for entry in _decode_entries(data):
         if isinstance(entry, _Texts):
-            yield from follower.deltas(entry.texts)
-            follower.take(entry.texts)
+            yield from state.deltas(entry.texts)
+            state.take(entry.texts)
         else:
-            event = _event(entry, follower, response)
-            follower.feed(event)
+            event = _event(entry, state, response)
+            state.feed(event)
             yield event
 
 
-def _event(entry: _Likely | int | bytes, follower: Follower, response: Response) -> ResponseEvent:
+def _event(entry: _Likely | int | bytes, state: StreamState, response: Response) -> ResponseEvent:
     match entry:
         case _Likely(text, logprobs):
-            return follower.deltas([text], logprobs)[0]
+            return state.deltas([text], logprobs)[0]
         case int(number):
-            return next(islice(follower.guesses(response), number, None))
+            return next(islice(state.predict(response), number, None))
         case bytes():
             event: ResponseEvent = _decode_event(entry)
             return event

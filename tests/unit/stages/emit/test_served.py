@@ -21,7 +21,7 @@ from penstock.pipeline.frames import (
     ShellOutputOpened,
     WebCallOpened,
 )
-from penstock.pipeline.lifecycle.ladders import NOT_LISTED
+from penstock.pipeline.lifecycle.item_lifecycles import NOT_LISTED
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
 from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,

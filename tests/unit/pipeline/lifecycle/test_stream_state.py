@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import AnnotationAdded
-from penstock.pipeline.lifecycle.follower import Follower
-from penstock.pipeline.lifecycle.ladders import NOT_LISTED
+from penstock.pipeline.lifecycle.item_lifecycles import NOT_LISTED
+from penstock.pipeline.lifecycle.stream_state import StreamState
 from penstock.pipeline.protocol.events import (
     CodeInterpreterCallCodeDelta,
     CodeInterpreterCallInterpreting,
@@ -87,7 +87,7 @@ BROKE = EngineFailed("It broke.")
 
 def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE) -> list[ResponseEvent]:
     """An interrupted stream with the events that end it, checked."""
-    stream, seen = Follower(), []
+    stream, seen = StreamState(), []
     for event in events:
         stream.feed(event)
         seen.append(event)
@@ -149,7 +149,7 @@ def test_queued_response_fails_with_one_event() -> None:
 def test_stream_that_has_not_begun_cannot_end() -> None:
     """Without a response there is nothing to fail, so the error is the caller's."""
     with pytest.raises(RuntimeError, match="not begun"):
-        list(Follower().end(BROKE))
+        list(StreamState().end(BROKE))
 
 
 def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
@@ -247,26 +247,26 @@ def test_cancelled_response_has_neither_error_nor_reason() -> None:
 @given(frames=response_frames())
 def test_predictable_events_are_predicted(frames: Frames) -> None:
     """In a stream that keeps the rules, every event without news is predicted."""
-    stream = Follower()
+    stream = StreamState()
     events = written_events(frames)
     for event in events:
         if isinstance(event, TextDelta):
             logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
             assert stream.deltas([event.delta], logprobs) == [event]
         elif not is_unforeseen(event):
-            assert event in stream.guesses(final(events))
+            assert event in stream.predict(final(events))
         stream.feed(event)
 
 
 @pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summary_turn(), server_turns(), client_turn()])
 def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
     """All deltas that continue the open text are taken at once, and the text is the same as one by one."""
-    stream, events, at = Follower(), written_events(turn), 0
+    stream, events, at = StreamState(), written_events(turn), 0
     while at < len(events):
-        at += len(stream.growth(events, at))
+        at += len(stream.take_run(events, at))
         event = events[at]
         assert not isinstance(event, TextDelta) or (isinstance(event, OutputTextDelta) and event.logprobs)
-        assert not isinstance(event, TextDone) or event in stream.guesses(final(events))
+        assert not isinstance(event, TextDone) or event in stream.predict(final(events))
         stream.feed(event)
         at += 1
 
@@ -277,18 +277,18 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
     events = written_events((started(), *message("one", " two", " three"), finished()))
     first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     events[first + 1] = replace(events[first + 1], **changed)
-    stream = Follower()
+    stream = StreamState()
     for event in events[:first]:
         stream.feed(event)
-    assert stream.growth(events, first) == ["one"]
-    assert stream.growth(events, first + 1) == []
+    assert stream.take_run(events, first) == ["one"]
+    assert stream.take_run(events, first + 1) == []
 
 
 @examples(50)
 @given(frames=response_frames())
-def test_follower_notices_the_end(frames: Frames) -> None:
+def test_stream_state_notices_the_end(frames: Frames) -> None:
     """It knows the end when it comes, and the response from the first event on."""
-    stream = Follower()
+    stream = StreamState()
     events = written_events(frames)
     for event in events:
         assert not stream.ended

@@ -1,0 +1,196 @@
+"""The lifecycle of each type of output item: the order of its events, for each status that it may end with.
+
+`LIFECYCLES` is the only table of it.  The writer in ``penstock.stages.emit`` and `stream_state.StreamState`, which ends
+a stream early, follow it through `item_state.ItemState`.  The checker does not use it, so that it tests both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from penstock.pipeline.protocol import events, items
+from penstock.pipeline.protocol.events import Event
+from penstock.pipeline.protocol.items import CallStatus, OutputItem, OutputPart, SummaryText
+
+Part: TypeAlias = OutputPart | SummaryText
+
+Moment: TypeAlias = Literal["opened", "started", "finished", "closed"]
+"""The moment of an item's first frame, of its `CallStarted`, of its `CallFinished`, or of its `ItemClosed`."""
+
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+NOT_LISTED = "The response broke off before the server had told what it offers."
+"""The error of a list of MCP tools that was cut: it stands in for the status, which the item does not have.
+
+Stored logs do not contain it, so a change of it would change the events that are read from them.
+"""
+
+
+class PartLifecycle(NamedTuple):
+    """The types of the events of a part, in order."""
+
+    added: type[events.ContentPartAdded | events.ReasoningSummaryPartAdded]
+    delta: type[events.TextDelta]
+    text_done: type[events.TextDone]
+    done: type[events.ContentPartDone | events.ReasoningSummaryPartDone]
+
+
+def _content(delta: type[events.TextDelta], text_done: type[events.TextDone]) -> PartLifecycle:
+    return PartLifecycle(events.ContentPartAdded, delta, text_done, events.ContentPartDone)
+
+
+PARTS: Mapping[type[Part], PartLifecycle] = {
+    items.OutputText: _content(events.OutputTextDelta, events.OutputTextDone),
+    items.Refusal: _content(events.RefusalDelta, events.RefusalDone),
+    items.ReasoningText: _content(events.ReasoningTextDelta, events.ReasoningTextDone),
+    items.SummaryText: PartLifecycle(
+        events.ReasoningSummaryPartAdded,
+        events.ReasoningSummaryTextDelta,
+        events.ReasoningSummaryTextDone,
+        events.ReasoningSummaryPartDone,
+    ),
+}
+
+
+class Milestone(NamedTuple):
+    """An event that comes once, and the moment when it is due; the item's final status determines its type.
+
+    An item that ends with a status that is missing in ``by_status`` skips the milestone.
+    """
+
+    due: Moment
+    by_status: Mapping[CallStatus, type[Event]]
+
+
+def _always(due: Moment, kind: type[Event]) -> Milestone:
+    return Milestone(due, dict.fromkeys(("completed", "failed", "incomplete"), kind))
+
+
+def _if_ran(due: Moment, kind: type[Event]) -> Milestone:
+    return Milestone(due, {"completed": kind, "failed": kind})
+
+
+Detail: TypeAlias = tuple[type[Event], tuple[Any, ...]]
+"""An event for a piece of an item: its type, and its fields after the place."""
+
+
+def _no_details(item: Any) -> list[Detail]:
+    return []
+
+
+def _commands(call: items.ShellCall) -> list[Detail]:
+    details = list[Detail]()
+    for at, command in enumerate(call.action.get("commands") or ()):
+        details.append((events.ShellCallCommandAdded, (at, "")))
+        details += [(events.ShellCallCommandDelta, (at, command))] if command else []
+        details.append((events.ShellCallCommandDone, (at, command)))
+    return details
+
+
+def _outputs(item: items.ShellCallOutput) -> list[Detail]:
+    details = list[Detail]()
+    for at, output in enumerate(item.output):
+        delta = {name: output[name] for name in ("stdout", "stderr") if output[name]}
+        details += [(events.ShellCallOutputContentDelta, (at, delta))] if delta else []
+        details.append((events.ShellCallOutputContentDone, (at, (output,))))
+    return details
+
+
+@dataclass(frozen=True)
+class ItemLifecycle:
+    """A row of the table.  The events of an item are its parts, its details and its milestones."""
+
+    parts: tuple[Part, ...] = ()
+    """The parts that it may have, empty."""
+    needs_part: bool = False
+    """True if clients expect it to have a first part, whatever happens."""
+    delta: type[events.TextDelta] | None = None
+    """The delta of its text, if the text is a field and not a part."""
+    text_field: str | None = None
+    milestones: tuple[Milestone, ...] = ()
+    details: Callable[[Any], list[Detail]] = _no_details
+    added: Moment = "opened"
+    """The moment when it is added.  The other events of this moment and of earlier ones follow at once."""
+    statuses: tuple[CallStatus, ...] = ("completed", "incomplete")
+    """The final statuses.  Stored logs depend on their order, see `StreamState.predict`; append new ones."""
+    cut_fields: Mapping[str, Any] | None = None
+    """The fields that say that it was cut, if it has no status."""
+    hides_result: bool = False
+    """True if it does not show the text that the model reads as the result of the call."""
+
+    @property
+    def runs(self) -> bool:
+        """True if this server runs the call of the item."""
+        return self.hides_result or any(milestone.due in ("started", "finished") for milestone in self.milestones)
+
+
+_ANY_STATUS: tuple[CallStatus, ...] = ("completed", "incomplete", "failed")
+
+LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
+    items.Message: ItemLifecycle(parts=(items.OutputText(""), items.Refusal("")), needs_part=True),
+    items.Reasoning: ItemLifecycle(parts=(items.ReasoningText(""), items.SummaryText(""))),
+    items.FunctionCall: ItemLifecycle(
+        delta=events.FunctionCallArgumentsDelta,
+        text_field="arguments",
+        milestones=(_always("closed", events.FunctionCallArgumentsDone),),
+    ),
+    items.CustomToolCall: ItemLifecycle(
+        delta=events.CustomToolCallInputDelta,
+        text_field="input",
+        milestones=(_always("closed", events.CustomToolCallInputDone),),
+    ),
+    items.LocalShellCall: ItemLifecycle(added="closed"),
+    items.ShellCall: ItemLifecycle(added="closed", details=_commands),
+    items.ApplyPatchCall: ItemLifecycle(added="closed"),
+    items.ShellCallOutput: ItemLifecycle(details=_outputs, hides_result=True),
+    items.McpListTools: ItemLifecycle(
+        milestones=(
+            _always("started", events.McpListToolsInProgress),
+            Milestone(
+                "finished",
+                {
+                    "completed": events.McpListToolsCompleted,
+                    "failed": events.McpListToolsFailed,
+                    "incomplete": events.McpListToolsFailed,
+                },
+            ),
+        ),
+        statuses=_ANY_STATUS,
+        cut_fields={"error": NOT_LISTED},
+    ),
+    items.McpCall: ItemLifecycle(
+        delta=events.McpCallArgumentsDelta,
+        text_field="arguments",
+        milestones=(
+            _always("opened", events.McpCallInProgress),
+            _always("started", events.McpCallArgumentsDone),
+            Milestone("finished", {"completed": events.McpCallCompleted, "failed": events.McpCallFailed}),
+        ),
+        statuses=_ANY_STATUS,
+    ),
+    items.McpApprovalRequest: ItemLifecycle(added="closed"),
+    items.CodeInterpreterCall: ItemLifecycle(
+        delta=events.CodeInterpreterCallCodeDelta,
+        text_field="code",
+        milestones=(
+            _always("opened", events.CodeInterpreterCallInProgress),
+            _always("started", events.CodeInterpreterCallCodeDone),
+            _if_ran("started", events.CodeInterpreterCallInterpreting),
+            Milestone("finished", {"completed": events.CodeInterpreterCallCompleted}),
+        ),
+        statuses=_ANY_STATUS,
+        hides_result=True,
+    ),
+    items.WebSearchCall: ItemLifecycle(
+        milestones=(
+            _always("opened", events.WebSearchCallInProgress),
+            _if_ran("started", events.WebSearchCallSearching),
+            Milestone("finished", {"completed": events.WebSearchCallCompleted}),
+        ),
+        added="started",
+        statuses=_ANY_STATUS,
+        hides_result=True,
+    ),
+}

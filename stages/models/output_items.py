@@ -1,0 +1,253 @@
+"""Output items, built from the frames of a turn: one builder per opening frame.
+
+``emit`` writes these items to the client, and ``converse`` appends them to the next prompt, with the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from penstock.pipeline import frames
+from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NOT_LISTED, ItemLifecycle, Part
+from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.items import CallStatus, ItemStatus, Logprob, OutputItem
+from penstock.pipeline.protocol.response import Response, item_key
+from penstock.stages.models import client_actions
+from penstock.stages.models.shell_calls import shell_action
+
+NO_ACTION: dict[str, Any] = {"type": "search", "query": ""}
+"""The action of a browser call that was cut before its arguments were complete."""
+
+_NOT_EXECUTED = 126
+"""The exit code of POSIX shells for a command that cannot be executed."""
+
+
+@dataclass
+class Draft:
+    """An output item that is being made, with all that the frames have brought of it."""
+
+    opening: frames.Opened
+    key: str
+    """The suffix of its ids."""
+    container_id: str
+    """The id of the response's sandbox container."""
+    shell_call_id: str | None = None
+    """The id of the latest shell call before it."""
+    is_shown: bool = True
+    """True if the client sees the item; False if it is only for the model, which reads the result of a call instead."""
+    is_summarised: bool = False
+    """True if reasoning is shown as a summary."""
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    started: frames.CallStarted | None = None
+    finished: frames.CallFinished | None = None
+
+    _joined: tuple[int, str] = (0, "")
+
+    @property
+    def text(self) -> str:
+        """The text so far, joined only once: several closing events hold it, and can then share one string."""
+        if self._joined[0] != len(self.texts):
+            self._joined = len(self.texts), "".join(self.texts)
+        return self._joined[1]
+
+    def take_texts(self) -> list[str]:
+        """Return the pieces of the text, and begin anew without them."""
+        texts, self.texts, self._joined = self.texts, [], (0, "")
+        return texts
+
+    @property
+    def part(self) -> Part | None:
+        """The part that holds the text, or None if a field of the item holds it."""
+        match self.opening:
+            case frames.ReasoningOpened():
+                return items.SummaryText(self.text) if self.is_summarised else items.ReasoningText(self.text)
+            case frames.MessageOpened():
+                return items.OutputText(self.text, tuple(self.annotations), tuple(self.logprobs))
+            case frames.RefusalOpened():
+                return items.Refusal(self.text)
+            case _:
+                return None
+
+    @property
+    def lifecycle(self) -> ItemLifecycle:
+        """The lifecycle of the item."""
+        return LIFECYCLES[type(self.item("in_progress"))]
+
+    @property
+    def hidden_result(self) -> str | None:
+        """The text that the model reads as the result of the call, if the item does not show it."""
+        return self.finished.result if self.finished and self.lifecycle.hides_result else None
+
+    @property
+    def call_id(self) -> str:
+        """The ``call_id`` of the item."""
+        return f"call_{self.key}"
+
+    def item(self, status: CallStatus) -> OutputItem:
+        """Return the item with this status; while it is in progress, it has no parts."""
+        return BUILDERS[type(self.opening)](self.opening, self, status)
+
+    def final_status(self, status: ItemStatus) -> CallStatus:
+        """Return the final status: the outcome of a call that this server runs, or else ``status``."""
+        lifecycle = self.lifecycle
+        if not lifecycle.runs:
+            return status
+        if self.finished is None:
+            return "incomplete"
+        return "failed" if self.finished.error is not None and "failed" in lifecycle.statuses else "completed"
+
+    def cut(self) -> None:
+        """End a request for approval before its arguments are complete: the item becomes a call that never ran."""
+        if isinstance(self.opening, frames.McpApprovalOpened):
+            self.opening = frames.McpCallOpened(self.opening.server_label, self.opening.name)
+
+
+class Drafts:
+    """State machine: the drafts of a response.  Ids derive from its id and their order, so a replay repeats them."""
+
+    def __init__(self, response: Response, *, is_shown: bool) -> None:
+        self._response_id = response.id
+        self._is_shown = is_shown
+        self._is_summarised = is_shown and response.reasoning.summary is not None
+        self._count = 0
+        self._shell_call_id: str | None = None
+
+    def begin(self, opening: frames.Opened) -> Draft:
+        """Return the draft of the next item."""
+        key = item_key(self._response_id, self._count)
+        container_id = f"cntr_{self._response_id.removeprefix('resp_')}"
+        draft = Draft(opening, key, container_id, self._shell_call_id, self._is_shown, self._is_summarised)
+        self._count += 1
+        is_shell = isinstance(opening, frames.FunctionCallOpened) and opening.form == "shell"
+        if is_shell or isinstance(opening, frames.ShellCallOpened):
+            self._shell_call_id = draft.call_id
+        return draft
+
+
+def _reasoning(opening: frames.ReasoningOpened, draft: Draft, status: ItemStatus) -> items.Reasoning:
+    parts: Any = () if status == "in_progress" else (draft.part,)
+    item_id = items.Reasoning.new_id(draft.key)
+    if draft.is_summarised:
+        return items.Reasoning(item_id, summary=parts, status=status)
+    return items.Reasoning(item_id, content=parts, status=status)
+
+
+def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft, status: ItemStatus) -> items.Message:
+    parts: Any = () if status == "in_progress" else (draft.part,)
+    phase = opening.phase if isinstance(opening, frames.MessageOpened) else "final_answer"  # a refusal ends the answer
+    return items.Message(items.Message.new_id(draft.key), status, "assistant", parts, phase or UNSET)
+
+
+def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: ItemStatus) -> OutputItem:
+    kind: Any
+    match opening.form:
+        case "function":
+            return _call(items.FunctionCall, opening, draft, status)
+        case "local_shell":
+            kind, action = items.LocalShellCall, client_actions.local_shell_action(draft.text)
+        case "shell":
+            kind, action = items.ShellCall, client_actions.shell_action(draft.text)
+        case "apply_patch":
+            kind, action = items.ApplyPatchCall, client_actions.patch_operation(draft.text)
+    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action, status)
+    return call
+
+
+def _custom_tool_call(opening: frames.CustomToolCallOpened, draft: Draft, status: ItemStatus) -> OutputItem:
+    return _call(items.CustomToolCall, opening, draft, status)
+
+
+def _call(
+    kind: type[items.FunctionCall | items.CustomToolCall],
+    opening: frames.FunctionCallOpened | frames.CustomToolCallOpened,
+    draft: Draft,
+    status: ItemStatus,
+) -> OutputItem:
+    namespace = UNSET if opening.namespace is None else opening.namespace
+    return kind(kind.new_id(draft.key), draft.call_id, opening.name, draft.text, status, namespace)
+
+
+def _mcp_list_tools(opening: frames.McpListToolsOpened, draft: Draft, status: CallStatus) -> items.McpListTools:
+    item_id = items.McpListTools.new_id(draft.key)
+    if status == "in_progress":
+        return items.McpListTools(item_id, opening.server_label, ())
+    if draft.finished is None:
+        return items.McpListTools(item_id, opening.server_label, (), NOT_LISTED)
+    data = draft.finished.data
+    tools = data.tools if isinstance(data, frames.ListedTools) else ()
+    return items.McpListTools(item_id, opening.server_label, tools, draft.finished.error or UNSET)
+
+
+def _mcp_call(opening: frames.McpCallOpened, draft: Draft, status: CallStatus) -> items.McpCall:
+    finished = draft.finished
+    return items.McpCall(
+        items.McpCall.new_id(draft.key),
+        opening.server_label,
+        opening.name,
+        draft.text,
+        status,
+        finished.result if finished and finished.error is None else None,
+        frames.mcp_error(finished) if finished and finished.error is not None else None,
+        opening.approval_request_id,
+    )
+
+
+def _mcp_approval(opening: frames.McpApprovalOpened, draft: Draft, status: ItemStatus) -> items.McpApprovalRequest:
+    item_id = items.McpApprovalRequest.new_id(draft.key)
+    return items.McpApprovalRequest(item_id, opening.server_label, opening.name, draft.text)
+
+
+def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus) -> items.CodeInterpreterCall:
+    item_id = items.CodeInterpreterCall.new_id(draft.key)
+    if not draft.is_shown:
+        return items.CodeInterpreterCall(item_id, draft.text, "", status)
+    data = draft.finished.data if draft.finished else None
+    outputs = data.outputs if isinstance(data, frames.CodeOutputs) else ()
+    return items.CodeInterpreterCall(item_id, draft.text, draft.container_id, status, outputs or None)
+
+
+def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -> items.WebSearchCall:
+    data = draft.finished.data if draft.finished and draft.is_shown else None
+    running_action = draft.started.action if draft.started else None
+    action = data.action if isinstance(data, frames.BrowserAction) else running_action or NO_ACTION
+    return items.WebSearchCall(items.WebSearchCall.new_id(draft.key), action, status)
+
+
+def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:
+    environment = {"type": "container_reference"} | ({"container_id": draft.container_id} if draft.is_shown else {})
+    item_id = items.ShellCall.new_id(draft.key)
+    return items.ShellCall(item_id, draft.call_id, shell_action(draft.text), status, environment)
+
+
+def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemStatus) -> items.ShellCallOutput:
+    if draft.shell_call_id is None:
+        raise RuntimeError("the output of a shell came without a call")
+    finished = draft.finished
+    outputs = finished.data.outputs if finished and isinstance(finished.data, frames.ShellOutput) else ()
+    if finished and finished.error is not None and not outputs and draft.is_shown:  # no shell could run any command
+        error = finished.error
+        outputs = ({"stdout": "", "stderr": error, "outcome": {"type": "exit", "exit_code": _NOT_EXECUTED}},)
+    return items.ShellCallOutput(items.ShellCallOutput.new_id(draft.key), draft.shell_call_id, outputs, status)
+
+
+BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
+    frames.ReasoningOpened: _reasoning,
+    frames.MessageOpened: _message,
+    frames.RefusalOpened: _message,
+    frames.FunctionCallOpened: _function_call,
+    frames.CustomToolCallOpened: _custom_tool_call,
+    frames.McpListToolsOpened: _mcp_list_tools,
+    frames.McpCallOpened: _mcp_call,
+    frames.McpApprovalOpened: _mcp_approval,
+    frames.CodeCallOpened: _code_call,
+    frames.WebCallOpened: _web_call,
+    frames.ShellCallOpened: _shell_call,
+    frames.ShellOutputOpened: _shell_output,
+}
+"""The builder of the item for each opening frame: it takes the frame, the draft and the status."""
