@@ -4,6 +4,11 @@ A stage turns an async iterator of frames into an async generator of frames.  A 
 stages.  Every junction is checked twice: by a type checker, through ``then``, and from the annotations when the
 pipeline is built.  Frames only flow inside ``Pipeline.open``, which closes every stage, so a stage needs no code for a
 consumer that leaves early.
+
+A stage waits, and its state machine decides: ``machine.feed(frame)`` returns the frames that follow from a frame.  The
+machines on the way of every token have a hot path beside it: ``machine.feed_text(frame)`` returns the single frame that
+follows from plain text, or None for any other frame, and then has changed nothing.  The stage tries it first and calls
+``feed`` if it gets None; it never changes the machine's attributes itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of an open item: decode split characters, cut stop texts, align log probabilities.
+"""The text of an open item: decode split characters, cut at stop strings, align log probabilities.
 
 A token with a whole text of its own needs none of this while `ItemText.is_plain` is True: the parsers then emit the
 token's text directly.
@@ -7,6 +7,7 @@ token's text directly.
 from __future__ import annotations
 
 import codecs
+import re
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,7 +15,6 @@ from typing import Protocol
 
 from penstock.pipeline.frames import ItemDelta, TokenLogprob
 from penstock.pipeline.protocol.items import Logprob, TopLogprob
-from penstock.stages.parse.stop import StopTexts
 
 _NEVER = -9999.0
 """The log probability of an impossible token, as in OpenAI's API: JSON has no infinity."""
@@ -46,35 +46,37 @@ class ItemText:
     """
 
     def __init__(
-        self, stops: tuple[str, ...] = (), logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
+        self, stop: tuple[str, ...] = (), logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
     ) -> None:
-        self._stop = StopTexts(stops) if stops else None
-        self._logprobs = logprobs
+        self._stop = StopStrings(stop) if stop else None
+        self.logprobs = logprobs
+        """The log probabilities to report; None if the deltas report none."""
         self._keeps = keeps
         self._pieces: list[str] = []
         self._kept: list[str] = []
-        self._decoded = 0
+        self.length = 0
+        """Characters written so far."""
         self._passed = 0
 
     @property
     def is_plain(self) -> bool:
         """True if the next token's text can be emitted as it is, without any bookkeeping."""
-        return not (self._stop or self._logprobs or self._keeps)
+        return not (self._stop or self.logprobs or self._keeps)
 
     @property
     def is_cut(self) -> bool:
-        """True if a stop text was found."""
-        return self._stop is not None and self._stop.met
+        """True if a stop string was found."""
+        return self._stop is not None and self._stop.found
 
     @property
     def written(self) -> str:
-        """The whole text that the model wrote, stop text included; empty without ``keeps``."""
+        """The whole text that the model wrote, stop string included; empty without ``keeps``."""
         return "".join(self._kept)
 
     def write(self, text: str) -> None:
         """Append ``text``."""
         self._pieces.append(text)
-        self._decoded += len(text)
+        self.length += len(text)
 
     def delta(self) -> Iterator[ItemDelta]:
         """Yield a delta of the text that may pass since the last call, if there is any."""
@@ -83,8 +85,8 @@ class ItemText:
 
     def close(self) -> Iterator[ItemDelta]:
         """Yield a delta of the remaining text, if there is any; text that was held back is included."""
-        if self._logprobs:
-            self._logprobs.settle(self._decoded)
+        if self.logprobs:
+            self.logprobs.settle(self.length)
         if text := self._passing() + (self._stop.flush() if self._stop else ""):
             yield self._delta(text)
 
@@ -97,7 +99,7 @@ class ItemText:
 
     def _delta(self, text: str) -> ItemDelta:
         self._passed += len(text)
-        return ItemDelta(text, self._logprobs.upto(self._passed)) if self._logprobs else ItemDelta(text)
+        return ItemDelta(text, self.logprobs.upto(self._passed)) if self.logprobs else ItemDelta(text)
 
 
 class TokenText(ItemText):
@@ -107,28 +109,85 @@ class TokenText(ItemText):
     """
 
     def __init__(
-        self, tokens: Tokens, stops: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
+        self, tokens: Tokens, stop: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
     ) -> None:
-        super().__init__(stops, AlignedLogprobs(tokens) if reports else None, keeps=keeps)
+        super().__init__(stop, AlignedLogprobs(tokens) if reports else None, keeps=keeps)
         self._decoder = TokenDecoder(tokens)
 
     @property
     def is_plain(self) -> bool:
         """True if the next token's text can be emitted as it is; False while a character is unfinished."""
-        return not (self._decoder.holds_back or self._stop or self._logprobs or self._keeps)
+        return not (self._decoder.holds_back or self._stop or self.logprobs or self._keeps)
 
     def add(self, token: int, logprob: TokenLogprob | None) -> None:
         """Append the text of ``token``, with its log probability if the engine reported one."""
         self.write(self._decoder.decode(token))
-        if self._logprobs and logprob:
-            self._logprobs.add(token, logprob)
+        if self.logprobs and logprob:
+            self.logprobs.add(token, logprob)
             if not self._decoder.holds_back:
-                self._logprobs.settle(self._decoded)
+                self.logprobs.settle(self.length)
 
     def close(self) -> Iterator[ItemDelta]:
         """Yield a delta of the remaining text, including what an unfinished character decodes to."""
         self.write(self._decoder.flush())
         yield from super().close()
+
+
+class StopStrings:
+    """Cuts one text before its first stop string.  The result does not depend on how the text is split into pieces.
+
+    The engine ends generation at a stop string by itself, but by then its tokens have been streamed.  Text that may be
+    the beginning of a stop string is therefore held back, so that the client never sees part of one.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._first_character = re.compile(f"[{re.escape(''.join(stop[0] for stop in stops))}]")
+        self._held_back = ""
+        self.found = False
+        """True if a stop string was found.  It is dropped, with all text after it."""
+
+    def feed(self, text: str) -> str:
+        """Return the text that may pass: all text before a stop string, or before a possible beginning of one.
+
+        If several stop strings occur, the first to end counts; of several with the same end, the longest.
+        """
+        if self.found:
+            return ""
+        # The fast path: no stop string can begin here.
+        if not self._held_back and not self._first_character.search(text):
+            return text
+        text = self._held_back + text
+        if occurrence := min(self._ends(text), default=None):
+            self.found, self._held_back = True, ""
+            return text[: occurrence[1]]
+        passes = len(text) - self._beginning(text)
+        self._held_back = text[passes:]
+        return text[:passes]
+
+    def flush(self) -> str:
+        """Return the text that is still held back: it did not become a stop string."""
+        held_back, self._held_back = self._held_back, ""
+        return held_back
+
+    def _ends(self, text: str) -> list[tuple[int, int]]:
+        """Return end and start of each stop string's first occurrence in ``text``."""
+        starts = ((stop, text.find(stop)) for stop in self._stops)
+        return [(start + len(stop), start) for stop, start in starts if start >= 0]
+
+    def _beginning(self, text: str) -> int:
+        """Return the length of the longest suffix of ``text`` that is a proper prefix of a stop string."""
+        return max(_overlap(text, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
+    at = max(0, len(text) - len(stop) + 1)
+    while (at := text.find(stop[0], at)) >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at += 1
+    return 0
 
 
 class TokenDecoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -35,6 +35,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.harmony.parse import HarmonyParser
+from penstock.stages.parse.parser import TurnParser
 from tests.support.chat_families import FAMILIES, family_model
 from tests.support.stored_responses import response
 
@@ -88,19 +89,29 @@ def turn_started(**fields: Any) -> GenerationStarted:
 
 
 def parse_harmony_frames(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
-    parser = HarmonyParser(encoding)
-    return [parsed for frame in frames for parsed in _feed(parser, frame)]
+    """Parse as the stage does; frames without a `GenerationStarted` belong to a turn without options."""
+    return _parsed(lambda started: HarmonyParser(encoding, started), frames)
 
 
 def parse_harmony_slowly(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
     """Parse without the fast path."""
-    parser = HarmonyParser(encoding)
-    return [parsed for frame in frames for parsed in list(parser.feed(frame))]
+    return _parsed(lambda started: HarmonyParser(encoding, started), frames, is_slow=True)
 
 
-def _feed(parser: HarmonyParser, frame: TokenFrame) -> list[ParsedFrame]:
-    delta = parser.plain(frame)
-    return list(parser.feed(frame)) if delta is None else [delta]
+def _parsed(
+    begin: Callable[[GenerationStarted], TurnParser], frames: Iterable[TokenFrame], *, is_slow: bool = False
+) -> list[ParsedFrame]:
+    parser: TurnParser | None = None
+    parsed: list[ParsedFrame] = []
+    for frame in frames:
+        if isinstance(frame, GenerationStarted):
+            parser = begin(frame)
+            parsed.append(frame)
+            continue
+        parser = parser or begin(turn_started())
+        delta = None if is_slow else parser.feed_text(frame)
+        parsed += (delta,) if delta else parser.feed(frame)
+    return parsed
 
 
 def parse_harmony(
@@ -160,9 +171,9 @@ def chat_turn_started(family: str, turn: ChatTurn | None = None, **fields: Any) 
     return turn_started(**{"tools": CHAT_TOOLS, "prompt": chat_prompt(family), "chat": turn, **fields})
 
 
-def parse_chat_frames(model: ChatModel, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
-    parser = ChatParser(model)
-    return [parsed for frame in frames for parsed in list(parser.feed(frame))]
+def parse_chat_frames(model: ChatModel, frames: Iterable[TokenFrame], *, is_slow: bool = False) -> list[ParsedFrame]:
+    """Parse as the stage does, or without the fast path."""
+    return _parsed(lambda started: ChatParser(model, started), frames, is_slow=is_slow)
 
 
 def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = False) -> list[TokenChunk]:

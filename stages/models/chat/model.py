@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from penstock.pipeline.frames import GenerationStarted, TokenIds
@@ -145,6 +146,11 @@ class ChatModel:
     sees_images: bool = False
     trusts_templates: bool = False
     """True if a request may bring its own template."""
+
+    @cached_property
+    def reasoning_end(self) -> int | None:
+        """The token that ends reasoning; None if the model has none."""
+        return self.vocabulary.marks.get(self.parsers.thinking[1]) if self.parsers.thinking else None
 
     def raw_message(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """Return a prompt or a generation in vLLM's form of a raw message, for debugging."""

@@ -50,6 +50,7 @@ class Vocabulary:
         self.token_bytes: Mapping[int, bytes] = _TokenBytes(token_bytes)
         """The bytes of each token, by id; empty bytes for ids without a token."""
         self._mark_texts = {token: mark for mark, token in self.marks.items()}
+        self.mark_ids = self._mark_texts.keys()
         self.token_texts: Mapping[int, str] = dict(_texts(self.token_bytes, self._mark_texts))
         """The text of each token that is valid text by itself: not a mark, and not a part of a character."""
         self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -27,8 +28,9 @@ from penstock.pipeline.frames import (
     WebCallOpened,
 )
 from penstock.stages.models.harmony.raw_message import raw_message
+from penstock.stages.models.harmony.vocabulary import CHANNEL, CONSTRAIN, TEXT_TOKENS
 from penstock.stages.parse.harmony.recipients import Recipients
-from penstock.stages.parse.openings import Opening
+from penstock.stages.parse.parser import Opening
 
 _WORD = re.compile(
     r"\s*(?:"
@@ -49,8 +51,21 @@ _ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
 """A content type after ``<|constrain|>``: any single word, alone or before JSON."""
 _LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
 """A word, for counting.  A Chinese or Japanese character counts as a word, since these scripts use no spaces."""
-_NOBODY = ("assistant", "all", "user")
+_SEGMENTS = {CHANNEL: "channel", CONSTRAIN: "constrain"}
+
+_NOT_TOOLS = ("assistant", "all", "user")
 """Recipients that are not tools: the model addresses itself or the user."""
+
+_LONG_HEADER = 64
+"""Tokens.  A header of this length that holds text is an answer without its markup, and is streamed from then on.  A
+header of this length that holds only header words may still be a call: a function name has up to 64 characters, and in
+a hexadecimal name each may be a token."""
+
+_LONGEST_HEADER = 256
+"""Tokens.  Anything of this length is not a header."""
+
+_LOOK_EVERY = 16
+"""Tokens between two checks of a long header: each check reads all of it."""
 
 Repairs: TypeAlias = dict[Repair, None]
 """The kinds of repairs made, each once, in the order of first occurrence: a dict as an ordered set."""
@@ -68,31 +83,39 @@ class Header:
     repairs: Repairs = field(default_factory=dict)
     """Repairs already known before the words are read."""
 
+    def add(self, token: int, token_bytes: Mapping[int, bytes] | Sequence[bytes]) -> None:
+        """Append a text token; a marker begins a new segment, or is a mistake."""
+        if token < TEXT_TOKENS:
+            self.segments[-1][1].extend(token_bytes[token])
+        elif token in _SEGMENTS:
+            self.segments.append((_SEGMENTS[token], bytearray()))
+        else:
+            self.repairs.setdefault("stray marker")
+            return
+        self.length += 1
+
     @property
-    def is_whole(self) -> bool:
+    def is_answer(self) -> bool:
+        """True if the header is so long that it is really an answer without its markup."""
+        if self.length < _LONG_HEADER or self.length % _LOOK_EVERY:
+            return False
+        return self._is_whole and (self._holds_text or self.length >= _LONGEST_HEADER)
+
+    @property
+    def _is_whole(self) -> bool:
         """True if the text so far ends with a whole character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(self.segments[-1][1]))
         return not decoder.getstate()[0]
 
     @property
-    def holds_text(self) -> bool:
+    def _holds_text(self) -> bool:
         """True if the words left over after the first marker are text, or all left-over words if there is no marker.
 
         Text before a marker does not count: the rest of a header may still follow it.
         """
         reading = _read(self)
         return _is_text(reading.behind if len(self.segments) > 1 else reading.ahead)
-
-    def mark(self, marker: str) -> None:
-        """Begin a segment after ``<|channel|>`` or ``<|constrain|>``."""
-        self.length += 1
-        self.segments.append((marker, bytearray()))
-
-    def add(self, token: bytes) -> None:
-        """Append the bytes of a text token."""
-        self.length += 1
-        self.segments[-1][1].extend(token)
 
 
 @dataclass(slots=True)
@@ -235,7 +258,7 @@ def _read_role(text: str, reading: Reading) -> int:
 
 
 def _address(recipient: str, reading: Reading) -> None:
-    if recipient not in _NOBODY and reading.recipient is None:
+    if recipient not in _NOT_TOOLS and reading.recipient is None:
         reading.recipient = recipient
 
 

@@ -1,38 +1,30 @@
 """Parse Harmony: token ids in, items out.
 
-The parser works on token ids, so that it cannot confuse a marker with text that looks like one.  It has three states:
-in a header, in content, and between messages.  It never raises an error on output that no grammar constrained.  Wrong
-markup is repaired, and the repair is named in `ItemClosed.repairs`.  Every text token ends up in an item, and the
-deltas of an item sum to its text.
+The parser works on token ids, so that it cannot confuse a marker with text that looks like one.  It never raises an
+error on output that no grammar constrained.  Wrong markup is repaired, and the repair is named in `ItemClosed.repairs`.
+Every text token ends up in an item, and the deltas of an item sum to its text.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
-from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
     ItemClosed,
-    ItemDelta,
     MessageOpened,
     ParsedFrame,
     ReasoningOpened,
     TokenChunk,
-    TokenFrame,
     TokenIds,
-    TurnFinished,
 )
-from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.harmony.vocabulary import (
     CALL,
     CHANNEL,
-    CONSTRAIN,
     END,
     END_OF_TEXT,
     MESSAGE,
@@ -43,7 +35,7 @@ from penstock.stages.models.harmony.vocabulary import (
 )
 from penstock.stages.parse.harmony.header import Header, Reading, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
-from penstock.stages.parse.openings import Opening
+from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.text import TokenText
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
@@ -51,36 +43,15 @@ _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 _BREAKING_OFF = frozenset({RETURN, END_OF_TEXT})
 """If a turn's grammar fails, the engine ends the turn with its end-of-sequence token, which is one of these."""
 
-_LONG_HEADER = 64
-"""Tokens.  A header of this length that holds text is an answer without its markup, and is streamed from then on.  A
-header of this length that holds only header words may still be a call: a function name has up to 64 characters, and in
-a hexadecimal name each may be a token."""
-
-_LONGEST_HEADER = 256
-"""Tokens.  Anything of this length is not a header."""
-
-_LOOK_EVERY = 16
-"""Tokens between two checks of a long header: each check reads all of it."""
-
-_NO_RECIPIENTS = Recipients(Toolset())
-
 
 @dataclass(frozen=True)
-class ParseHarmony:
+class ParseHarmony(ParseStage):
     """The pipeline stage around `HarmonyParser`."""
 
     encoding: HarmonyEncoding
 
-    async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
-        """Parse one generation, or several in a row."""
-        parser = HarmonyParser(self.encoding)
-        async for frame in source:
-            delta = parser.plain(frame)
-            if delta is not None:
-                yield delta
-                continue
-            for parsed in parser.feed(frame):
-                yield parsed
+    async def _begin(self, started: GenerationStarted) -> HarmonyParser:
+        return HarmonyParser(self.encoding, started)
 
 
 @dataclass(slots=True)
@@ -92,191 +63,124 @@ class _OpenItem:
     """The position after the token that opened it."""
 
 
-class HarmonyParser:
-    """Parses one generation, whose prompt ended in ``<|start|>assistant``.  Another `GenerationStarted` resets it."""
+_State: TypeAlias = Header | _OpenItem | None
+"""In a header, in the content of a message, or between two messages."""
 
-    def __init__(self, encoding: HarmonyEncoding) -> None:
+
+class HarmonyParser(TurnParser):
+    """Parses one generation, whose prompt ended in ``<|start|>assistant``."""
+
+    def __init__(self, encoding: HarmonyEncoding, started: GenerationStarted) -> None:
+        super().__init__()
         self._encoding = encoding
-        self._token_texts = encoding.token_texts
-        self._recipients = _NO_RECIPIENTS
-        self._stops: tuple[str, ...] = ()
-        self._held_to_grammar = False
-        self._raw_messages: list[dict[str, Any]] | None = None
-        self._begin_turn()
-
-    def _begin_turn(self) -> None:
-        self._has_logprobs = False
-        self._header: Header | None = Header()
-        self._item: _OpenItem | None = None
-        self._is_plain = False
-        self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
-        self._position = 0  # tokens parsed so far; the fast path does not update it
+        self._recipients = Recipients(started.tools)
+        self._stop = started.stop
+        self._held_to_grammar = started.held_to_grammar
+        self._raw_messages: list[dict[str, Any]] | None = None if started.raw_messages is None else []
+        self._state: _State = Header()
         self._began_at = 0  # the position of the latest message, after its <|start|>
-        self._reasoning_tokens = 0
+        self._has_logprobs = False
 
-    def plain(self, frame: TokenFrame) -> ItemDelta | None:
-        """Return the delta for a chunk of plain text; None for any other frame, which `feed` has to read.
-
-        Nearly every chunk takes this fast path.  It is one function and returns a single frame, because an extra call
-        or loop would be noticeable at every token.
-        """
-        if not self._is_plain or type(frame) is not TokenChunk:
-            return None
-        text = ""
-        try:
-            for token in frame.token_ids:
-                text += self._token_texts[token]
-        except KeyError:  # a marker, or part of a character
-            return None
-        self._tokens.extend(frame.token_ids)
-        return ItemDelta(text)
-
-    def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
-        """Take one frame and return the frames that follow from it."""
-        match frame:
-            case TokenChunk():
-                return self._read_tokens(frame)
-            case GenerationStarted():
-                self._begin_turn()
-                self._recipients = Recipients(frame.tools)
-                self._stops = frame.stop
-                self._held_to_grammar = frame.held_to_grammar
-                self._raw_messages = None if frame.raw_messages is None else []
-                return (frame,)
-            case GenerationFinished():
-                return self._finish(frame)
-
-    def _read_tokens(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
+    def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
-        self._position = len(self._tokens)
-        self._tokens.extend(chunk.token_ids)
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
-            self._position += 1
-            if self._item and token < TEXT_TOKENS:
-                self._item.text.add(token, logprob)
-            elif self._item:
-                yield from self._item.text.delta()
-                yield from self._read_marker(token, self._item.reading)
+            self._tokens.append(token)
+            if token < TEXT_TOKENS and isinstance(self._state, _OpenItem):
+                self._state.text.add(token, logprob)
             else:
-                yield from self._read_header(token)
-        if self._item:
-            yield from self._item.text.delta()
-        self._is_plain = self._item is not None and self._item.text.is_plain
+                yield from self._read_markup(token)
+        self._plain_texts = None
+        if isinstance(self._state, _OpenItem):
+            yield from self._state.text.delta()
+            self._plain_texts = self._encoding.token_texts if self._state.text.is_plain else None
 
-    def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
-        cut = finished.reason in ("length", "cancelled")
-        self._position = len(self._tokens)
-        if self._header is not None:
-            yield from self._open_bare(self._header, "final", cut=True)
-        yield from self._close(complete=not cut, marked=False)
-        yield TurnFinished(
-            reason=finished.reason,
-            cached_tokens=finished.cached_tokens,
-            output_tokens=len(self._tokens),
-            reasoning_tokens=self._reasoning_tokens,
-            duration=finished.duration,
-            raw_messages=None if self._raw_messages is None else tuple(self._raw_messages),
-            prompt_tokens=finished.prompt_tokens,
-        )
+    def _finish(self, finished: GenerationFinished) -> Iterator[ParsedFrame]:
+        yield from self._end("final", complete=finished.reason not in ("length", "cancelled"), is_marked=False)
+        yield self._turn_finished(finished, None if self._raw_messages is None else tuple(self._raw_messages))
 
-    def _check_end(self, token: int) -> None:
-        """Raise `EngineFailed` if ``token`` ends the turn at a point where its grammar does not allow that."""
-        if not self._held_to_grammar or token not in _BREAKING_OFF:
-            return
-        if self._item is None or self._item.opening != MessageOpened("final_answer"):
-            raise EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
+    # All transitions between the states
 
-    # In content
-
-    def _read_marker(self, token: int, reading: Reading) -> Iterable[ParsedFrame]:
+    def _read_markup(self, token: int) -> Iterator[ParsedFrame]:
+        """Take a token that is not the text of an open item."""
+        state = self._state
+        if isinstance(state, _OpenItem):
+            yield from state.text.delta()
         if token in _CLOSING:
             self._check_end(token)
-            yield from self._close(complete=True)
-        elif token in (START, CHANNEL):
-            reading.repairs.setdefault("missing end")
-            yield from self._close(complete=True)
-            yield from self._read_header(token)
+            yield from self._end("final")
+        elif isinstance(state, _OpenItem):
+            if token in (START, CHANNEL):
+                state.reading.repairs.setdefault("missing end")
+                yield from self._end()
+                yield from self._read_markup(token)
+            else:
+                state.reading.repairs.setdefault("stray marker")
+        elif token == START:
+            yield from self._end("analysis")  # a message that is followed by another one is not the answer
+            self._state, self._began_at = Header(announced=True), len(self._tokens)
         else:
-            reading.repairs.setdefault("stray marker")
+            self._state = header = state or Header(repairs={"missing start": None})
+            if token == MESSAGE:
+                yield from self._open(read_header(header, self._recipients))
+                return
+            header.add(token, self._encoding.token_bytes)
+            if header.is_answer:
+                yield from self._open_bare(header, "final", cut=False)
 
-    def _close(self, *, complete: bool, marked: bool = True) -> Iterable[ParsedFrame]:
-        if self._item is None:
-            return
-        item, self._item = self._item, None
-        yield from item.text.close()
-        repairs = tuple(item.reading.repairs)
-        yield ItemClosed(complete, repairs, self._message_tokens() if marked and not repairs else ())
-        if isinstance(item.opening, ReasoningOpened):
-            thought = self._position - item.opened_at - marked
-            self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
-        if self._raw_messages is not None:
-            self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
-
-    def _message_tokens(self) -> TokenIds:
-        """Return the message's tokens after ``<|start|>assistant``; empty if it begins in another way."""
-        message = self._tokens[self._began_at : self._position]
-        if self._began_at == 0:
-            return tuple(message)
-        return tuple(message[1:]) if self._token_texts.get(message[0]) == "assistant" else ()
-
-    # In a header, or between messages
-
-    def _read_header(self, token: int) -> Iterable[ParsedFrame]:
-        if token == START:  # a message that is followed by another one is not the answer
-            yield from self._end_bare("analysis")
-            self._header = Header(announced=True)
-            self._began_at = self._position
-            return
-        if token in _CLOSING:
-            self._check_end(token)
-            yield from self._end_bare("final")
-            return
-        header = self._header = Header(repairs={"missing start": None}) if self._header is None else self._header
-        if token < TEXT_TOKENS:
-            header.add(self._encoding.token_bytes[token])
-        elif token == MESSAGE:
-            yield from self._open(read_header(header, self._recipients))
-        elif token in (CHANNEL, CONSTRAIN):
-            header.mark("channel" if token == CHANNEL else "constrain")
-        else:
-            header.repairs.setdefault("stray marker")
-        if self._header is header and header.length >= _LONG_HEADER and header.length % _LOOK_EVERY == 0:
-            yield from self._end_long(header)
-
-    def _end_long(self, header: Header) -> Iterable[ParsedFrame]:
-        if header.is_whole and (header.holds_text or header.length >= _LONGEST_HEADER):
-            yield from self._open_bare(header, "final", cut=False)
-
-    def _end_bare(self, channel: str) -> Iterable[ParsedFrame]:
-        """End a message whose content never began; ``channel`` is its channel if its header names none."""
-        if self._header is not None:
-            yield from self._open_bare(self._header, channel, cut=False)
-            yield from self._close(complete=True)
-
-    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterable[ParsedFrame]:
+    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterator[ParsedFrame]:
+        """Open a message whose header never ended; ``channel`` is its channel if the header names none."""
         reading = read_bare(header, cut=cut)
         reading.channel = reading.channel or channel
-        self._header = None
+        self._state = None
         if reading.behind:
             yield from self._open(reading)
 
-    def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
+    def _open(self, reading: Reading) -> Iterator[ParsedFrame]:
         if reading.ahead:
             thought = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
-            yield from self._begin(thought)
-            yield from self._close(complete=True)
-        yield from self._begin(reading)
-
-    def _begin(self, reading: Reading) -> Iterable[ParsedFrame]:
+            yield from self._open(thought)
+            yield from self._end()
         opening = reading.opening(self._recipients)
         text = TokenText(
             self._encoding,
-            self._stops,
+            self._stop,
             reports=self._has_logprobs and isinstance(opening, MessageOpened),
             keeps=self._raw_messages is not None,
         )
         text.write(reading.behind)
-        self._header = None
-        self._item = _OpenItem(opening, reading, text, self._position)
+        self._state = _OpenItem(opening, reading, text, len(self._tokens))
         yield opening
         yield from text.delta()
+
+    def _end(self, channel: str = "", *, complete: bool = True, is_marked: bool = True) -> Iterator[ParsedFrame]:
+        """End the open message, if there is one; ``is_marked`` is True if a token ends it.
+
+        ``channel`` is for a message whose header never ended, and names no channel.
+        """
+        if isinstance(self._state, Header):
+            yield from self._open_bare(self._state, channel, cut=not is_marked)
+        item, self._state = self._state, None
+        if not isinstance(item, _OpenItem):
+            return
+        yield from item.text.close()
+        repairs = tuple(item.reading.repairs)
+        yield ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
+        if isinstance(item.opening, ReasoningOpened):
+            reasoning = len(self._tokens) - item.opened_at - is_marked
+            self._reasoning_tokens += max(0, reasoning)  # a bare message ends at the token that opens it
+        if self._raw_messages is not None:
+            self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
+
+    def _check_end(self, token: int) -> None:
+        """Raise `EngineFailed` if ``token`` ends the turn at a point where its grammar does not allow that."""
+        if self._held_to_grammar and token in _BREAKING_OFF:
+            item = self._state
+            if not isinstance(item, _OpenItem) or item.opening != MessageOpened("final_answer"):
+                raise grammar_broken()
+
+    def _message_tokens(self) -> TokenIds:
+        """Return the message's tokens after ``<|start|>assistant``; empty if it begins in another way."""
+        message = tuple(self._tokens[self._began_at :])
+        if self._began_at == 0:
+            return message
+        return message[1:] if self._encoding.token_texts.get(message[0]) == "assistant" else ()

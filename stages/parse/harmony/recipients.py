@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
-from penstock.stages.parse.openings import CallOpened, call_of, is_open
+from penstock.stages.parse.parser import CallOpened, call_of, is_open
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """The content types of headers.  Models sometimes append one to the recipient without a space."""

@@ -10,7 +10,7 @@ from penstock.pipeline.frames import ItemDelta, TokenChunk
 from penstock.stages.models.harmony.vocabulary import RETURN, HarmonyEncoding, load_encoding
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from tests.support.examples import examples
-from tests.support.parsed_output import parse_harmony, parse_harmony_text
+from tests.support.parsed_output import parse_harmony, parse_harmony_text, turn_started
 
 # Text in a header
 
@@ -100,7 +100,7 @@ def test_channel_after_long_text_is_read_whole(length: int, encoding: HarmonyEnc
 
 def test_header_without_end_is_streamed(encoding: HarmonyEncoding) -> None:
     """A single word that continues for 256 tokens is streamed as well."""
-    parser = HarmonyParser(encoding)
+    parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode("a1" * 200)
     frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10

@@ -18,6 +18,7 @@ from penstock.pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
     ItemDelta,
+    ParsedFrame,
     TokenChunk,
     TokenFrame,
     TurnFinished,
@@ -290,8 +291,8 @@ BROKEN_OFF = {
 @pytest.mark.parametrize("end", ["<|return|>", "<|endoftext|>"])
 def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
     """If the grammar breaks down, the open item is not closed as complete."""
-    parser = HarmonyParser(encoding)
-    told = list(parser.feed(turn_started(held_to_grammar=True)))
+    parser = HarmonyParser(encoding, turn_started(held_to_grammar=True))
+    told: list[ParsedFrame] = []
     with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
         for token in encoding.encode_markup(text + end):
             told += parser.feed(TokenChunk((token,)))
@@ -336,7 +337,7 @@ def test_open_item_of_a_truncated_turn_is_incomplete(reason: FinishReason, encod
 
 def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
     """Every generated token counts as output, those of reasoning text as reasoning too."""
-    parser = HarmonyParser(encoding)
+    parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>one two three<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>"
     )
@@ -375,7 +376,7 @@ def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationS
 
 def test_long_header_becomes_an_answer(encoding: HarmonyEncoding) -> None:
     """After 64 tokens without ``<|message|>``, text is streamed."""
-    parser = HarmonyParser(encoding)
+    parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode("word " * 200)
     frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10

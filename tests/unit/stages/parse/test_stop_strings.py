@@ -1,4 +1,4 @@
-"""Stop texts: the text ends before the first one, and the beginning of one is never sent."""
+"""Stop strings: the text ends before the first one, and the beginning of one is never sent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.parse.stop import StopTexts
+from penstock.stages.parse.text import StopStrings
 from tests.support.parsed_output import parse_harmony_text
 
 letters = st.text("ab", max_size=30)
-stop_texts = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
+stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
 
 def ended(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` before the first complete stop text, found by trying every position."""
+    """``text`` before the first complete stop string, found by trying every position."""
     for end in range(1, len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return text[: end - max(map(len, found))]
@@ -28,22 +28,22 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise([0, *sorted(at % (len(text) + 1) for at in cuts), len(text)])]
 
 
-@given(letters, stop_texts, st.lists(st.integers(0, 30)))
-def test_text_ends_at_the_first_stop_text(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
-    """For any pieces, all text before the first complete stop text comes out, and none after it."""
-    machine = StopTexts(stops)
+@given(letters, stop_strings, st.lists(st.integers(0, 30)))
+def test_text_ends_at_the_first_stop_string(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
+    """For any pieces, all text before the first complete stop string comes out, and none after it."""
+    machine = StopStrings(stops)
     passed = [machine.feed(piece) for piece in pieces(text, cuts)]
     assert "".join([*passed, machine.flush()]) == ended(text, stops)
-    assert machine.met == any(stop in text for stop in stops)
+    assert machine.found == any(stop in text for stop in stops)
 
 
-@given(letters, stop_texts)
-def test_only_the_beginning_of_a_stop_text_is_held(text: str, stops: tuple[str, ...]) -> None:
-    """At any moment exactly the text that may begin a stop text is missing."""
-    machine, passed = StopTexts(stops), ""
+@given(letters, stop_strings)
+def test_only_the_beginning_of_a_stop_string_is_held(text: str, stops: tuple[str, ...]) -> None:
+    """At any moment exactly the text that may begin a stop string is missing."""
+    machine, passed = StopStrings(stops), ""
     for end, letter in enumerate(text, start=1):
         passed += machine.feed(letter)
-        if machine.met:
+        if machine.found:
             return
         beginnings = (stop[:size] for stop in stops for size in range(1, len(stop)))
         waiting = max((len(start) for start in beginnings if text[:end].endswith(start)), default=0)
@@ -64,19 +64,19 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
     ],
 )
 @pytest.mark.parametrize("end", ["", "<|return|>"])
-def test_every_item_ends_at_a_stop_text(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
+def test_every_item_ends_at_a_stop_string(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
     """An item of any kind, even after a broken header, ends there and is complete."""
     (item,) = parse_harmony_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
     assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
 
 
 def test_next_item_starts_afresh(encoding: HarmonyEncoding) -> None:
-    """A stop text does not span two items."""
+    """A stop string does not span two items."""
     text = "<|channel|>analysis<|message|>a ST<|end|><|start|>assistant<|channel|>final<|message|>OP b<|return|>"
     assert [item.text for item in parse_harmony_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
 
 
-def test_stop_text_may_have_split_characters(encoding: HarmonyEncoding) -> None:
+def test_stop_string_may_have_split_characters(encoding: HarmonyEncoding) -> None:
     """Text is compared by characters, not by tokens."""
     text = "<|channel|>final<|message|>a 👩‍🚀 b 𓀀 c<|return|>"
     (item,) = parse_harmony_text(encoding, text, stop=("𓀀",))
@@ -84,6 +84,6 @@ def test_stop_text_may_have_split_characters(encoding: HarmonyEncoding) -> None:
 
 
 def test_held_text_is_sent_at_a_limit(encoding: HarmonyEncoding) -> None:
-    """The beginning of a stop text is text if generation ends."""
+    """The beginning of a stop string is text if generation ends."""
     (item,) = parse_harmony_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
     assert (item.text, item.complete) == ("one ST", False)

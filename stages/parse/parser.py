@@ -1,0 +1,146 @@
+"""The base of the parsers: the stage, its fast path for plain text, and the frames that open calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import TypeAlias
+
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import (
+    ClientCallOpened,
+    CodeCallOpened,
+    CustomToolCallOpened,
+    EngineFrame,
+    FunctionCallOpened,
+    GenerationFinished,
+    GenerationStarted,
+    ItemDelta,
+    McpApprovalOpened,
+    McpCallOpened,
+    MessageOpened,
+    ParsedFrame,
+    RawMessages,
+    ReasoningOpened,
+    ServerCallOpened,
+    ShellCallOpened,
+    TokenChunk,
+    TokenFrame,
+    TurnFinished,
+    WebCallOpened,
+)
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+
+CallOpened: TypeAlias = ClientCallOpened | ServerCallOpened
+
+Opening: TypeAlias = ReasoningOpened | MessageOpened | CallOpened
+
+
+class ParseStage(ABC):
+    """The pipeline stage around a parser for the models of one kind."""
+
+    async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        """Parse one generation, or several in a row."""
+        parser: TurnParser | None = None
+        async for frame in source:
+            if parser is not None:
+                delta = parser.feed_text(frame)  # hot path: see `penstock.pipeline.core`
+                if delta is not None:
+                    yield delta
+                    continue
+            if isinstance(frame, GenerationStarted):
+                parser = await self._begin(frame)
+                yield frame
+            elif parser is None:
+                raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
+            else:
+                for parsed in parser.feed(frame):
+                    yield parsed
+
+    @abstractmethod
+    async def _begin(self, started: GenerationStarted) -> TurnParser:
+        """Return the parser for one generation."""
+
+
+class TurnParser(ABC):
+    """The base of the state machines: each parses one generation, after its `GenerationStarted`."""
+
+    def __init__(self) -> None:
+        self._plain_texts: Mapping[int, str] | None = None
+        """The tokens whose text is passed on unchanged in the present state; None if there are none."""
+        self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
+        self._reasoning_tokens = 0
+
+    def feed_text(self, frame: TokenFrame) -> ItemDelta | None:
+        """Return the delta for a chunk of plain text; None for any other frame, which `feed` has to read.
+
+        Nearly every chunk takes this fast path.  It is one function and returns a single frame, because an extra call
+        or loop would be noticeable at every token.
+        """
+        texts = self._plain_texts
+        if texts is None or type(frame) is not TokenChunk:
+            return None
+        text = ""
+        try:
+            for token in frame.token_ids:
+                text += texts[token]
+        except KeyError:  # a special token, part of a character, or text that the parser has to look at
+            return None
+        self._tokens.extend(frame.token_ids)
+        return ItemDelta(text)
+
+    def feed(self, frame: EngineFrame) -> Iterator[ParsedFrame]:
+        """Take one frame and return the frames that follow from it."""
+        return self._read(frame) if isinstance(frame, TokenChunk) else self._finish(frame)
+
+    @abstractmethod
+    def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]: ...
+
+    @abstractmethod
+    def _finish(self, finished: GenerationFinished) -> Iterator[ParsedFrame]: ...
+
+    def _turn_finished(self, finished: GenerationFinished, raw_messages: RawMessages | None) -> TurnFinished:
+        return TurnFinished(
+            reason=finished.reason,
+            cached_tokens=finished.cached_tokens,
+            output_tokens=len(self._tokens),
+            reasoning_tokens=self._reasoning_tokens,
+            duration=finished.duration,
+            raw_messages=raw_messages,
+            prompt_tokens=finished.prompt_tokens,
+        )
+
+
+def grammar_broken() -> EngineFailed:
+    """Return the error for a turn that ends at a point where its grammar does not allow that."""
+    return EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
+
+
+def call_of(tool: Tool) -> CallOpened:
+    """Return the frame that opens a call of ``tool``."""
+    match tool:
+        case FunctionTool():
+            return FunctionCallOpened(tool.name, tool.namespace, tool.form)
+        case CustomTool():
+            return CustomToolCallOpened(tool.name, tool.namespace)
+        case McpTool(needs_approval=True):
+            return McpApprovalOpened(tool.namespace, tool.name)
+        case McpTool():
+            return McpCallOpened(tool.namespace, tool.name)
+        case HostedTool(namespace="python"):
+            return CodeCallOpened()
+        case HostedTool(namespace="browser"):
+            return WebCallOpened(tool.name)
+        case HostedTool():
+            return ShellCallOpened()
+
+
+def is_open(tools: Toolset) -> bool:
+    """Return True if ``tool_choice`` does not limit the tools.
+
+    A call of an undeclared function then goes to the client as well: it sees the name that the model made up, and can
+    answer the model that there is no such function.
+    """
+    return tools.choice != "none" and tools.allowed is None
