@@ -28,7 +28,7 @@ def recorder(settings: Settings, folder: Path, source: str, encoding: Encoding) 
     condition = settings.recorded_if
     logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
     if encoding == "chat" and not settings.record_texts:
-        logger.info("Tokens are not recorded: of this model, nobody here can tell texts from markup")
+        logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
     described = Header(FORMAT, "", encoding, source, options(settings.chat), versions())
     words = harmony_words if encoding == "harmony" else None
     redact = Redaction if settings.record_texts else partial(WithoutTexts, words)

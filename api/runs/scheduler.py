@@ -20,15 +20,8 @@ from msgspec.structs import replace
 
 from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.runs.recovery import OrphanRecovery
+from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.errors import (
-    ContextTooLong,
-    EngineDead,
-    ResponseNotFound,
-    RunInterrupted,
-    ServerUnreachable,
-    StageError,
-)
 from penstock.pipeline.faults import first, name_stage
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.lifecycle.rules import rule
@@ -154,14 +147,14 @@ class Scheduler:
     def _check_engine(self) -> None:
         """Raise `EngineDead` now, as the response would only wait in the queue to fail."""
         if not self.engine.is_alive:
-            raise EngineDead("The engine has died.")
+            raise errors.EngineDead("The engine has died.")
 
     async def _check_prompt(self, conversation: ResolvedRequest) -> None:
         """Render the prompt once, to raise its errors now rather than when its turn comes."""
         async with self._rendering.open(source_of([conversation])) as prompts:
             length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:
-            raise ContextTooLong(length, self.engine.context_length)
+            raise errors.ContextTooLong(length, self.engine.context_length)
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
@@ -262,14 +255,14 @@ class Scheduler:
                 return run
             stored = await self.store.get(response_id, owner)
             if stored is None:
-                raise ResponseNotFound(shortened(response_id))
+                raise errors.ResponseNotFound(shortened(response_id))
             if stored.response.status not in UNENDED:
                 return stored
             server = await self.store.runner(response_id)
             if server and server.is_alive and server.id != self.store.server_id:
                 return server
             await asyncio.sleep(LOOK_AGAIN)
-        raise ServerUnreachable
+        raise errors.ServerUnreachable
 
     async def cancel(self, run: Run) -> Response:
         """Cancel a response, unless it ends by itself first; return it as it ended, usually once that is stored.
@@ -302,7 +295,7 @@ class Scheduler:
         for wait in (STOP_WAIT, LAST_WORDS):  # twice, as a request may still begin during the first
             await self.in_flight.drain(wait)
             for run in self.runs:
-                self._end_early(run, RunInterrupted())
+                self._end_early(run, errors.RunInterrupted())
 
     async def release_lost(self) -> None:
         """Hand over the responses that other servers took over, considering this one dead; clients can resume there."""
@@ -316,7 +309,7 @@ class Scheduler:
         server = await self.store.runner(response_id)
         return server is not None and server.id == self.store.server_id
 
-    def _end_early(self, run: Run, error: StageError | None) -> None:
+    def _end_early(self, run: Run, error: errors.StageError | None) -> None:
         """Cancel a response that has not ended, or fail it with ``error``; then stop its pipeline."""
         if run.ended:
             return
@@ -333,10 +326,10 @@ class Scheduler:
 
 
 def _check_ended(run: Run) -> None:
-    rule(run.ended, "a stream ends with a terminal event: a stage behind persist has lost it")
+    rule(run.ended, "a stream ends with a terminal event: a stage after persist has lost it")
 
 
 def _fail(run: Run, error: Exception) -> None:
     """End a response after a bug in a stage after `emit`, which itself handles the bugs of the stages before it."""
-    logger.error("Response %s met a bug behind emit, in %s", run.response.id, name_stage(error), exc_info=error)
+    logger.error("Response %s met a bug after emit, in %s", run.response.id, name_stage(error), exc_info=error)
     run.fail(error)

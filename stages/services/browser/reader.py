@@ -84,7 +84,7 @@ async def _read_answer(answer: aiohttp.ClientResponse) -> Fetched:
     body = await read_start(answer.content, LARGEST_PAGE)
     is_html = kind in ("text/html", "application/xhtml+xml") if kind else body.lstrip()[:1] == b"<"
     if not kind and b"\0" in body:
-        raise CallFailed("It is no text.")
+        raise CallFailed("It is not text.")
     return Fetched(str(answer.url), is_html, answer.charset or "", body)
 
 

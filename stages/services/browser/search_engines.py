@@ -140,7 +140,7 @@ ENGINES: Mapping[str, SearchEngine] = {
         _ask_searxng,
         _searxng_hits,
         needs_key=False,
-        forbidden="it gives no JSON: `search.formats` of its settings has to list `json`",
+        forbidden="it returns no JSON: `search.formats` of its settings has to list `json`",
     ),
     "brave": SearchEngine("Brave Search", "https://api.search.brave.com", _ask_brave, _brave_hits),
     "tavily": SearchEngine("Tavily", "https://api.tavily.com", _ask_tavily, _tavily_hits),
@@ -178,7 +178,7 @@ class WebSearch:
         try:
             hits = self._engine.hits(json.loads(answer))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise self._failure("its answer is not what it should be") from None
+            raise self._failure("its answer has an unexpected form") from None
         return [hit for hit in hits if _is_web(hit.url)][:topn]
 
     async def close(self) -> None:
@@ -218,11 +218,11 @@ class WebSearch:
             case 403:
                 return self._engine.forbidden
             case 429:
-                return "it was asked too often"
+                return "it limits the rate of requests"
             case 402 | 432 | 433:
                 return "the limit of its plan is reached"
             case _ if 300 <= status < 400:
-                return "its URL leads elsewhere"
+                return "its URL redirects"
             case _:
                 return f"it answered with status {status}"
 

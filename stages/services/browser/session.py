@@ -73,7 +73,7 @@ class BrowserSession:
         except CallFailed as failure:
             why = str(failure)
         except TimeoutError:
-            why = "The call was broken off." if self._is_closed else f"It took longer than {seconds:g} seconds."
+            why = "The call was cancelled." if self._is_closed else f"It took longer than {seconds:g} seconds."
         return Outcome(why, why, BrowserAction(_with_sources(action, ())))
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ class RequestRefused(Exception):
 
 
 class _Problem(msgspec.Struct, frozen=True, gc=False):
-    message: str = "The engine does not say what is wrong."
+    message: str = "The engine gave no error message."
     code: int | str | None = None
     param: str | None = None
 
@@ -152,7 +152,7 @@ class Answer(Generic[Logprobs]):
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
         if choice.token_ids is None:
-            raise EngineFailed("The engine does not tell its tokens.")
+            raise EngineFailed("The engine sent no token ids.")
         if not choice.token_ids:
             return None
         logprobs = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()

@@ -106,7 +106,7 @@ class HttpGeneration:
             raise EngineFailed("The server is stopping.")
         reason: Any = "cancelled" if self.end == "cancelled" else self._answer.finish_reason
         if reason not in ("stop", "length", "cancelled"):
-            raise EngineFailed(f"The engine gave up on this response ({reason}).")
+            raise EngineFailed(f"Generation failed ({reason}).")
         prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
         duration = time.monotonic() - self.started
         yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
@@ -167,7 +167,7 @@ class HttpGeneration:
         if self.prompt.grammar is not None and replica.grammar_fault:
             raise InvalidPrompt(replica.grammar_fault)
         if self.prompt.images and not replica.endpoint.takes_images:
-            raise InvalidPrompt("The engine takes no images: it needs --enable-scale-out.", param="input")
+            raise InvalidPrompt("The engine accepts no images: it needs --enable-scale-out.", param="input")
         return replica
 
     def _give_up(self, error: aiohttp.ClientError | RequestRefused) -> None:
@@ -177,7 +177,7 @@ class HttpGeneration:
             self.end = None
         assert self._replica is not None
         if self._has_tokens:
-            raise EngineFailed("The engine failed at this response.") from error
+            raise EngineFailed("Generation failed.") from error
         if isinstance(error, RequestRefused) and error.status in _FULL:
             self._full.append(self._replica)
         elif isinstance(error, RequestRefused) and error.status < 500:
@@ -188,7 +188,7 @@ class HttpGeneration:
         elif len(self._broken) < LOSSES:
             self._broken.append(self._replica)
         else:
-            raise EngineFailed("The engine failed at this response.") from error
+            raise EngineFailed("Generation failed.") from error
 
 
 def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:
@@ -196,5 +196,5 @@ def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:
         logger.error("The engine refuses this server: %s", error)
         return EngineFailed("The engine refuses this server.")
     if error.status < 400:
-        return EngineFailed("The engine leads elsewhere, where nobody follows it.")
+        return EngineFailed("The engine answered with a redirect, which is not followed.")
     return InvalidPrompt(str(error), param=error.param and PARAMETERS.get(error.param, error.param))

@@ -130,7 +130,7 @@ class Replica:
         if base is None:
             raise UnusableServer(f"The server at {self.url} does not serve {model or 'any model'}.")
         if base.max_model_len is None:
-            raise UnusableServer(f"The server at {self.url} does not tell the length of its model's context.")
+            raise UnusableServer(f"The server at {self.url} does not report the context length of its model.")
         names = [card.id for card in cards if card.root == base.root and not card.parent]
         adapters = [card.id for card in cards if card.parent in names]
         self.root = base.root or base.id
@@ -160,7 +160,7 @@ class Replica:
         self.is_healthy = False
         if reason != self._complaint:
             self._complaint = reason
-            logger.warning("%s It is left out.", reason)
+            logger.warning("%s It gets no prompts.", reason)
 
     def include(self) -> None:
         """Send the server prompts again."""
@@ -176,7 +176,7 @@ class Replica:
                 if await self._generate(endpoint, name, [0], max_tokens=1):
                     return endpoint
         raise UnusableServer(
-            f"The server at {self.url} tells no token ids: it needs --enable-scale-out, or vLLM 0.10.2 or later."
+            f"The server at {self.url} returns no token ids: it needs --enable-scale-out, or vLLM 0.10.2 or later."
         )
 
     async def _find_grammar_fault(self, name: str) -> str | None:
@@ -184,11 +184,11 @@ class Replica:
         try:
             token_ids = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
         except RequestRefused as error:
-            return f"The engine takes no grammars ({error}): it needs --structured-outputs-config.backend guidance."
+            return f"The engine refuses grammars ({error}): it needs --structured-outputs-config.backend guidance."
         if tuple(token_ids[: len(_PROBE)]) == _PROBE:
             return None
         return (
-            "The engine does not hold the whole answer to a grammar: beside --reasoning-parser it needs"
+            "The engine applies a grammar only to a part of the answer: with --reasoning-parser it needs"
             " --enable-scale-out, or --structured-outputs-config.enable_in_reasoning true."
         )
 
@@ -223,7 +223,7 @@ class Replica:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
-            raise UnusableServer(f"What is at {self.url} is no vLLM server: {path} answers otherwise.") from error
+            raise UnusableServer(f"The server at {self.url} is not vLLM: {path} returned unexpected JSON.") from error
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,7 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.errors import (
-    ContextTooLong,
-    EngineDead,
-    EngineFailed,
-    EngineOverloaded,
-    InvalidPrompt,
-    ServerStopping,
-)
+from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import PARAMETERS
@@ -88,7 +81,7 @@ class VllmEngine:
         self._running.add(reading)
         try:
             if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
-                raise ServerStopping
+                raise errors.ServerStopping
             async with aclosing(reading.frames()) as frames:
                 yield frames
         finally:
@@ -112,7 +105,7 @@ class VllmEngine:
         """End all running generations with `EngineFailed`, and refuse prompts, including those being added."""
         self._stopping.set()
         for reading in self._running:
-            reading.collector.put(EngineFailed("The server is stopping."))
+            reading.collector.put(errors.EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
         """End the worker processes."""
@@ -177,14 +170,14 @@ class VllmEngine:
         from penstock.stages.services.engines.image_decoding import decoded
 
         if (multimodal := self._llm.model_config.multimodal_config) is None:
-            raise InvalidPrompt("This model reads text only, no input_image.", param="input")
+            raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
         return decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
 
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
         priority = prompt.scheduling.priority
         if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
-            raise InvalidPrompt(
+            raise errors.InvalidPrompt(
                 "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
                 param="priority",
             )
@@ -225,7 +218,7 @@ class _Reading:
                     break
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
-            raise EngineFailed(f"The engine gave up on this response ({reason}).")
+            raise errors.EngineFailed(f"Generation failed ({reason}).")
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
 
 
@@ -284,7 +277,7 @@ def _placing(prompt: Prompt) -> Iterator[None]:
             reason = "The model's chat template has no place for an image where this conversation shows one."
         else:
             reason = shortened(str(error.__cause__ or error))
-        raise InvalidPrompt(reason, param="input") from error
+        raise errors.InvalidPrompt(reason, param="input") from error
 
 
 @contextmanager
@@ -296,14 +289,14 @@ def _refusals(context_length: int) -> Iterator[None]:
         with _faults():
             yield
     except GracefulHTTPError as error:
-        raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+        raise errors.EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
     except VLLMValidationError as error:
         if too_long := _TOO_LONG.search(error.args[0]):  # only vLLM knows the length with all image tokens
-            raise ContextTooLong(int(too_long[1]), context_length) from error
+            raise errors.ContextTooLong(int(too_long[1]), context_length) from error
         param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
-        raise InvalidPrompt(error.args[0], param=param) from error
+        raise errors.InvalidPrompt(error.args[0], param=param) from error
     except (VLLMClientError, ValueError) as error:
-        raise InvalidPrompt(str(error)) from error
+        raise errors.InvalidPrompt(str(error)) from error
 
 
 @contextmanager
@@ -314,9 +307,9 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
-        raise EngineDead("The engine has died.") from error
+        raise errors.EngineDead("The engine has died.") from error
     except EngineGenerateError as error:
-        raise EngineFailed("The engine failed at this response.") from error
+        raise errors.EngineFailed("Generation failed.") from error
 
 
 @dataclass(frozen=True)
@@ -393,8 +386,6 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     engine_args = AsyncEngineArgs.from_cli_args(namespace)
     structured = engine_args.structured_outputs_config
     if structured.backend not in {"auto", "guidance"}:
-        raise SystemExit(
-            f"penstock: structured output needs the backend guidance, and {structured.backend} is asked for"
-        )
+        raise SystemExit(f"penstock: structured output needs the backend guidance, not {structured.backend}")
     structured.backend = "guidance"  # our grammars use its dialect
     return engine_args, namespace.lora_modules

@@ -146,7 +146,7 @@ async def _first_served(replicas: Replicas, model: str | None, wait: float) -> S
         answering = {replica: one for replica, one in zip(replicas.all, results, strict=True) if one}
         if len(set(answering.values())) > 1:
             summary = ", ".join(f"{replica.url}: {one}" for replica, one in answering.items())
-            raise UnusableServer(f"The engines do not serve the same ({summary}).")
+            raise UnusableServer(f"The engines serve different models ({summary}).")
         for replica in answering:
             replica.include()
         for served in answering.values():
@@ -182,7 +182,7 @@ async def _keep_checking(replicas: Replicas, model: str | None, served: ServedMo
 async def _check(replica: Replica, model: str | None, served: ServedModel) -> None:
     """Leave an unhealthy server out, and take a recovered one in if it serves the same as the others."""
     if not await replica.check():
-        replica.exclude(f"The engine at {replica.url} does not say that it is well.")
+        replica.exclude(f"The engine at {replica.url} fails its health check.")
     elif not replica.is_healthy:
         try:
             current = await _served(replica, model)
@@ -192,4 +192,4 @@ async def _check(replica: Replica, model: str | None, served: ServedModel) -> No
         if current == served:
             replica.include()
         elif current:
-            replica.exclude(f"The engine at {replica.url} does not serve what the others do: {current}.")
+            replica.exclude(f"The engine at {replica.url} serves other models than the other servers: {current}.")

@@ -147,7 +147,7 @@ async def _listed(client: Client) -> Tools:
             break
         if (cursor := page.next_cursor) is None:
             return tuple(tools)
-    raise protocol_failure(CONNECTION_CLOSED, "The server offers more tools than can be held.")
+    raise protocol_failure(CONNECTION_CLOSED, "The server offers more tools than the limit.")
 
 
 def _listed_tool(tool: mcp_types.Tool) -> ListedTool:

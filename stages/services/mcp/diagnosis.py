@@ -12,18 +12,14 @@ import httpx2
 from mcp import MCPError
 from pydantic import ValidationError
 
+from penstock.stages.services.mcp import failures
 from penstock.stages.services.mcp.config import SecretMask
-from penstock.stages.services.mcp.failures import (
-    CONNECTION_CLOSED,
-    McpFailure,
-    http_failure,
-    protocol_failure,
-    too_slow,
-)
 from penstock.stages.services.web.ssrf import Blocked
 
 
-def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: SecretMask) -> McpFailure:
+def diagnosed(
+    error: BaseException, statuses: Sequence[int], seconds: float, secrets: SecretMask
+) -> failures.McpFailure:
     """Return the `McpFailure` for ``error``.
 
     ``statuses`` are the HTTP error statuses of the requests made, ``seconds`` is the time limit for the message about a
@@ -31,30 +27,32 @@ def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, sec
     """
     leaves = tuple(_leaves(error))
     for leaf in leaves:
-        if isinstance(leaf, McpFailure):
+        if isinstance(leaf, failures.McpFailure):
             return leaf
         if isinstance(leaf, httpx2.HTTPStatusError):
-            return http_failure(leaf.response.status_code)
+            return failures.http_failure(leaf.response.status_code)
     if statuses:
-        return http_failure(statuses[-1])
+        return failures.http_failure(statuses[-1])
     for leaf in leaves:
         if isinstance(leaf, MCPError):
-            return protocol_failure(leaf.code, secrets.mask(leaf.message) or "The server refused.")
+            return failures.protocol_failure(leaf.code, secrets.mask(leaf.message) or "The server refused.")
     return _plain(leaves[0], seconds)
 
 
-def _plain(error: BaseException, seconds: float) -> McpFailure:
+def _plain(error: BaseException, seconds: float) -> failures.McpFailure:
     reasons = tuple(_reasons(error))
     if any(isinstance(reason, Blocked) for reason in reasons):
-        return protocol_failure(
-            CONNECTION_CLOSED, "The server's address is neither public nor allowed (--allow-address)."
+        return failures.protocol_failure(
+            failures.CONNECTION_CLOSED, "The server's address is neither public nor allowed (--allow-address)."
         )
     for reason in reasons:
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return protocol_failure(CONNECTION_CLOSED, f"The server's certificate is not good: {reason.verify_message}")
+            return failures.protocol_failure(
+                failures.CONNECTION_CLOSED, f"The server's certificate is invalid: {reason.verify_message}"
+            )
     if isinstance(error, TimeoutError | httpx2.TimeoutException):
-        return too_slow(seconds)
-    return protocol_failure(CONNECTION_CLOSED, _message(error))
+        return failures.too_slow(seconds)
+    return failures.protocol_failure(failures.CONNECTION_CLOSED, _message(error))
 
 
 def _message(error: BaseException) -> str:
@@ -64,11 +62,11 @@ def _message(error: BaseException) -> str:
         case httpx2.HTTPError() | httpx2.InvalidURL() | httpx2.StreamError():
             return f"The connection to the server failed ({type(error).__name__})."
         case ValidationError():
-            return "The server answered with what is not MCP."
+            return "The server's answer is not valid MCP."
         case OSError():
             return f"The server could not be started ({type(error).__name__})."
         case _:
-            return f"The server could not be spoken with ({type(error).__name__})."
+            return f"The communication with the server failed ({type(error).__name__})."
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -40,7 +40,7 @@ class Listings:
             task.add_done_callback(self._answered)
         await asyncio.wait({task})
         if task.cancelled():
-            raise protocol_failure(CONNECTION_CLOSED, "The server is not asked any more.")
+            raise protocol_failure(CONNECTION_CLOSED, "The request to the server was cancelled.")
         return task.result()
 
     def known(self, key: Key) -> Tools | None:

@@ -78,7 +78,7 @@ class McpServers:
             target = self._target(server)
             return await self._listings.get(target.key, partial(self._list, target, seconds))
         except McpFailure as failure:
-            logger.info("The MCP server %s offers nothing: %s", server.label, failure)
+            logger.info("The tools of the MCP server %s cannot be listed: %s", server.label, failure)
             raise ServerUnavailable(str(failure)) from None
 
     def session(self, server: McpServer) -> McpSession:
@@ -113,7 +113,7 @@ class McpServers:
         }
         if server.url is not None:
             if not is_web_url(server.url):
-                raise protocol_failure(INVALID_PARAMS, "The server's URL is none of http:// or https://.")
+                raise protocol_failure(INVALID_PARAMS, "The server's URL must begin with http:// or https://.")
             return Target(HttpServer(server.url, headers), (server.url, _digest(headers)), allowed=self._allowed)
         label = server.configured_as
         if (config := self._servers.get(label)) is None:
@@ -194,9 +194,9 @@ def arguments(text: str) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
-        raise protocol_failure(INVALID_PARAMS, f"The arguments are no valid JSON: {error}") from None
+        raise protocol_failure(INVALID_PARAMS, f"The arguments are not valid JSON: {error}") from None
     if not isinstance(decoded, dict):
-        raise protocol_failure(INVALID_PARAMS, "The arguments are no JSON object.")
+        raise protocol_failure(INVALID_PARAMS, "The arguments are not a JSON object.")
     return decoded
 
 

@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
-from penstock.stages.services.sandbox.lease import SandboxLease
-from penstock.stages.services.sandbox.plan import Limits
-from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.tools import Outcome
 
@@ -27,32 +25,20 @@ _NOTHING: Final = "(The command wrote nothing.)"
 Output = dict[str, Any]
 
 
-class ContainerHost:
-    """Runs commands in at most ``most`` sandboxes at once; further responses wait for a free one."""
-
-    def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
-        self._sandbox = sandbox
-        self._places = asyncio.Semaphore(most)
+class ContainerHost(SandboxHost):
+    """Runs commands."""
 
     def session(self, conversation: ResolvedRequest) -> ContainerSession:
-        """A session for one response; nothing is started yet."""
-        plan = self._sandbox.plan
-        return ContainerSession(SandboxLease(plan, self._places), plan.limits)
-
-    def describe(self) -> str:
-        """Return the active protections, for the log."""
-        return self._sandbox.describe()
-
-    async def close(self) -> None:
-        """Do nothing: each session closes its own sandbox."""
+        """Return a session for one response."""
+        return ContainerSession(self.lease())
 
 
 class ContainerSession:
     """One response's sandbox for commands."""
 
-    def __init__(self, lease: SandboxLease, limits: Limits) -> None:
+    def __init__(self, lease: SandboxLease) -> None:
         self._lease = lease
-        self._limits = limits
+        self._limits = lease.plan.limits
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         """Return the ``action`` of the call's item: its commands as typed in a shell, and its limits."""

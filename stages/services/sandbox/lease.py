@@ -5,14 +5,30 @@ from __future__ import annotations
 import asyncio
 
 from penstock.stages.services.sandbox.plan import Plan
+from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
+
+
+class SandboxHost:
+    """Lets at most ``most`` responses have a sandbox at once; further ones wait for a free place."""
+
+    def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
+        self._plan = sandbox.plan
+        self._places = asyncio.Semaphore(most)
+
+    def lease(self) -> SandboxLease:
+        """Return a lease for one response; nothing is started yet."""
+        return SandboxLease(self._plan, self._places)
+
+    async def close(self) -> None:
+        """Do nothing: each session closes its own sandbox."""
 
 
 class SandboxLease:
     """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
     def __init__(self, plan: Plan, places: asyncio.Semaphore) -> None:
-        self._plan = plan
+        self.plan = plan
         self._places = places
         self._holds = False
         self._closed = False
@@ -29,7 +45,7 @@ class SandboxLease:
             try:
                 async with asyncio.timeout(seconds):
                     await self._enter()
-                    self._process = await Process.start(self._plan)
+                    self._process = await Process.start(self.plan)
             except TimeoutError:
                 raise SandboxDied("no sandbox was free in time") from None
             except OSError as exc:

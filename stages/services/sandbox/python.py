@@ -6,8 +6,7 @@ import asyncio
 from typing import Any, Final
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
-from penstock.stages.services.sandbox.lease import SandboxLease
-from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.tools import Outcome
 
@@ -16,23 +15,12 @@ _GRACE_SECONDS: Final = 1.0
 _NOTHING: Final = "(The code wrote nothing.)"
 
 
-class PythonHost:
-    """Runs code in at most ``most`` sandboxes at once; further responses wait for a free one."""
-
-    def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
-        self._sandbox = sandbox
-        self._places = asyncio.Semaphore(most)
+class PythonHost(SandboxHost):
+    """Runs Python code."""
 
     def session(self, conversation: ResolvedRequest) -> PythonSession:
-        """A session for one response; nothing is started yet."""
-        return PythonSession(SandboxLease(self._sandbox.plan, self._places))
-
-    def describe(self) -> str:
-        """Return the active protections, for the log."""
-        return self._sandbox.describe()
-
-    async def close(self) -> None:
-        """Do nothing: each session closes its own sandbox."""
+        """Return a session for one response."""
+        return PythonSession(self.lease())
 
 
 class PythonSession:

@@ -55,7 +55,7 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
         try:
             return msgspec.convert(json.loads(text), decoder.type, dec_hook=unread)
         except (msgspec.MsgspecError, ValueError) as exc:
-            raise StoreFailed("What is stored cannot be understood.") from exc
+            raise StoreFailed("The stored data cannot be decoded.") from exc
 
 
 def stored_response(row: Row) -> StoredResponse:
@@ -133,4 +133,4 @@ def _unpacked(column: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
     try:
         return decoder.decode(column)
     except msgspec.MsgspecError as exc:
-        raise StoreFailed("What is stored cannot be understood.") from exc
+        raise StoreFailed("The stored data cannot be decoded.") from exc

@@ -19,23 +19,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import (
-    BATCH,
-    NOW,
-    SHARED,
-    DatabaseRefused,
-    DatabaseUnavailable,
-    Row,
-    Statement,
-    Unit,
-    Value,
-)
+from penstock.stages.services.store import database
 from penstock.stages.services.store.migrations import SQLITE, newer
 from penstock.stages.services.store.statements import bulks
 
 T = TypeVar("T")
 
-_NAMES = tuple(str(number) for number in range(1, BATCH + 100))
+_NAMES = tuple(str(number) for number in range(1, database.BATCH + 100))
 """The names of a statement's arguments, without the ``$``."""
 
 _BUSY_SECONDS = 5.0
@@ -55,11 +45,11 @@ class SqliteDatabase:
         """Open the file; raises `StoreFailed` if it cannot be used, or was written by a newer penstock."""
         await asyncio.to_thread(self._open)
 
-    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    async def write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         """Execute the units in one transaction."""
         return await self._on(self._write_thread, lambda: self._write(units))
 
-    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+    async def read(self, sql: str, *arguments: database.Value) -> Sequence[database.Row]:
         """Return the rows of a query."""
         return await self._on(self._read_thread, lambda: self._read(sql, arguments))
 
@@ -77,9 +67,9 @@ class SqliteDatabase:
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, work)
         except sqlite3.OperationalError as exc:  # locked, disk full, or file removed
-            raise DatabaseUnavailable(str(exc)) from exc
+            raise database.DatabaseUnavailable(str(exc)) from exc
         except (sqlite3.Error, OverflowError, UnicodeError) as exc:
-            raise DatabaseRefused(str(exc)) from exc
+            raise database.DatabaseRefused(str(exc)) from exc
 
     def _open(self) -> None:
         with ExitStack() as undo:
@@ -97,7 +87,7 @@ class SqliteDatabase:
         self._read_thread.shutdown()
         self._connections.close()  # the write connection is closed last, and merges the write-ahead log into the file
 
-    def _write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    def _write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         counts: list[tuple[int, ...]] = []
         with _transaction(self._writing):
             for counted, group in groupby(units, attrgetter("counted")):
@@ -105,28 +95,28 @@ class SqliteDatabase:
                 counts += self._counted(together) if counted else self._in_bulk(together)
         return counts
 
-    def _counted(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    def _counted(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         return [tuple(self._execute(statement) for statement in unit.statements) for unit in units]
 
-    def _execute(self, statement: Statement) -> int:
+    def _execute(self, statement: database.Statement) -> int:
         return self._writing.execute(_translated(statement.sql), _named(statement.arguments)).rowcount
 
-    def _in_bulk(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    def _in_bulk(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         for sql, arguments in bulks(units).items():
             self._writing.executemany(_translated(sql), map(_named, arguments))
         return [()] * len(units)
 
-    def _read(self, sql: str, arguments: Sequence[Value]) -> Sequence[Row]:
+    def _read(self, sql: str, arguments: Sequence[database.Value]) -> Sequence[database.Row]:
         return self._reading.execute(_translated(sql), _named(arguments)).fetchall()
 
 
 @cache
 def _translated(sql: str) -> str:
     """Return a statement in SQLite's dialect.  It needs no row locks, because there is one writer at a time."""
-    return sql.replace(NOW, "clock()").replace(SHARED, "")
+    return sql.replace(database.NOW, "clock()").replace(database.SHARED, "")
 
 
-def _named(arguments: Sequence[Value]) -> dict[str, Value]:
+def _named(arguments: Sequence[database.Value]) -> dict[str, database.Value]:
     """Return the arguments by name, as `sqlite3` expects them for ``$1``."""
     return dict(zip(_NAMES, arguments, strict=False))
 

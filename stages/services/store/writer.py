@@ -107,7 +107,7 @@ class Writer:
         """Raise `StoreFailed` if the queue is over `LIMIT` or closed."""
         self.check_open()
         if self.backlog > LIMIT:
-            raise StoreFailed("The store cannot keep up: too much waits to be written.")
+            raise StoreFailed("The store cannot keep up: too many changes wait to be written.")
 
     def queue(self, statements: Statements, *keys: str) -> asyncio.Future[None]:
         """Queue a lasting change.  The returned future may be ignored."""
@@ -154,7 +154,7 @@ class Writer:
             return
         await asyncio.wait([change.done], timeout=READ_PATIENCE)
         if not change.done.done():
-            raise StoreFailed("The store has not yet taken what is to be read.")
+            raise StoreFailed("The store has not yet written the changes that this read must see.")
 
     async def close(self) -> None:
         """Try once more to write the queued changes, and log any that are lost.  Closing twice is harmless."""
@@ -241,7 +241,7 @@ class Writer:
         """Log the first failure of an outage, and withdraw the urgent changes."""
         if self._outage_began is None:
             self._outage_began = time.monotonic()
-            _log.error("the store cannot be written, and what is missing there waits in memory: %s", error)
+            _log.error("the store cannot be written, and changes wait in memory: %s", error)
         self._alone = 0
         for change in [change for change in self._queue if change.is_urgent]:
             _fail(self._take_out(change), _failed("The store cannot be reached.", error))
@@ -258,7 +258,7 @@ class Writer:
 
     def _lose_the_rest(self) -> None:
         changes = tuple(self._queue)
-        _log.error("lost to the store: %s", ", ".join(_names(changes)))
+        _log.error("never stored: %s", ", ".join(_names(changes)))
         for change in changes:
             _fail(self._take_out(change), StoreFailed("The store was closed before it could be reached."))
 

@@ -82,7 +82,7 @@ class Fetcher:
         except aiohttp.ClientConnectorError as error:
             raise NotFetched(_why(error)) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NotFetched(f"No answer came that could be read ({type(error).__name__}).") from None
+            raise NotFetched(f"No readable answer came ({type(error).__name__}).") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -147,7 +147,7 @@ def _checked(text: str) -> URL:
 def _why(error: aiohttp.ClientConnectorError) -> str:
     """Describe a connection error without addresses, as those of an internal host name are confidential."""
     if isinstance(error.os_error, Blocked):
-        return "Its address is not one that may be opened."
+        return "Its address is not allowed."
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "There is no such host."
     return "No connection could be made."

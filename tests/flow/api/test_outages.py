@@ -225,7 +225,7 @@ async def test_responses_lost_in_an_outage_are_logged(store_at: str, caplog: pyt
     async with asyncio.timeout(2 * HANGS), talking(faulty) as served:
         stream = await streamed_through(served, Gone(faulty))
     with caplog.at_level(logging.ERROR):
-        assert f"lost to the store: {final(read_sse(stream)).id}" in caplog.text
+        assert f"never stored: {final(read_sse(stream)).id}" in caplog.text
 
 
 async def test_backlog_of_the_store_is_bounded(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
     gallery = Gallery()
     async with web_server(gallery.show) as url:
         inside = url.replace("127.0.0.1", "127.0.0.2")
-        with pytest.raises(InvalidRequest, match="not one that may be opened"):
+        with pytest.raises(InvalidRequest, match="address is not allowed"):
             await seeing.answer(
                 text(), image(f"{url}/to?url={inside}/a.png"), allowed=AllowedNetworks.parse(["127.0.0.1"])
             )

@@ -42,7 +42,6 @@ f()</code></pre>
 
 
 def test_article_keeps_its_form() -> None:
-    """Headings, links, lists, tables and code keep their form; menus around the article are left out."""
     title, text, links = converted(ARTICLE, URL)
     assert title == "Latency study"
     assert links == ["https://example.org/d", "https://example.com/dir/other#part"]
@@ -74,14 +73,12 @@ def test_article_keeps_its_form() -> None:
 
 
 def test_menus_are_shown_if_there_is_little_else() -> None:
-    """A page that consists of menus or a form is not empty."""
     items = "".join(f'<li><a href="/{number}">Chapter {number}</a></li>' for number in range(20))
     assert "【19†Chapter 19】" in text_of(f"<nav><ul>{items}</ul></nav>")
     assert text_of(f"<form><p>{'All of it. ' * 20}</p></form>").startswith("All of it.")
 
 
-def test_long_cell_is_a_separate_text() -> None:
-    """Layout tables do not join paragraphs."""
+def test_long_table_cell_is_a_paragraph() -> None:
     cell = f"<p>{'word ' * 30}</p><p>{'more ' * 30}</p>"
     lines = text_of(f"<table><tr><td>menu</td><td>{cell}</td></tr></table>").split("\n")
     assert [line.split(" ")[0] for line in lines] == ["menu", "word", "", "more"]
@@ -107,12 +104,10 @@ def test_long_cell_is_a_separate_text() -> None:
     ],
 )
 def test_markup_has_its_text(markup: str, text: str) -> None:
-    """Each piece of markup has one sensible text."""
     assert text_of(markup) == text
 
 
 def test_relative_links_follow_the_base_of_the_page() -> None:
-    """A page may define the base of its links."""
     assert converted('<base href="https://cdn.org/x/"><a href="y">y</a>', URL)[2] == ["https://cdn.org/x/y"]
     assert converted('<base href="http://[bad"><a href="y">y</a>', URL)[2] == ["https://example.com/dir/y"]
 
@@ -150,7 +145,6 @@ FORGED = st.lists(
 
 @given(FORGED)
 def test_page_cannot_forge_a_mark(markup: str) -> None:
-    """Every mark in the text belongs to a link of the page."""
     title, text, links = converted(f"<title>{markup}</title>{markup}", URL)
     assert not set(title) & {"【", "】"}
     marks = re.findall(r"【(\d+)†([^【】†]+)(?:†[^【】†]+)?】", text)
@@ -159,21 +153,18 @@ def test_page_cannot_forge_a_mark(markup: str) -> None:
 
 
 @given(st.text(alphabet="<>/abpre ulitd\"'=&;!-\n", max_size=200))
-def test_any_markup_is_read(markup: str) -> None:
-    """No markup raises."""
+def test_no_markup_raises(markup: str) -> None:
     title, text, _ = converted(markup, URL)
     assert "\n\n\n" not in text or "<pre" in markup
     assert isinstance(title, str)
 
 
 def test_deep_nesting_does_not_recurse() -> None:
-    """Five thousand nested elements are read like any others."""
     assert text_of("<div>" * 5_000 + "deep" + "</div>" * 5_000) == "deep"
     assert text_of("<ul><li>" * 1_000 + "deep").endswith("* deep")
 
 
 def test_text_is_bounded() -> None:
-    """A very long page ends early, with complete marks."""
     text = text_of("<p><a href='/x'>" + "some words </a><p><a href='/x'>" * 100_000)
     assert LONGEST_TEXT <= len(text) < LONGEST_TEXT + 1_000
     assert text.count("【") == text.count("】")
@@ -181,7 +172,6 @@ def test_text_is_bounded() -> None:
 
 @pytest.mark.io
 async def test_page_that_exhausts_limits_is_a_failure() -> None:
-    """Memory and time are limited in another process."""
     bold = "".join(f"<b id={number}>" for number in range(6_000))
     bomb = f"<p>{bold}</p>{'<p>x</p>' * 6_000}".encode()
     async with asyncio.timeout(120):
@@ -202,7 +192,6 @@ def _converters() -> list[int]:
 
 @pytest.mark.io
 async def test_cancelled_call_ends_its_converter() -> None:
-    """The process ends with the call."""
     reading = asyncio.create_task(_read_html(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
     async with asyncio.timeout(120):
         while not _converters():
@@ -230,7 +219,6 @@ async def test_cancelled_call_ends_its_converter() -> None:
     ],
 )
 def test_encodings_are_text_encodings(body: bytes, charset: str, text: str | None) -> None:
-    """A server may name an encoding of text, and no other codec."""
     assert decoded(body, charset) == text
 
 

@@ -15,7 +15,6 @@ texts = st.text(alphabet="ab 【】†日\n\t-.", max_size=2_000)
 
 
 def test_page_has_the_trained_format() -> None:
-    """It has cursor, title, URL, the range in view, and numbered lines."""
     text = "# Latency study\n\nThe median fell by 12 %, and 【0†the data set†example.org】 is public."
     assert view(opened(URL, "Latency study", text, ["https://example.org/d"]), 3) == (
         "[3] Latency study (https://example.com/a)\n"
@@ -30,7 +29,6 @@ def test_page_has_the_trained_format() -> None:
 
 
 def test_results_are_shown_as_links() -> None:
-    """The query is the title, and each result is a link with its domain and summary."""
     hits = [
         Hit("First [1]", "https://a.org/1", "About\nit"),
         Hit("", "https://b.org/2"),
@@ -54,7 +52,6 @@ def test_results_are_shown_as_links() -> None:
 
 
 def test_line_of_results_belongs_to_one_result() -> None:
-    """Wrapped lines belong to the result that they continue."""
     page = results("q", [Hit("First", "https://a.org/1", "word " * 40), Hit("Second", "https://b.org/2")])
     source = page.source()
     assert isinstance(source, Listed)
@@ -65,7 +62,6 @@ def test_line_of_results_belongs_to_one_result() -> None:
 
 
 def test_matches_are_shown_with_their_lines() -> None:
-    """Each match has a mark, its line and the lines after it; case and links are ignored."""
     text = "\n".join(["alpha", "beta", "gamma", "The 【0†Data set†example.org】 again", "x", "y", "z", "data"])
     page = matches(opened(URL, "Study", text, []), "DATA")
     assert view(page, 5) == (
@@ -87,28 +83,24 @@ def test_matches_are_shown_with_their_lines() -> None:
 
 
 def test_matches_are_bounded_and_do_not_overlap() -> None:
-    """There are at most fifty, each at least four lines after the previous one."""
     page = matches(opened(URL, "t", "a\n" * 1_000, []), "a")
     assert len(page.places) == 50
     assert all(later - earlier == 4 for earlier, later in zip(page.places, page.places[1:], strict=False))
 
 
 def test_missing_match_is_an_answer() -> None:
-    """A page says so, and cannot forge marks."""
     page = matches(opened(URL, "t", "text", []), "【0†x】")
     assert page.lines == ("No `find` results for pattern: `〖0†x〗`",)
 
 
 @pytest.mark.parametrize("page", [results("q", []), matches(opened(URL, "t", "x", []), "x")])
 def test_only_web_pages_are_searched(page: Page) -> None:
-    """Results and matches are refused."""
     with pytest.raises(CallFailed, match="Cannot run `find`"):
         matches(page, "x")
 
 
 @given(texts)
 def test_lines_fit_the_view(text: str) -> None:
-    """Wrapping loses nothing but the space at which a line breaks."""
     lines = wrapped(text)
     assert all(len(line) <= 80 and "\n" not in line for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace("\n", "").replace(" ", "")
@@ -118,7 +110,6 @@ def test_lines_fit_the_view(text: str) -> None:
 
 
 def test_long_word_is_cut() -> None:
-    """Lines break at spaces if there are any."""
     assert wrapped("a" * 170) == ("a" * 80, "a" * 80, "a" * 10)
     assert wrapped("b" * 80 + " c") == ("b" * 80, "c")
     assert wrapped("b" * 79 + " cc") == ("b" * 79, "cc")
@@ -127,7 +118,6 @@ def test_long_word_is_cut() -> None:
 
 @given(texts, st.integers(1, 300), st.integers(-1, 200))
 def test_views_cover_a_page_without_overlap(text: str, step: int, num_lines: int) -> None:
-    """Scrolling by the lines in view shows each line once, in order, in views of bounded size."""
     page = opened(URL, "t", text * step, [])
     seen: list[str] = []
     while len(seen) < len(page.lines):
@@ -142,14 +132,12 @@ def test_views_cover_a_page_without_overlap(text: str, step: int, num_lines: int
 
 
 def test_view_is_bounded() -> None:
-    """A large page is never shown whole."""
     page = opened(URL, "t", "word " * 100_000, [])
     assert len(view(page, 0, num_lines=100_000)) < 40_000
     assert len(view(page, 0)) < 6_000
 
 
 def test_line_beyond_the_page_is_reported() -> None:
-    """The message has the wording that the model knows."""
     with pytest.raises(CallFailed) as failure:
         view(opened(URL, "t", "x", []), 0, 3)
     assert str(failure.value) == "Invalid location parameter: `3`. Cannot exceed page maximum of 2."

@@ -89,7 +89,6 @@ async def inside() -> AsyncIterator[str]:
     ],
 )
 async def test_private_address_is_refused_in_any_notation(inside: str, host: str) -> None:
-    """A server on this machine is not reached, not even on a port of the web."""
     port = inside.rpartition(":")[2]
     for url in (f"http://{host}:{port}/", f"http://{host}/", f"https://{host}/"):
         with pytest.raises(CallFailed):
@@ -100,8 +99,7 @@ async def test_private_address_is_refused_in_any_notation(inside: str, host: str
     "host", ["127.0.0.1", "169.254.169.254", "[::1]", "10.0.0.1", "[fd00::1]", "[::ffff:10.0.0.1]"]
 )
 async def test_private_address_is_refused_before_connecting(host: str) -> None:
-    """The check comes before the connection, so nothing is sent."""
-    with pytest.raises(CallFailed, match="not one that may be opened"):
+    with pytest.raises(CallFailed, match="address is not allowed"):
         await fetched(f"http://{host}/latest/meta-data/")
 
 
@@ -121,14 +119,12 @@ async def test_private_address_is_refused_before_connecting(host: str) -> None:
         ("http://e.com/" + "x" * 5000, "too long"),
     ],
 )
-async def test_other_urls_are_refused(url: str, words: str) -> None:
-    """Only plain URLs of the web are fetched."""
+async def test_urls_other_than_web_urls_are_refused(url: str, words: str) -> None:
     with pytest.raises(CallFailed, match=words):
         await fetched(url, LOOPBACK)
 
 
 async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
-    """Allowed networks are open on every port, and allowed hosts at any address."""
     port = inside.rpartition(":")[2]
     assert (await fetched(inside, LOOPBACK)).body == b"secret"
     names = Names(tools=["127.0.0.1"])
@@ -139,15 +135,13 @@ async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
 
 
 async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
-    """This holds even if the name had a public address a moment before."""
     port = inside.rpartition(":")[2]
     for addresses in (["127.0.0.1"], ["::1"], ["169.254.169.254"]):
-        with pytest.raises(CallFailed, match="not one that may be opened"):
+        with pytest.raises(CallFailed, match="address is not allowed"):
             await fetched(f"http://rebound.example:{port}/", resolver=Names(rebound=addresses))
 
 
 async def test_rebinding_host_is_checked_every_time() -> None:
-    """The connection goes to the checked address."""
     connector = guarded_connector(LOOPBACK, Names(rebound=["127.0.0.1", "10.0.0.1"]))
     async with web_server(secret) as url, aiohttp.ClientSession(connector=connector) as session:
         port = url.rpartition(":")[2]
@@ -159,8 +153,7 @@ async def test_rebinding_host_is_checked_every_time() -> None:
 
 
 async def test_public_addresses_are_open_on_web_ports_only() -> None:
-    """Another port is refused at the socket."""
-    with pytest.raises(CallFailed, match="not one that may be opened"):
+    with pytest.raises(CallFailed, match="address is not allowed"):
         await fetched("http://mail.example:25/", resolver=Names(mail=["93.184.216.34"]))
 
 
@@ -175,7 +168,6 @@ async def test_public_addresses_are_open_on_web_ports_only() -> None:
     ],
 )
 async def test_every_redirect_is_checked(target: str) -> None:
-    """A redirect reaches only what a URL may reach."""
     allowed = AllowedNetworks.parse(["127.0.0.1"])
     async with web_server(secret) as url:
         where = target.format(port=url.rpartition(":")[2])
@@ -184,7 +176,6 @@ async def test_every_redirect_is_checked(target: str) -> None:
 
 
 async def test_redirects_are_followed_up_to_a_limit() -> None:
-    """The page is the last one; a redirect loop is a failure."""
     async with web_server(secret) as url:
         page = await fetched(f"{url}/to?url=/there", LOOPBACK)
         assert (page.url, page.body) == (f"{url}/there", b"secret")
@@ -198,7 +189,6 @@ async def test_redirects_are_followed_up_to_a_limit() -> None:
 
 
 async def test_gzip_bomb_and_endless_body_are_cut() -> None:
-    """The limit holds for the decompressed body."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/bomb":
@@ -216,7 +206,6 @@ async def test_gzip_bomb_and_endless_body_are_cut() -> None:
 
 
 async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for the whole fetch, not for each piece."""
     monkeypatch.setattr(fetching, "_SECONDS", 0.2)
 
     async def drip(request: web.Request) -> web.StreamResponse:
@@ -244,7 +233,6 @@ async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any) -> None:
-    """HTML, text and JSON are read; the error names any other type."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers=headers)
@@ -260,7 +248,6 @@ async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any
 
 @pytest.mark.parametrize(("body", "is_html"), [(b" <p>x", True), (b"plain", False), (b"\x00\x01", None)])
 async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | None) -> None:
-    """A page without a content type is read if it is text."""
 
     async def raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -273,7 +260,7 @@ async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | 
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         if is_html is None:
-            with pytest.raises(CallFailed, match="no text"):
+            with pytest.raises(CallFailed, match="not text"):
                 await fetched(url, LOOPBACK)
         else:
             assert (await fetched(url, LOOPBACK)).is_html is is_html
@@ -281,7 +268,6 @@ async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 304])
 async def test_error_status_is_reported(status: int) -> None:
-    """An error page is not read as a page."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status)
@@ -292,7 +278,6 @@ async def test_error_status_is_reported(status: int) -> None:
 
 
 async def test_broken_connections_are_failures() -> None:
-    """Garbage, a refused connection and an unknown name have messages of their own."""
 
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x00garbage\r\n\r\n")
@@ -302,7 +287,7 @@ async def test_broken_connections_are_failures() -> None:
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        with pytest.raises(CallFailed, match="No answer came"):
+        with pytest.raises(CallFailed, match="No readable answer came"):
             await fetched(url, LOOPBACK)
     with pytest.raises(CallFailed, match="No connection"):
         await fetched(url, LOOPBACK)
@@ -311,7 +296,6 @@ async def test_broken_connections_are_failures() -> None:
 
 
 async def test_cookies_are_not_kept() -> None:
-    """Pages of one response leave nothing for another."""
     seen: list[str | None] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:

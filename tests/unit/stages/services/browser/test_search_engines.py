@@ -66,7 +66,6 @@ SEARXNG = {
 
 
 async def test_searxng_is_queried_for_json() -> None:
-    """The query has the words and the format; results without a page are left out."""
     asked = Call(SEARXNG)
     async with web_server(asked) as url:
         hits = await searched("searxng", url + "/")
@@ -78,13 +77,11 @@ async def test_searxng_is_queried_for_json() -> None:
 
 
 async def test_number_of_results_is_limited() -> None:
-    """SearXNG has no limit of its own."""
     async with web_server(Call({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
         assert len(await searched("searxng", url, topn=20)) == 20
 
 
 async def test_brave_is_queried_with_its_token() -> None:
-    """The token is in Brave's header, the count within Brave's limit; markup and entities are decoded."""
     found = {
         "title": "A &lt;T&gt; <strong>b</strong>",
         "url": "https://e.com/",
@@ -101,13 +98,11 @@ async def test_brave_is_queried_with_its_token() -> None:
 
 
 async def test_brave_answer_without_results_is_empty() -> None:
-    """Brave omits sections without results."""
     async with web_server(Call({"type": "search", "query": {"original": "x"}})) as url:
         assert await searched("brave", url) == []
 
 
 async def test_tavily_is_queried_with_a_bearer_key() -> None:
-    """Tavily gets JSON."""
     found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
     asked = Call({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
     async with web_server(asked) as url:
@@ -119,7 +114,6 @@ async def test_tavily_is_queried_with_a_bearer_key() -> None:
 
 
 async def test_exa_returns_the_text_of_pages() -> None:
-    """Exa is queried for text and a summary; a result may lack either."""
     found = [
         {
             "id": "1",
@@ -149,7 +143,7 @@ async def test_exa_returns_the_text_of_pages() -> None:
         (401, "refused the key"),
         (403, "refused the key|formats"),
         (422, "status 422"),
-        (429, "too often"),
+        (429, "rate of requests"),
         (432, "plan"),
         (500, "status 500"),
     ],
@@ -157,7 +151,6 @@ async def test_exa_returns_the_text_of_pages() -> None:
 async def test_failures_do_not_reveal_the_key(
     kind: str, status: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Messages and log leave it out, even if the engine's answer has it."""
     caplog.set_level(logging.DEBUG)
     async with web_server(Call({"detail": f"Invalid key {KEY}"}, status)) as url:
         with pytest.raises(CallFailed, match=words) as failure:
@@ -176,14 +169,12 @@ async def test_searxng_without_json_names_its_setting() -> None:
 @pytest.mark.parametrize("answer", [{}, [], None, "text", {"results": None}, {"results": [1]}, {"web": 3}])
 @pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
 async def test_any_json_answer_gives_results_or_a_failure(kind: str, answer: Any) -> None:
-    """No answer of an engine raises anything else."""
     async with web_server(Call(answer)) as url:
         (outcome,) = await asyncio.gather(searched(kind, url), return_exceptions=True)
-    assert outcome == [] or "not what it should be" in str(outcome)
+    assert outcome == [] or "unexpected form" in str(outcome)
 
 
 async def test_answer_that_is_html_or_too_large_is_refused() -> None:
-    """Neither a page of HTML nor an endless answer is read."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "endless" not in request.query["q"]:
@@ -194,14 +185,13 @@ async def test_answer_that_is_html_or_too_large_is_refused() -> None:
             await stream.write(b" " * (1 << 20))
 
     async with web_server(answer) as url:
-        with pytest.raises(CallFailed, match="not what it should be"):
+        with pytest.raises(CallFailed, match="unexpected form"):
             await searched("searxng", url)
         with pytest.raises(CallFailed, match="too large"):
             await searched("searxng", url, "endless")
 
 
 async def test_key_follows_no_redirect() -> None:
-    """The key goes only to the configured address."""
     other = Call({"results": []})
     async with web_server(other) as elsewhere:
 
@@ -209,13 +199,12 @@ async def test_key_follows_no_redirect() -> None:
             raise web.HTTPTemporaryRedirect(f"{elsewhere}/search")
 
         async with web_server(answer) as url:
-            with pytest.raises(CallFailed, match="leads elsewhere"):
+            with pytest.raises(CallFailed, match="redirects"):
                 await searched("exa", url)
     assert other.requests == []
 
 
 async def test_unreachable_engine_is_a_failure() -> None:
-    """It is not an exception of a library."""
     async with web_server(Call()) as url:
         pass
     with pytest.raises(CallFailed, match="no answer came"):
@@ -223,7 +212,6 @@ async def test_unreachable_engine_is_a_failure() -> None:
 
 
 async def test_cancelling_ends_the_request() -> None:
-    """The engine sees the connection close."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -257,12 +245,10 @@ async def test_cancelling_ends_the_request() -> None:
     ],
 )
 def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str) -> None:
-    """The error comes when the server starts."""
     with pytest.raises(ValueError, match=words):
         search_backend(kind, url, key)
 
 
 def test_backend_does_not_show_its_key() -> None:
-    """Neither its representation nor a traceback has it."""
     assert KEY not in repr(search_backend("exa", "", KEY))
     assert KEY not in json.dumps({"backend": str(search_backend("exa", "", KEY))})

@@ -101,7 +101,6 @@ async def call(session: Session, name: str, seconds: float = 20, **arguments: An
 
 
 async def test_search_open_and_find_get_successive_cursors(site: Web, browse: Opening) -> None:
-    """The model searches, opens a result, follows a link and finds text."""
     session = browse()
     found = await call(session, "search", query="tail latency")
     assert found.error is None
@@ -125,7 +124,6 @@ async def test_search_open_and_find_get_successive_cursors(site: Web, browse: Op
 
 
 async def test_scrolling_gets_a_new_cursor(browse: Opening, site: Web) -> None:
-    """Another place of a page needs no fetch."""
     session = browse()
     await call(session, "open", id=f"{site.url}/a")
     shown = (await call(session, "open", loc=10, num_lines=2)).result
@@ -144,7 +142,6 @@ async def test_page_opened_by_url_is_fetched_again(browse: Opening, site: Web) -
 
 
 async def test_page_source_can_be_viewed(browse: Opening, site: Web) -> None:
-    """The source is shown unchanged, except for marks."""
     session = browse()
     await call(session, "open", id=f"{site.url}/a")
     outcome = await call(session, "open", view_source=True)
@@ -156,7 +153,6 @@ async def test_page_source_can_be_viewed(browse: Opening, site: Web) -> None:
 
 @pytest.mark.defect("V10")
 async def test_actions_have_real_urls(browse: Opening, site: Web) -> None:
-    """An action has a URL of the web or none, never a cursor."""
     session = browse()
 
     def action(name: str, **arguments: Any) -> dict[str, Any]:
@@ -179,7 +175,6 @@ async def test_actions_have_real_urls(browse: Opening, site: Web) -> None:
 
 
 async def test_search_action_has_its_sources(browse: Opening, site: Web) -> None:
-    """A failed search has an action as well."""
     session = browse()
     found = await call(session, "search", query="q")
     assert found.data == BrowserAction(
@@ -219,7 +214,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 async def test_wrong_call_is_explained_to_the_model(
     name: str, arguments: dict[str, Any], why: str, browse: Opening
 ) -> None:
-    """It has an action and an error message, and gets no cursor."""
     session = browse()
     await call(session, "search", query="q")
     outcome = await call(session, name, **arguments)
@@ -235,7 +229,6 @@ async def test_wrong_call_is_explained_to_the_model(
     st.text(max_size=30) | st.from_regex(r'\{"(id|cursor|query)": .{0,20}\}'),
 )
 def test_any_arguments_have_an_action(name: str, text: str) -> None:
-    """No arguments raise, with or without open pages."""
     session = BrowserHost(search_backend("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation_with())
     action = session.action(name, text)
     assert action["type"] in ("search", "open_page", "find_in_page")
@@ -245,7 +238,6 @@ def test_any_arguments_have_an_action(name: str, text: str) -> None:
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("name", ["search", "open", "find"])
 async def test_lone_surrogates_are_replaced(name: str, browse: Opening, site: Web) -> None:
-    """They are replaced before a text is sent, shown or stored."""
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
     half = '"a\\ud83d"'
@@ -257,7 +249,6 @@ async def test_lone_surrogates_are_replaced(name: str, browse: Opening, site: We
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"id": 1e999}', "[" * 100_000, '{"cursor": [0]}'])
 async def test_arguments_that_are_no_json_are_an_error(text: str, browse: Opening) -> None:
-    """The error comes when the call runs."""
     for name in ("search", "open", "find"):
         outcome = await browse().run(name, text, 5)
         assert outcome.error
@@ -272,19 +263,17 @@ async def test_numbers_are_read_in_any_form(browse: Opening, site: Web) -> None:
 
 
 async def test_private_pages_are_not_opened(site: Web) -> None:
-    """Without an allow-list, no page on this machine is opened; the operator's search engine is still used."""
     host = BrowserHost(search_backend("searxng", site.url))
     session = host.session(conversation_with())
     await call(session, "search", query="q")
     outcome = await call(session, "open", id=0)
-    assert outcome.error == f"Error fetching URL `{site.url}/a`: Its address is not one that may be opened."
+    assert outcome.error == f"Error fetching URL `{site.url}/a`: Its address is not allowed."
     assert site.asked == ["/search?q=q&format=json"]
     await session.close()
     await host.close()
 
 
 async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
-    """The engine's text of the page is shown."""
 
     class Knowing:
         async def search(self, query: str, topn: int) -> list[Hit]:
@@ -307,7 +296,6 @@ async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
 
 
 async def test_parallel_calls_have_their_own_cursors(browse: Opening, site: Web) -> None:
-    """Each result names its cursor."""
     session = browse()
     outcomes = await asyncio.gather(
         *(call(session, "open", id=f"{site.url}/{name}") for name in ("a", "data", "moved", "nowhere"))
@@ -318,14 +306,12 @@ async def test_parallel_calls_have_their_own_cursors(browse: Opening, site: Web)
 
 
 async def test_slow_call_times_out(browse: Opening, site: Web) -> None:
-    """A slow site is a failed call, and the request ends."""
     outcome = await call(browse(), "open", 0.1, id=f"{site.url}/slow")
     assert outcome.error == "It took longer than 0.1 seconds."
     await asyncio.wait_for(site.ended.wait(), 120)
 
 
 async def test_cancelling_a_call_ends_its_request(browse: Opening, site: Web) -> None:
-    """Nothing continues for a cancelled response."""
     running = asyncio.create_task(call(browse(), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
     running.cancel()
@@ -342,13 +328,12 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
     await asyncio.wait_for(site.began.wait(), 120)
     await session.close()
     await session.close()
-    assert (await asyncio.wait_for(running, 120)).error == "The call was broken off."
-    assert (await call(session, "open", id=f"{site.url}/slow")).error == "The call was broken off."
+    assert (await asyncio.wait_for(running, 120)).error == "The call was cancelled."
+    assert (await call(session, "open", id=f"{site.url}/slow")).error == "The call was cancelled."
     assert session.source(0) == Source("data", f"{site.url}/data")
 
 
 async def test_closing_the_host_ends_requests(site: Web) -> None:
-    """The server may stop in the middle of a call."""
     host = BrowserHost(search_backend("searxng", site.url), LOOPBACK)
     running = asyncio.create_task(call(host.session(conversation_with()), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
@@ -385,7 +370,6 @@ async def _said(session: BrowserSession, *calls: tuple[str, dict[str, Any]]) -> 
 
 
 async def test_continued_response_keeps_its_cursors(browse: Opening, site: Web) -> None:
-    """Pages of the history are fetched only when they are used."""
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search", {"query": "tail (https://x.org)"}),
         ("open", {"id": 0}),
@@ -409,7 +393,6 @@ async def test_continued_response_keeps_its_cursors(browse: Opening, site: Web) 
 
 
 async def test_cursors_restart_after_an_answer(browse: Opening, site: Web) -> None:
-    """The model no longer sees earlier pages, so it counts from zero again."""
     items, results = await _said(browse(), ("search", {"query": "q"}), ("open", {"id": 0}))
     answer = Message("msg_1", "completed", "assistant", (OutputText("Done."),), "final_answer")
     session = browse((*items, answer), results=results)
@@ -421,7 +404,6 @@ async def test_cursors_restart_after_an_answer(browse: Opening, site: Web) -> No
 
 @pytest.mark.parametrize("result", ["", "Error", "[x] y (http://e.com)", "[9999999] t\n", "[1]"])
 async def test_malformed_history_results_are_ignored(result: str, browse: Opening) -> None:
-    """The browser starts with any history."""
     call_before = WebSearchCall("ws_1", {"type": "open_page", "url": "u"}, "completed")
     session = browse((call_before,), results={"ws_1": result})
     assert session.source(1) is None
@@ -429,7 +411,6 @@ async def test_malformed_history_results_are_ignored(result: str, browse: Openin
 
 
 async def test_evicted_page_is_fetched_again(browse: Opening, site: Web) -> None:
-    """Only some pages are kept; a cursor of another one fetches it again."""
     session = browse()
     for number in range(30):
         await call(session, "open", id=f"{site.url}/data?{number}")

@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import TokenLogprob
-from penstock.stages.services.engines.http_endpoints import (
-    COMPLETIONS,
-    ENDPOINTS,
-    GENERATE,
-    Answer,
-    Endpoint,
-    Lines,
-    RequestRefused,
-    read_refusal,
-)
+from penstock.stages.services.engines import http_endpoints
 
-either = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+either = pytest.mark.parametrize("endpoint", http_endpoints.ENDPOINTS, ids=lambda endpoint: endpoint.path)
 
 chunks = st.lists(st.lists(st.integers(0, 2**31), max_size=4), max_size=8)
 
@@ -49,10 +40,9 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 @either
 @given(chunks=chunks, cuts=st.lists(st.integers(0, 10_000), max_size=30), end=st.sampled_from(["\n", "\r\n"]))
 def test_packet_boundaries_do_not_change_the_answer(
-    endpoint: Endpoint[Any], chunks: list[list[int]], cuts: list[int], end: str
+    endpoint: http_endpoints.Endpoint[Any], chunks: list[list[int]], cuts: list[int], end: str
 ) -> None:
-    """Tokens, reason, counts and end are the same for any packets."""
-    answer = Answer(endpoint, None)
+    answer = http_endpoints.Answer(endpoint, None)
     read = [answer.feed(piece) for piece in pieces(stream(chunks, end), cuts)]
     assert [token for chunk in read if chunk for token in chunk.token_ids] == [token for c in chunks for token in c]
     assert all(chunk is None or chunk.token_ids for chunk in read)
@@ -62,17 +52,15 @@ def test_packet_boundaries_do_not_change_the_answer(
 
 @given(st.lists(st.binary(max_size=20)))
 def test_lines_are_split_exactly(data: list[bytes]) -> None:
-    """No byte is lost, repeated or moved."""
-    lines = Lines()
+    lines = http_endpoints.Lines()
     read = [line for piece in data for line in lines.feed(piece)]
     assert read == b"".join(data).split(b"\n")[:-1]
 
 
 def test_line_may_be_long() -> None:
-    """The first line of a completion repeats the prompt, in many packets."""
     body = {"choices": [{"prompt_token_ids": list(range(200_000)), "token_ids": [5], "finish_reason": None}]}
     data = b"data: " + json.dumps(body).encode() + b"\n\n"
-    answer = Answer(COMPLETIONS, None)
+    answer = http_endpoints.Answer(http_endpoints.COMPLETIONS, None)
     read = [answer.feed(data[at : at + 1000]) for at in range(0, len(data), 1000)]
     assert [chunk.token_ids for chunk in read if chunk] == [(5,)]
 
@@ -81,8 +69,7 @@ def test_line_may_be_long() -> None:
     "told", [b"data: {", b"data: []", b'data: {"choices": 5}', b'data: {"choices": [{"token_ids": ["x"]}]}']
 )
 def test_unreadable_event_is_a_fault(told: bytes) -> None:
-    """It is reported after the tokens that came with it."""
-    answer = Answer(GENERATE, None)
+    answer = http_endpoints.Answer(http_endpoints.GENERATE, None)
     chunk = answer.feed(b'data: {"choices": [{"token_ids": [5]}]}\n\n' + told + b"\n\n")
     assert chunk is not None
     assert chunk.token_ids == (5,)
@@ -90,10 +77,9 @@ def test_unreadable_event_is_a_fault(told: bytes) -> None:
 
 
 def test_error_in_the_stream_is_a_fault() -> None:
-    """It has its own status."""
-    answer = Answer(GENERATE, None)
+    answer = http_endpoints.Answer(http_endpoints.GENERATE, None)
     assert answer.feed(b'data: {"error": {"message": "No.", "type": "x", "param": "seed", "code": 400}}\n\n') is None
-    assert isinstance(answer.fault, RequestRefused)
+    assert isinstance(answer.fault, http_endpoints.RequestRefused)
     assert (answer.fault.status, str(answer.fault), answer.fault.param) == (400, "No.", "seed")
 
 
@@ -108,20 +94,20 @@ def test_error_in_the_stream_is_a_fault() -> None:
     ],
 )
 def test_refusals_are_read_in_any_format(body: bytes, words: str) -> None:
-    """A proxy may answer in plain text."""
-    refused = read_refusal(404, body)
+    refused = http_endpoints.read_refusal(404, body)
     assert (refused.status, str(refused)) == (404, words)
 
 
 def test_tokens_excluded_by_a_grammar_are_no_alternatives() -> None:
-    """Such a token has a logprob of -9999 in vLLM."""
     others = b'[{"token_id": 5, "logprob": -0.1}, {"token_id": 6, "logprob": -9999.0}]'
     generated = b'{"token_id": 5, "logprob": -0.1, "top_logprobs": ' + others + b"}"
     told = b'data: {"choices": [{"token_ids": [5], "logprobs": {"content": [' + generated + b"]}}]}\n\n"
-    chunk = Answer(GENERATE, 2).feed(told)
+    chunk = http_endpoints.Answer(http_endpoints.GENERATE, 2).feed(told)
     assert chunk is not None
     assert chunk.logprobs == (TokenLogprob(-0.1, ((5, -0.1),)),)
     completed = b'{"token_logprobs": [-0.1], "top_logprobs": [{"token_id:5": -0.1, "token_id:6": -9999.0}]}'
-    chunk = Answer(COMPLETIONS, 2).feed(b'data: {"choices": [{"token_ids": [5], "logprobs": ' + completed + b"}]}\n\n")
+    chunk = http_endpoints.Answer(http_endpoints.COMPLETIONS, 2).feed(
+        b'data: {"choices": [{"token_ids": [5], "logprobs": ' + completed + b"}]}\n\n"
+    )
     assert chunk is not None
     assert chunk.logprobs == (TokenLogprob(-0.1, ((5, -0.1),)),)

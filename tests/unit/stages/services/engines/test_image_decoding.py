@@ -11,7 +11,6 @@ from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
 
 def test_images_keep_their_order_and_bytes() -> None:
-    """The engine gets each image byte for byte."""
     shown = (png(RED), png(BLUE), png(RED))
     assert tuple(decoded([data_url(image) for image in shown], bytes)) == shown
 
@@ -26,7 +25,6 @@ def test_images_keep_their_order_and_bytes() -> None:
     ],
 )
 def test_broken_image_is_refused_by_number(broken: bytes) -> None:
-    """The message has its number."""
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as refused:
         decoded([data_url(png()), data_url(broken)], bytes)
     assert (refused.value.status, refused.value.param) == (400, "input")
@@ -34,7 +32,6 @@ def test_broken_image_is_refused_by_number(broken: bytes) -> None:
 
 @pytest.mark.parametrize("error", [OSError, ValueError, SyntaxError, EOFError, ZeroDivisionError])
 def test_any_decoding_error_refuses_the_image(error: type[Exception]) -> None:
-    """A format may raise errors of its own."""
 
     def fail(image: bytes) -> None:
         raise error("broken")
@@ -64,7 +61,6 @@ def test_pixels_of_a_prompt_are_bounded(
 
 
 def test_decompression_bomb_is_refused_by_its_header() -> None:
-    """An enormous image is never decoded."""
     enormous = png(width=1, height=1).replace((1).to_bytes(4) * 2, (60_000).to_bytes(4) * 2)
     with pytest.raises(InvalidPrompt):
         decoded([data_url(enormous)], bytes)

@@ -20,7 +20,6 @@ runpy.run_module("tests.support.fake_vllm", run_name="__main__")
 
 
 def test_harmony_over_http_needs_no_local_engine() -> None:
-    """A Harmony model is served without torch, vLLM and transformers."""
     done = subprocess.run([sys.executable, "-c", _RUN], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == "Hello!"

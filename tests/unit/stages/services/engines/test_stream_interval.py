@@ -11,18 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.stages.services.engines import stream_interval
 from penstock.stages.services.engines import stream_interval as module
-from penstock.stages.services.engines.stream_interval import (
-    BUSY,
-    FREE,
-    LATE,
-    MOST,
-    ON_TIME,
-    PERIOD,
-    StreamInterval,
-    adapt_stream_interval,
-    set_stream_interval,
-)
 from tests.support.clock import Clock
 
 LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
@@ -30,47 +20,49 @@ LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
 
 @given(LOOKS)
 def test_interval_changes_in_bounded_steps(looks: list[tuple[float, float]]) -> None:
-    """It at most doubles or halves, and stays within its bounds."""
-    controller, was = StreamInterval(), 1
+    controller, was = stream_interval.StreamInterval(), 1
     for busy, late in looks:
         interval = controller.feed(busy, late)
-        assert 1 <= interval <= MOST
+        assert 1 <= interval <= stream_interval.MOST
         assert interval in {was // 2, was, was * 2}
         was = interval
 
 
 @given(LOOKS)
 def test_free_loop_gets_every_token_at_once(looks: list[tuple[float, float]]) -> None:
-    """After a few samples of a free loop the interval is one."""
-    controller = StreamInterval()
+    controller = stream_interval.StreamInterval()
     for busy, late in looks:
         controller.feed(busy, late)
-    for _ in range(MOST.bit_length() - 1):
-        controller.feed(FREE / 2, ON_TIME / 2)
+    for _ in range(stream_interval.MOST.bit_length() - 1):
+        controller.feed(stream_interval.FREE / 2, stream_interval.ON_TIME / 2)
     assert controller.interval == 1
 
 
-@pytest.mark.parametrize(("busy", "late"), [(BUSY + 0.1, 0.0), (0.0, LATE * 2)])
+@pytest.mark.parametrize(("busy", "late"), [(stream_interval.BUSY + 0.1, 0.0), (0.0, stream_interval.LATE * 2)])
 def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
-    """Either sign of overload is enough."""
-    controller = StreamInterval()
+    controller = stream_interval.StreamInterval()
     assert [controller.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
 
 
 @pytest.mark.parametrize(
-    ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, ON_TIME)], ids=lambda value: f"{value:g}"
+    ("busy", "late"),
+    [
+        (stream_interval.BUSY, 0.0),
+        (stream_interval.FREE, 0.0),
+        (0.0, stream_interval.LATE),
+        (0.0, stream_interval.ON_TIME),
+    ],
+    ids=lambda value: f"{value:g}",
 )
 def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
-    """A loop that is late but not busy shares its processor with other programs."""
-    controller = StreamInterval()
+    controller = stream_interval.StreamInterval()
     controller.feed(1.0, 0.0)
     assert controller.feed(busy, late) == 2
 
 
 @given(st.floats(0, 1))
 def test_steady_load_has_a_steady_interval(work: float) -> None:
-    """If work shrinks with the interval, but by no more than half, the interval does not oscillate."""
-    controller = StreamInterval()
+    controller = stream_interval.StreamInterval()
     intervals = [controller.feed(work * (0.1 + 0.9 / controller.interval), 0.0) for _ in range(20)]
     assert len(set(intervals[4:])) == 1
 
@@ -114,8 +106,8 @@ class Load:
     async def pass_period(self, busy: float, late: float) -> None:
         """Let one period pass: the loop works for the share ``busy``, and its timer fires ``late`` seconds late."""
         await self.clock.turn()
-        self.worked += busy * (PERIOD + late)
-        await self.clock.move(PERIOD + late)
+        self.worked += busy * (stream_interval.PERIOD + late)
+        await self.clock.move(stream_interval.PERIOD + late)
 
 
 @pytest.fixture
@@ -132,11 +124,10 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> None:
-    """While the interval changes, tokens come in order, the first at once, and none waits for long."""
     request: Any = Request()
     for kind, number in steps:
         if kind == "pace":
-            set_stream_interval(request, number)
+            stream_interval.set_stream_interval(request, number)
         else:
             request.generate(number)
             assert request.sent
@@ -145,13 +136,12 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-@pytest.mark.parametrize(("busy", "late"), [(1.0, 0.0), (0.0, 2 * LATE)])
+@pytest.mark.parametrize(("busy", "late"), [(1.0, 0.0), (0.0, 2 * stream_interval.LATE)])
 async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -> None:
-    """Streams get larger chunks while the loop is busy or late, and single tokens when it is free."""
     request: Any = Request()
-    pacing = asyncio.create_task(adapt_stream_interval({"request": request}))
+    pacing = asyncio.create_task(stream_interval.adapt_stream_interval({"request": request}))
     request.generate(1)
-    for interval in (2, 4, MOST):
+    for interval in (2, 4, stream_interval.MOST):
         await load.pass_period(busy, late)
         assert request.stream_interval == interval
     for interval in (4, 2, 1):
@@ -163,9 +153,8 @@ async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-async def test_unknown_vllm_leaves_streams_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    """If the states of its requests are not as expected, the log says so once."""
-    pacing = asyncio.create_task(adapt_stream_interval({"one": SimpleNamespace()}))
+async def test_unknown_vllm_leaves_stream_intervals_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    pacing = asyncio.create_task(stream_interval.adapt_stream_interval({"one": SimpleNamespace()}))
     await load.pass_period(1.0, 0.0)
     assert pacing.done()
     assert pacing.exception() is None

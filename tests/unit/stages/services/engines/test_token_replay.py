@@ -31,7 +31,6 @@ async def said(engine: TokenReplayEngine, prompt: Prompt = PROMPT) -> list[Engin
 
 
 async def test_recording_is_played_turn_by_turn(engine: TokenReplayEngine) -> None:
-    """Each prompt of a response gets its next turn, independently of other responses."""
     other = replace(PROMPT, response=response("resp_2"))
     assert await said(engine) == FIRST
     assert await said(engine, other) == FIRST
@@ -40,7 +39,6 @@ async def test_recording_is_played_turn_by_turn(engine: TokenReplayEngine) -> No
 
 
 async def test_prompt_without_a_recorded_turn_is_refused(engine: TokenReplayEngine) -> None:
-    """This holds after the last turn and without a recording."""
     await said(engine)
     await said(engine)
     with pytest.raises(InvalidPrompt, match="no turn 3"):

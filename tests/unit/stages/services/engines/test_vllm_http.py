@@ -44,7 +44,6 @@ both = pytest.mark.parametrize("scale_out", [True, False])
 
 
 async def test_served_models_are_read_from_the_server() -> None:
-    """Names, adapters, context length, model and vocabulary come from the server itself."""
     async with engine_over(FakeVllm()) as engine:
         assert engine.models == ("tiny", "also-tiny", "nonsense")
         assert (engine.context_length, engine.root) == (8192, "/models/tiny")
@@ -54,14 +53,12 @@ async def test_served_models_are_read_from_the_server() -> None:
 
 @pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])
 async def test_other_vocabularies_are_not_harmony(markers: list[int] | None, speaks: bool | None) -> None:
-    """Harmony's markers are other tokens there; without a tokenizer the answer is unknown."""
     async with engine_over(FakeVllm(markers=markers)) as engine:
         assert engine.speaks_harmony is speaks
         assert engine.vocabulary_size > VOCABULARY_SIZE
 
 
 async def test_model_name_can_be_chosen() -> None:
-    """The chosen name comes first."""
     async with engine_over(FakeVllm(), model="also-tiny") as engine:
         assert engine.models == ("also-tiny", "tiny", "nonsense")
 
@@ -72,11 +69,10 @@ async def test_model_name_can_be_chosen() -> None:
         ({"key": "secret-key-of-the-engine"}, "PENSTOCK_ENGINE_KEY"),
         ({"scale_out": False, "tells_ids": False}, "--enable-scale-out"),
         ({"names": ("other",)}, "does not serve tiny"),
-        ({"context_length": None}, "length of its model's context"),
+        ({"context_length": None}, "context length of its model"),
     ],
 )
 async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any], words: str) -> None:
-    """The message names the missing option."""
     fake = FakeVllm(**server)
     async with running_fakes(fake):
         with pytest.raises(UnusableServer, match=words):
@@ -84,7 +80,6 @@ async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any
 
 
 async def test_missing_server_ends_the_start() -> None:
-    """The wait is bounded."""
     with pytest.raises(UnusableServer, match="No engine answers"):
         await start_vllm_http([FakeVllm().url], wait=0.0)
 
@@ -104,12 +99,11 @@ async def test_servers_must_serve_the_same_models() -> None:
     """A client must not get an answer of another model by chance."""
     one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
     async with running_fakes(one, other):
-        with pytest.raises(UnusableServer, match="do not serve the same"):
+        with pytest.raises(UnusableServer, match="serve different models"):
             await start_vllm_http([one.url, other.url])
 
 
 async def test_engine_key_is_sent() -> None:
-    """Every request to the engine has it."""
     async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
         assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
 
@@ -127,7 +121,7 @@ async def test_redirects_are_not_followed() -> None:
             await start_vllm_http([url])
         session = aiohttp.ClientSession()
         replica = Replica(url, session, is_healthy=True)
-        with pytest.raises(EngineFailed, match="elsewhere"):
+        with pytest.raises(EngineFailed, match="redirect"):
             await HttpGeneration(Replicas((replica,)), prompt_for_fakes(), 0.0).begin()
         assert not await replica.check()
         await session.close()
@@ -141,7 +135,6 @@ async def test_redirects_are_not_followed() -> None:
 @either
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
 async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: int) -> None:
-    """Both endpoints take and give token ids."""
     fake = FakeVllm(chunk_size=chunk_size, cached_tokens=32)
     async with engine_over(fake, endpoints=(endpoint,)) as engine:
         frames = await generate(engine, prompt_for_fakes())
@@ -153,7 +146,6 @@ async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: i
 
 @either
 async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None:
-    """An answer at its limit has the reason ``length``."""
     async with engine_over(FakeVllm(endless=True), endpoints=(endpoint,)) as engine:
         frames = await generate(engine, prompt_for_fakes(max_tokens=7))
     assert len(token_ids(frames)) == 7
@@ -161,7 +153,6 @@ async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None
 
 
 async def test_generate_endpoint_gets_the_whole_prompt() -> None:
-    """No option of the client is lost."""
     fake = FakeVllm()
     asked = prompt_for_fakes(
         model="nonsense",
@@ -208,7 +199,6 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
 
 
 async def test_completions_endpoint_gets_the_whole_prompt() -> None:
-    """Its options have other names."""
     fake = FakeVllm(scale_out=False)
     async with engine_over(fake) as engine:
         await generate(engine, prompt_for_fakes(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
@@ -235,7 +225,6 @@ def test_grammars_are_readable_for_guidance_only() -> None:
 @either
 @pytest.mark.parametrize("top", [0, 1, 3, 20])
 async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int) -> None:
-    """Each token has its own and the top alternatives, whether it is one of them or not."""
     async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
         told = logprobs(await generate(engine, prompt_for_fakes(logprobs=top)))
     assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
@@ -253,7 +242,6 @@ async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> N
 
 
 async def test_slow_reader_gets_bigger_chunks() -> None:
-    """Tokens that came meanwhile arrive together, and none is missing."""
     frames = []
     fake = FakeVllm(tokens=range(1, 501))
     async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=1000)) as stream:
@@ -265,7 +253,6 @@ async def test_slow_reader_gets_bigger_chunks() -> None:
 
 
 async def test_image_tokens_are_counted_by_the_engine() -> None:
-    """The engine makes many tokens of an image, and reports their number."""
     async with engine_over(FakeVllm()) as engine:
         with_image = await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
         without = await generate(engine, prompt_for_fakes())
@@ -276,7 +263,6 @@ async def test_image_tokens_are_counted_by_the_engine() -> None:
 
 
 async def test_images_need_the_generate_endpoint() -> None:
-    """Without it a prompt with images is refused."""
     async with engine_over(FakeVllm(scale_out=False)) as engine:
         with pytest.raises(InvalidPrompt, match="--enable-scale-out"):
             await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
@@ -287,7 +273,6 @@ async def test_images_need_the_generate_endpoint() -> None:
     ("grammars", "words"), [("refused", "backend guidance"), ("ignored", "enable_in_reasoning true")]
 )
 async def test_unenforced_grammar_is_refused(grammars: Any, words: str, scale_out: bool) -> None:
-    """A client never gets an answer without its format; prompts without a grammar are served."""
     async with engine_over(FakeVllm(grammars=grammars, scale_out=scale_out)) as engine:
         with pytest.raises(InvalidPrompt, match=words):
             await generate(engine, prompt_for_fakes(grammar="start: /x/"))
@@ -296,7 +281,6 @@ async def test_unenforced_grammar_is_refused(grammars: Any, words: str, scale_ou
 
 @pytest.mark.parametrize("in_stream", [False, True])
 async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> None:
-    """Its message and parameter are translated, before the stream begins."""
     words = {"message": "Too many. (parameter=logprobs, value=30)", "type": "x", "param": "logprobs", "code": 400}
     trouble: dict[str, Any] = (
         {"fault": "error", "words": words} if in_stream else {"status": 400, "words": {"error": words}}
@@ -332,7 +316,6 @@ async def test_rejected_engine_key_is_no_client_error() -> None:
 
 
 async def test_leaving_aborts() -> None:
-    """Leaving the block leaves nothing running in the engine."""
     fake = FakeVllm(endless=True, latency=0.01)
     async with engine_over(fake) as engine:
         async with engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
@@ -344,7 +327,6 @@ async def test_leaving_aborts() -> None:
 
 @pytest.mark.parametrize("silence", [0.0, 60.0])
 async def test_cancelling_the_reader_aborts(silence: float) -> None:
-    """A cancelled task leaves nothing running, before its first token or later."""
     fake = FakeVllm(endless=True, latency=0.01, silence=silence)
     async with engine_over(fake) as engine:
         task = asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6)))
@@ -358,7 +340,6 @@ async def test_cancelling_the_reader_aborts(silence: float) -> None:
 
 @pytest.mark.parametrize("reads_on", [True, False])
 async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> None:
-    """It ends with the reason, read or not, and the engine stops."""
     fake = FakeVllm(endless=True, latency=0.005)
     async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
         frames = [await anext(aiter(stream))]
@@ -380,7 +361,6 @@ async def _rest(stream: Any) -> list[Any]:
 
 
 async def test_finished_response_cannot_be_cancelled() -> None:
-    """There is nothing to cancel any more."""
     async with engine_over(FakeVllm()) as engine:
         async with engine.open(prompt_for_fakes()) as stream:
             await _rest(stream)
@@ -389,7 +369,6 @@ async def test_finished_response_cannot_be_cancelled() -> None:
 
 
 async def test_stopping_ends_running_streams() -> None:
-    """Running generations fail, pending ones are refused, and none begins."""
     running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
     async with engine_over(running, waiting) as engine:
         tasks = [asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6, id="resp_1")))]
@@ -412,7 +391,6 @@ async def test_stopping_ends_running_streams() -> None:
 @pytest.mark.parametrize("fault", ["dies", "ends", "garbage", "mute", "error", "abort"])
 @pytest.mark.parametrize("after", [1, 3])
 async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
-    """Tokens before it are passed on, and no other server continues."""
     words = {"message": "It broke.", "type": "InternalServerError", "param": None, "code": 500}
     broken, well = FakeVllm(fault=fault, after=after, words=words), FakeVllm(status=500)
     async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
@@ -428,7 +406,6 @@ async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fau
 
 @pytest.mark.parametrize("trouble", [{"fault": "dies"}, {"fault": "ends"}, {"fault": "abort"}, {"status": 500}])
 async def test_other_server_takes_over_before_the_first_token(trouble: dict[str, Any]) -> None:
-    """The client does not notice."""
     broken, well = FakeVllm(**trouble), FakeVllm()
     async with engine_over(broken, well) as engine:
         assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
@@ -436,7 +413,6 @@ async def test_other_server_takes_over_before_the_first_token(trouble: dict[str,
 
 
 async def test_other_server_takes_over_an_accepted_prompt() -> None:
-    """A prompt that waited is not lost when its server dies."""
     slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
     async with engine_over(slow, well) as engine, engine.open(prompt_for_fakes()) as stream:
         assert well.prompts == []
@@ -465,7 +441,6 @@ async def test_single_server_is_tried_twice() -> None:
 
 
 async def test_least_busy_server_is_chosen() -> None:
-    """Equally busy servers take turns."""
     servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
     async with engine_over(*servers) as engine:
         tasks = []
@@ -485,7 +460,6 @@ async def test_least_busy_server_is_chosen() -> None:
 
 
 async def test_dead_server_is_skipped_until_it_is_back() -> None:
-    """No request fails, and a recovered server gets its share."""
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         await one.stop()
@@ -500,8 +474,7 @@ async def test_dead_server_is_skipped_until_it_is_back() -> None:
         assert len(other.prompts) == before + 2
 
 
-async def test_engine_is_dead_until_a_server_is_back() -> None:
-    """Requests are refused at once, and only for as long as no server works."""
+async def test_requests_are_refused_until_a_server_is_back() -> None:
     fake = FakeVllm()
     async with engine_over(fake) as engine:
         fake.is_well = False
@@ -514,7 +487,6 @@ async def test_engine_is_dead_until_a_server_is_back() -> None:
 
 
 async def test_server_with_another_model_is_skipped() -> None:
-    """A server that comes back is checked again."""
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         one.is_well = False
@@ -541,7 +513,6 @@ async def hanging(
 
 @pytest.mark.parametrize("after", [0, 2])
 async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> None:
-    """If the server dies, the stream has failed or moves to another server."""
     async with hanging(after) as (server, _, seen, rest):
         await asyncio.sleep(0.5)
         assert not rest.done()
@@ -555,7 +526,6 @@ async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> No
 
 
 async def test_unresponsive_server_loses_its_streams() -> None:
-    """A machine that vanished from the network closes no connection."""
 
     class Lost:
         count = 0
@@ -589,5 +559,4 @@ async def test_lost_stream_fails_or_moves(after: int) -> None:
 
 
 def test_generate_endpoint_is_preferred() -> None:
-    """It is made for tokens."""
     assert ENDPOINTS == (GENERATE, COMPLETIONS)

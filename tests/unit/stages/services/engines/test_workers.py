@@ -33,7 +33,6 @@ def work(told: Connection) -> None:
 @pytest.mark.io
 @pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
 def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed server's workers end at once; those of other programs do not."""
     monkeypatch.delenv(MARK, raising=False)
     heard, told = SPAWN.Pipe(duplex=False)
     server = SPAWN.Process(target=serve, args=(told,), kwargs={"marks": marks})
@@ -50,6 +49,5 @@ def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_server_itself_is_no_worker() -> None:
-    """A process that multiprocessing did not start goes on without its parent."""
     end_with_parent()
     assert multiprocessing.parent_process() is None

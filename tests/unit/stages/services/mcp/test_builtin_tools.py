@@ -23,7 +23,6 @@ def conversation(response_id: str) -> ResolvedRequest:
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
 async def test_python_keeps_its_state_within_a_response(over: str, make: MakeServers, http: HttpServers) -> None:
-    """Variables stay between calls and are not shared; the item shows the logs."""
     config = stdio_server("python") if over == "stdio" else HttpServer(http.url("python"))
     host = McpHost(make({"python": config}), "python")
     mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
@@ -41,7 +40,6 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: MakeSer
 
 
 async def test_shown_output_is_bounded(make: MakeServers) -> None:
-    """Item and model get both ends of a long output."""
     session = McpHost(make({"python": stdio_server("python")}), "python").session(conversation("resp_1"))
     outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
     assert outcome.data == CodeOutputs(({"type": "logs", "logs": outcome.result},))
@@ -52,13 +50,12 @@ async def test_shown_output_is_bounded(make: MakeServers) -> None:
 
 
 async def test_browser_and_container_take_json(make: MakeServers, http: HttpServers) -> None:
-    """Their functions are called by name, and their items are those of the built-in tools."""
     kinds: tuple[HostedKind, ...] = ("browser", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
     browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
     assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == Outcome("[0] 3 results for fjords")
     assert await browser.run("open", '{"id": 7}', PATIENT) == Outcome("[1] page 7")
-    assert "no valid JSON" in str((await browser.run("find", "{", PATIENT)).error)
+    assert "not valid JSON" in str((await browser.run("find", "{", PATIENT)).error)
     ended = {"type": "exit", "exit_code": 0}
     shown = {"stdout": "ran ls -l", "stderr": "", "outcome": ended}
     assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == Outcome(
@@ -71,7 +68,6 @@ async def test_browser_and_container_take_json(make: MakeServers, http: HttpServ
 
 
 def test_browser_actions_are_read_from_arguments(make: MakeServers) -> None:
-    """Fields that are missing or wrong are left out."""
     session = McpHost(make({"browser": stdio_server("browser")}), "browser").session(conversation("resp_1"))
     assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
     assert session.action("search", "{") == {"type": "search", "query": ""}

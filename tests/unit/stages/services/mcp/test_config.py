@@ -18,7 +18,6 @@ def written(folder: Path, servers: Any) -> Path:
 
 
 def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both may take values from the environment."""
     monkeypatch.setenv("FILES_TOKEN", "f1")
     monkeypatch.setenv("WIKI", "w2")
     path = written(
@@ -62,13 +61,11 @@ def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_error_names_label_and_key(tmp_path: Path, servers: Any, says: str) -> None:
-    """An error names the label and the key."""
     with pytest.raises(WrongServers, match=says):
         read_servers(written(tmp_path, servers))
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
-    """A missing file and invalid JSON are errors of the same kind."""
     with pytest.raises(WrongServers, match=r"none\.json cannot be read: No such file"):
         read_servers(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")

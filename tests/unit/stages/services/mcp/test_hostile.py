@@ -130,7 +130,6 @@ def _posts_to_a_namesake(url: str) -> Handle:
 async def test_server_cannot_redirect_elsewhere(
     make: MakeServers, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle]
 ) -> None:
-    """Another server gets no request, and no secrets of this one."""
     other, url = elsewhere
     async with web_server(leads(url)) as hostile:
         server = McpServer("x", f"{hostile}/{over}", Secret({"Authorization": f"Bearer {SECRET}"}))
@@ -142,7 +141,6 @@ async def test_server_cannot_redirect_elsewhere(
 
 
 async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, caplog: pytest.LogCaptureFixture) -> None:
-    """Progress is no result, and the messages of a server are not logged."""
     caplog.set_level(logging.DEBUG)
 
     async def call(request: web.Request, message: Json) -> web.StreamResponse:
@@ -177,12 +175,11 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
 async def test_listing_is_bounded(make: MakeServers, tools: list[Json]) -> None:
     """A listing that no model could read is refused."""
     async with web_server(speaking(tools)) as hostile:
-        with pytest.raises(ServerUnavailable, match="more tools than can be held"):
+        with pytest.raises(ServerUnavailable, match="more tools than the limit"):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
 
 
 async def test_deeply_nested_schema_is_refused(make: MakeServers) -> None:
-    """It is refused when it is decoded."""
     deep: Json = {}
     for _ in range(300):
         deep = {"properties": {"a": deep}}

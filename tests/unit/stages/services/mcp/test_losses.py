@@ -23,7 +23,6 @@ CLOSED = {"type": "mcp_protocol_error", "code": -32000}
 
 
 async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> None:
-    """All running calls fail at once; only a call without side effects is repeated."""
     servers = make({"good": stdio_server()})
     await servers.tools(McpServer("good"), PATIENT)
     session = servers.session(McpServer("good"))
@@ -40,7 +39,6 @@ async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> Non
 
 
 async def test_restarted_http_server_works_again(make: MakeServers) -> None:
-    """Only the running calls fail, and the server may have lost its sessions."""
     with http_servers() as http:
         servers = make({over: HttpServer(http.url(kind, over)) for kind, over in (("good", "mcp"), ("good", "sse"))})
         servers_by_handshake = make({"legacy": HttpServer(http.url("legacy"))})
@@ -118,7 +116,6 @@ def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str
 
 
 async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
-    """Two calls that find it lost both continue in one new session."""
     forgetful = Forgetful()
     async with TestServer(forgetful.app(), host="127.0.0.1") as server:
         servers = make({"forgetful": HttpServer(str(server.make_url("/mcp")))})
@@ -130,7 +127,6 @@ async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
 
 
 async def test_dead_server_is_not_flooded(make: MakeServers) -> None:
-    """Requests directly after a failed attempt fail without another one."""
     attempts = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -150,7 +146,6 @@ async def test_dead_server_is_not_flooded(make: MakeServers) -> None:
 @pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
 async def test_closing_during_a_call_leaves_nothing_open(over: str, make: MakeServers, http: HttpServers) -> None:
-    """Running calls fail."""
     servers = make({"ours": HttpServer(http.url("good", over))})
     sessions = [servers.session(McpServer("ours")), servers.session(McpServer("x", http.url("good", over)))]
     before = http.state().get("hang", 0)
@@ -164,7 +159,6 @@ async def test_closing_during_a_call_leaves_nothing_open(over: str, make: MakeSe
 
 
 async def test_closing_does_not_wait_for_a_mute_server(make: MakeServers, http: HttpServers) -> None:
-    """A connection that is being opened is abandoned at once."""
     servers = make()
     session = servers.session(McpServer("x", http.url("mute")))
     before = http.state()["requests"].get("POST /mute/mcp", 0)

@@ -44,7 +44,6 @@ async def ignored(_: httpx2.Response) -> None:
 
 
 async def test_private_server_of_a_request_is_not_reached(make: MakeServers, http: HttpServers) -> None:
-    """This holds for any notation of its address."""
     servers = make(allowed=NOTHING_ALLOWED)
     before = http.state()["requests"]
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1", "0x7f.1"):
@@ -67,7 +66,6 @@ async def test_configured_and_allowed_servers_are_reached(make: MakeServers, htt
 
 
 async def test_redirects_are_guarded(make: MakeServers, http: HttpServers) -> None:
-    """A reachable server leads nowhere that is not reachable itself."""
     inside = http.url().replace("127.0.0.1", "127.0.0.2")
     servers = make()
     with pytest.raises(ServerUnavailable, match="not followed"):
@@ -104,7 +102,6 @@ def in_loop(loop: Rebinding, work: Callable[[], Coroutine[Any, Any, None]]) -> N
 
 
 def test_name_is_resolved_once() -> None:
-    """The connection goes to the checked address."""
     loop = Rebinding()
 
     async def connect() -> None:
@@ -122,7 +119,6 @@ def test_name_is_resolved_once() -> None:
 
 
 async def test_answers_are_bounded() -> None:
-    """An endless answer is cut, and compressed ones are refused."""
     endless = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
     too_much = (endless, *[b" " * 2**20] * (LARGEST // 2**20 + 1))
     async with answering(*too_much) as port, http_client({}, ignored, LOCAL) as client:

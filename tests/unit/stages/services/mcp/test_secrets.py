@@ -28,7 +28,6 @@ def secret_url(http: HttpServers, kind: str, over: str) -> str:
 async def test_secrets_are_in_no_result_message_or_log(
     over: str, make: MakeServers, http: HttpServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tool that reveals them and a server that fails do not reveal them at any log level."""
     caplog.set_level(logging.DEBUG)
     servers = make()
     told = []
@@ -48,7 +47,6 @@ async def test_secrets_are_in_no_result_message_or_log(
 
 
 async def test_operator_secrets_are_hidden_in_results(make: MakeServers) -> None:
-    """Only variables that are named like secrets are hidden."""
     servers = make({"ours": stdio_server(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
     for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
@@ -57,7 +55,6 @@ async def test_operator_secrets_are_hidden_in_results(make: MakeServers) -> None
 
 
 def test_passwords_queries_and_headers_are_hidden() -> None:
-    """Parts of them are hidden too, but neither trivial nor very short values."""
     config = HttpServer(
         "https://me:p%40ssword-1@x.example/mcp?a=long-enough%21&b=2",
         {"Authorization": "Bearer abcdefghij", "Accept": "application/json", "X-Short": "yes"},

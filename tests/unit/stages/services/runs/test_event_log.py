@@ -101,7 +101,6 @@ stops = st.sets(st.integers(0, 60))
 @examples(150)
 @given(streams, stops)
 def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
-    """For any seals, all events after any number come back unchanged."""
     log = logged(events, sealed_at)
     for after in range(-1, len(events) + 1):
         assert on_the_wire(log.read(after)) == on_the_wire(events[after + 1 :])
@@ -110,7 +109,6 @@ def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -
 @examples(150)
 @given(streams, stops)
 def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_at: set[int]) -> None:
-    """Blocks and final response suffice."""
     log = logged(events, sealed_at)
     log.seal()
     assert [block.first for block in log.blocks] == [0, *(at + 1 for at in sorted(sealed_at) if at < len(events) - 1)]
@@ -120,7 +118,6 @@ def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_
 
 @given(streams, stops, st.integers(0, 60))
 def test_log_continues_from_stored_blocks(events: Events, sealed_at: set[int], at: int) -> None:
-    """The blocks so far and the initial response suffice to write the rest."""
     head, tail = events[: at + 1], events[at + 1 :]
     before = logged(head, sealed_at)
     before.seal()
@@ -171,7 +168,6 @@ def odd_streams(draw: st.DrawFn) -> Events:
 @examples(300)
 @given(odd_streams(), stops)
 def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
-    """Unpredictable events, in any order and with gaps in their numbers, come back unchanged."""
     log = EventLog(started().response)
     for at, event in enumerate(events):
         log.append(event)
@@ -188,7 +184,6 @@ def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
 @examples(150)
 @given(streams, stops, st.lists(st.tuples(st.integers(-1, 40), st.integers(1, 9)), min_size=1, max_size=3))
 def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], readers: list[tuple[int, int]]) -> None:
-    """For any reads and seals, each reader sees every event after its number once."""
     log = logged(events[:1])
     reading = [(LogReader(log, after), after, pace, Events()) for after, pace in readers]
     for at, event in enumerate(events[1:], start=1):
@@ -205,7 +200,6 @@ def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], r
 
 
 def test_reader_that_keeps_up_decodes_nothing() -> None:
-    """It gets the event objects that were written."""
     events = written_events(whole_turn())
     log = logged(events[:1])
     reader = LogReader(log)
@@ -226,7 +220,6 @@ def test_reader_that_keeps_up_decodes_nothing() -> None:
 def test_log_can_be_ended_after_any_event(
     events: Events, sealed_at: set[int], at: int, error: StageError | None
 ) -> None:
-    """The events so far stand, then one terminal event follows."""
     head = events[: at % (len(events) - 1) + 1]
     log = logged(head, sealed_at)
     log.end_early(error)
@@ -247,7 +240,6 @@ def test_log_can_be_ended_after_any_event(
     ],
 )
 def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
-    """If a server died before storing an event, the certain first events are added."""
     log = EventLog(started(**fields).response)
     log.end_early(RunInterrupted())
     assert event_types(checked(log.read())) == said
@@ -257,7 +249,6 @@ def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: 
 
 
 def test_token_takes_16_bytes_at_most() -> None:
-    """This holds for a recorded response with usual seals, objects included."""
     frames = list(read_frames(LONG / "parsed.jsonl", ParsedFrame))
     tokens = sum(
         len(frame.token_ids)
@@ -274,7 +265,6 @@ def test_token_takes_16_bytes_at_most() -> None:
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("call", [mcp_call, code_call])
 def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
-    """Deltas of arguments and code are stored as text; the item repeats them if it has a result."""
     words = ["word "] * 1000
     log = logged(written_events((started(), *call(*words), finished())))
     log.seal()
@@ -287,7 +277,6 @@ def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
     [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")],
 )
 def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
-    """If a server died between the two last events of a call, the item is incomplete."""
     events = written_events((started(), *call, finished()))
     log = logged(events[: event_types(events).index(done) + 1])
     log.end_early(RunInterrupted())
@@ -300,7 +289,6 @@ def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
     [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()],
 )
 def test_predictable_event_takes_one_byte(frames: Frames) -> None:
-    """Only new information is stored whole, and deltas as their texts."""
     events = written_events(frames)
     told = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
     log = logged(events, range(len(events)))

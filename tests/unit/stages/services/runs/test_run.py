@@ -118,7 +118,6 @@ async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
 
 @pytest.mark.defect("B15")
 async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Clock) -> None:
-    """From any moment and any number on, all readers get every later event, and the end."""
     run = begun(runs)
     readers = []
     for at, event in enumerate(EVENTS[:-1]):
@@ -135,14 +134,12 @@ async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Cloc
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
 async def test_finished_run_is_read_to_its_end(runs: RunRegistry, after: int) -> None:
-    """After every number the rest comes at once, byte for byte; after the last there is nothing."""
     run = begun(runs)
     await ended(run, EVENTS)
     assert [to_sse(event) for event in await read(run, after)] == [to_sse(event) for event in EVENTS[after + 1 :]]
 
 
 async def test_reader_beyond_the_end_gets_the_last_event(runs: RunRegistry) -> None:
-    """A dead server may have sent more than it stored: the last event comes with the next number."""
     run = begun(runs, EVENTS[:9])
     run.fail(RunInterrupted())
     (last,) = await read(run, 50)
@@ -151,7 +148,6 @@ async def test_reader_beyond_the_end_gets_the_last_event(runs: RunRegistry) -> N
 
 
 async def test_slow_reader_delays_no_run(runs: RunRegistry) -> None:
-    """A run ends while a reader is at its first event, and the reader gets the rest."""
     run = begun(runs, EVENTS[:1])
     async with aclosing(run.follow()) as events:
         seen = [await anext(events)]
@@ -160,7 +156,6 @@ async def test_slow_reader_delays_no_run(runs: RunRegistry) -> None:
 
 
 async def test_reader_may_leave(runs: RunRegistry) -> None:
-    """The run and other readers go on."""
     run = begun(runs, EVENTS[:3])
     leaving, staying = asyncio.create_task(read(run)), asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -171,7 +166,6 @@ async def test_reader_may_leave(runs: RunRegistry) -> None:
 
 
 async def test_reading_a_long_log_yields_to_other_tasks(runs: RunRegistry) -> None:
-    """Other tasks run between any two blocks, live or stored."""
     events = written_events((started(), *message(*"word " * 1000), finished()))
     run = begun(runs)
     await ended(run, events)
@@ -195,7 +189,6 @@ async def test_reading_a_long_log_yields_to_other_tasks(runs: RunRegistry) -> No
 
 
 async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock) -> None:
-    """Events are in the store soon after they came, while the response is in progress."""
     run = begun(runs, EVENTS[:7])
     assert await runs.store.blocks("resp_1") == ()
     await clock.move(FLUSH_SECONDS)
@@ -208,7 +201,6 @@ async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock)
 
 
 async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
-    """A run that is too fast for the usual moment is stored after ``FLUSH_EVENTS`` events."""
     events = written_events((started(), *message(*"word " * 500), finished()))
     run = begun(runs, events[:FLUSH_EVENTS])
     assert await stored_events(runs.store) == events[:FLUSH_EVENTS]
@@ -218,7 +210,6 @@ async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
 
 @pytest.mark.defect("B16")
 async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
-    """After its end a response is in the store with tokens, results and log, and no longer live."""
     run = begun(runs)
     run.keep(ItemTokens("rs_10000", (1, 2)))
     run.keep(ItemResult("ci_10001", "7\n"))
@@ -233,7 +224,6 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
 
 @pytest.mark.defect("B17")
 async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
-    """With ``store: false``, events live as long as the run, and the store has none."""
     events = written_events((started(store=False), *TURN[1:]))
     run = begun(runs, store=False)
     reading = asyncio.create_task(read(run))
@@ -244,7 +234,6 @@ async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
 
 
 async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> None:
-    """The conversation has the items of a response that is not stored itself."""
     await runs.store.conversations.create(stored_conversation("conv_1"), "", ())
     await runs.store.conversations.lock("conv_1", "", "resp_1", 0)
     fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
@@ -257,7 +246,6 @@ async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> 
 
 
 async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
-    """Others find it neither live nor in the store."""
     run = runs.begin(replace(beginning(), origin=Origin("ann")))
     assert runs.get("resp_1", "ann") is run
     assert runs.get("resp_1", "") is None
@@ -270,7 +258,6 @@ async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
 
 
 async def test_end_waits_for_its_commit(uneasy: RunRegistry, faulty: FaultyDatabase, clock: Clock) -> None:
-    """Neither the run nor a reader sees the end before it is durable."""
     faulty.stalls.clear()
     run = begun(uneasy)
     reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
@@ -287,7 +274,6 @@ async def test_end_waits_for_its_commit(uneasy: RunRegistry, faulty: FaultyDatab
 async def test_end_waits_for_the_store_for_a_bounded_time(
     uneasy: RunRegistry, faulty: FaultyDatabase, fault: str, clock: Clock
 ) -> None:
-    """If the store is out of reach, the end comes after a second, and the run stays until it is stored."""
     faulty.is_down = fault == "is down"
     if fault == "stalls":
         faulty.stalls.clear()
@@ -321,10 +307,9 @@ def end_early(run: Run, error: StageError | None) -> None:
 @pytest.mark.defect("V1", "V2")
 @pytest.mark.parametrize("upto", [0, 1, 2, 5, 8, 12, LAST])
 @pytest.mark.parametrize(("error", "status"), [(EngineFailed("It died."), "failed"), (None, "cancelled")])
-async def test_broken_off_run_ends_with_a_terminal_event(
+async def test_run_ended_early_has_a_terminal_event(
     runs: RunRegistry, upto: int, error: StageError | None, status: str
 ) -> None:
-    """Readers get an end and the store gets the log, at any point of the run."""
     run = begun(runs, EVENTS[:upto])
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -340,7 +325,6 @@ async def test_broken_off_run_ends_with_a_terminal_event(
 
 @pytest.mark.defect("B22")
 async def test_events_after_the_end_are_ignored(runs: RunRegistry) -> None:
-    """The first end counts."""
     run = begun(runs, EVENTS[:9])
     run.cancel()
     told = await read(run)
@@ -352,7 +336,6 @@ async def test_events_after_the_end_are_ignored(runs: RunRegistry) -> None:
 
 
 async def test_end_of_a_run_can_be_awaited(runs: RunRegistry) -> None:
-    """This holds for any kind of end."""
     run = begun(runs)
     waiting = asyncio.create_task(run.wait())
     await asyncio.sleep(0)
@@ -373,7 +356,6 @@ async def accepted(runs: RunRegistry) -> Run:
 
 @pytest.mark.defect("B21")
 async def test_queued_response_begins_later(runs: RunRegistry) -> None:
-    """Early readers see that it is queued, then the rest once, though the pipeline repeats its first events."""
     run = await accepted(runs)
     events = written_events(WAITED)
     reading = asyncio.create_task(read(run))
@@ -389,7 +371,6 @@ async def test_queued_response_begins_later(runs: RunRegistry) -> None:
 
 
 async def test_waiting_response_has_no_log(runs: RunRegistry, clock: Clock) -> None:
-    """The server that runs it writes all of its events."""
     await accepted(runs)
     await clock.move(2 * FLUSH_SECONDS)
     assert await runs.store.blocks("resp_1") == ()
@@ -397,8 +378,7 @@ async def test_waiting_response_has_no_log(runs: RunRegistry, clock: Clock) -> N
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize(("error", "status"), [(RunInterrupted(), "failed"), (None, "cancelled")])
-async def test_waiting_response_can_be_broken_off(runs: RunRegistry, error: StageError | None, status: str) -> None:
-    """A response that never began has its certain first events, and an end."""
+async def test_queued_response_can_be_ended(runs: RunRegistry, error: StageError | None, status: str) -> None:
     run = await accepted(runs)
     end_early(run, error)
     told = checked(await read(run))
@@ -408,7 +388,6 @@ async def test_waiting_response_can_be_broken_off(runs: RunRegistry, error: Stag
 
 
 async def test_response_cancelled_in_the_queue_does_not_begin(runs: RunRegistry) -> None:
-    """Its end stands, even if its turn comes at the same moment."""
     run = await accepted(runs)
     run.cancel()
     assert runs.begin(beginning(WAITED)) is run
@@ -418,8 +397,7 @@ async def test_response_cancelled_in_the_queue_does_not_begin(runs: RunRegistry)
 
 
 @pytest.mark.defect("V2")
-async def test_readers_of_a_handed_over_run_are_redirected(runs: RunRegistry) -> None:
-    """A server that stops leaves a response to another one, where its readers continue."""
+async def test_readers_of_a_released_run_are_redirected(runs: RunRegistry) -> None:
     run = await accepted(runs)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -436,7 +414,6 @@ async def test_readers_of_a_handed_over_run_are_redirected(runs: RunRegistry) ->
 
 
 async def test_finished_run_is_not_handed_over(runs: RunRegistry) -> None:
-    """If the server stops at the moment of a cancel, readers get the end."""
     run = await accepted(runs)
     run.cancel()
     run.release()
@@ -445,7 +422,6 @@ async def test_finished_run_is_not_handed_over(runs: RunRegistry) -> None:
 
 @pytest.mark.defect("V1")
 async def test_run_of_a_dead_server_is_ended(runs: RunRegistry, clock: Clock) -> None:
-    """Its stored log is continued as if it had been written here."""
     head = begun(runs, EVENTS[:9])
     await clock.move(FLUSH_SECONDS)
     runs.discard(head)

@@ -53,7 +53,6 @@ def bystander() -> Iterator[int]:
 
 
 async def test_network_is_unreachable(run: RunCell) -> None:
-    """Not even this machine is reachable."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}))"
@@ -64,7 +63,6 @@ async def test_network_is_unreachable(run: RunCell) -> None:
 
 
 async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
-    """A pair of sockets leads nowhere else."""
     path = str(secret.parent / "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
@@ -84,7 +82,6 @@ async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
 
 
 async def test_host_files_cannot_be_read(run: RunCell, secret: Path) -> None:
-    """Not even world-readable ones can."""
     for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
         told = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
         assert last(told).startswith(REFUSED), (path, told)
@@ -92,7 +89,6 @@ async def test_host_files_cannot_be_read(run: RunCell, secret: Path) -> None:
 
 
 async def test_host_files_cannot_be_changed(run: RunCell, secret: Path) -> None:
-    """They cannot be written, created, truncated, removed, renamed, linked or given other modes."""
     path = str(secret)
     attempts = (
         f"open({path!r}, 'w')",
@@ -115,19 +111,16 @@ async def test_host_files_cannot_be_changed(run: RunCell, secret: Path) -> None:
 
 
 async def test_symlink_leads_nowhere(run: RunCell, secret: Path) -> None:
-    """The target of a path decides."""
     told = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
     assert last(told).startswith(REFUSED)
 
 
 async def test_server_variables_are_not_inherited(run: RunCell) -> None:
-    """The environment has a few variables of its own."""
     names = set(eval((await run("import os; sorted(os.environ)")).strip()))
     assert names <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD"}
 
 
 async def test_server_files_are_not_inherited(run: RunCell) -> None:
-    """Only standard streams and the control channel are open."""
     told = await run(
         "import os\n"
         "def there(number):\n"
@@ -140,7 +133,6 @@ async def test_server_files_are_not_inherited(run: RunCell) -> None:
 
 
 async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int) -> None:
-    """Not even those of the same user can, by any system call."""
     for attempt in (
         f"os.kill({bystander}, 9)",
         f"os.kill({os.getpid()}, 0)",
@@ -157,7 +149,6 @@ async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int)
 
 
 async def test_process_cannot_be_started(run: RunCell) -> None:
-    """This holds for fork, exec and the calls around them."""
     attempts = (
         "os.fork()",
         "os.execv('/bin/true', ['true'])",
@@ -172,7 +163,6 @@ async def test_process_cannot_be_started(run: RunCell) -> None:
 
 
 async def test_raw_system_calls_are_refused(run: RunCell) -> None:
-    """The filter holds for calls around Python."""
     numbers = {
         "ptrace": 101,
         "mount": 165,
@@ -205,21 +195,18 @@ async def test_raw_system_calls_are_refused(run: RunCell) -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only the kernel of x86-64 has the calls of x32")
 async def test_foreign_architecture_call_kills(python: PythonSession) -> None:
-    """The calls of x32 have other numbers."""
     outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 20)
     assert outcome.error is not None
     assert "has ended" in outcome.error
 
 
 async def test_memory_is_limited(run: RunCell) -> None:
-    """The code can catch the error, and nothing else is lost."""
     assert last(await run("x = 1\nbytearray(768 << 20)")) == "MemoryError"
     assert last(await run("import mmap; mmap.mmap(-1, 768 << 20)")).startswith("OSError")
     assert await run("x") == "1\n"
 
 
 async def test_threads_are_limited(run: RunCell) -> None:
-    """Some are allowed."""
     told = await run(
         "import threading, time\n"
         "stop = threading.Event()\n"
@@ -236,7 +223,6 @@ async def test_threads_are_limited(run: RunCell) -> None:
 
 
 async def test_small_threads_are_limited_too(run: RunCell) -> None:
-    """They fit into little memory, but their number is limited as well."""
     told = await run(
         "import ctypes\n"
         "libc = ctypes.CDLL(None)\n"
@@ -252,7 +238,6 @@ async def test_small_threads_are_limited_too(run: RunCell) -> None:
 
 
 async def test_file_sizes_are_limited(small: PythonSession) -> None:
-    """This holds for a single file and for all together."""
     one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 20)
     assert last(one.result).startswith("OSError")
     code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
@@ -261,14 +246,12 @@ async def test_file_sizes_are_limited(small: PythonSession) -> None:
 
 
 async def test_number_of_files_is_limited(python: PythonSession) -> None:
-    """Empty files use kernel memory."""
     code = "import os, time\nfor n in range(5000): os.close(os.open(str(n), os.O_CREAT))\ntime.sleep(10)"
     outcome = await python.run("python", code, 20)
     assert "4096 files" in (outcome.error or "")
 
 
 async def test_files_are_limited_between_calls_too(small: PythonSession) -> None:
-    """A thread that runs on after its call is counted."""
     code = (
         "import threading, time\n"
         "stop = threading.Event()\n"
@@ -291,13 +274,11 @@ async def ended(session: PythonSession) -> None:
 
 
 async def test_limits_cannot_be_raised(run: RunCell) -> None:
-    """They are hard limits."""
     told = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
     assert last(told).startswith("ValueError: not allowed to raise")
 
 
 async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:
-    """The model is informed, and the next call has a new sandbox."""
     outcome = await python.run("python", "import os\nos.closerange(3, 100)", 20)
     assert outcome.error is not None
     assert "All variables and files are lost" in outcome.error
@@ -310,7 +291,6 @@ async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> No
     ids=["no JSON", "no object", "two lines", "too deep", "too long"],
 )
 async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSession, line: str) -> None:
-    """Nothing in the channel is trusted."""
     code = (
         f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
     )
@@ -320,7 +300,6 @@ async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSess
 
 
 async def test_forged_answer_ends_the_sandbox(python: PythonSession) -> None:
-    """The real answer that follows is one too many."""
     await python.run("python", "import os, time\nos.write(3, b'{}\\n')\ntime.sleep(0.5)", 20)
     await ended(python)
     outcome = await python.run("python", "1", 20)
@@ -354,7 +333,6 @@ def others() -> set[int]:
 
 
 async def test_session_leaves_nothing(others: set[int], python: PythonSession) -> None:
-    """No process or folder outlives it, however often it is closed."""
     before = descendants(os.getpid()) - others
     place = eval((await python.run("python", "import os; open('a', 'w').close(); os.getcwd()", 20)).result)
     assert before
@@ -365,12 +343,10 @@ async def test_session_leaves_nothing(others: set[int], python: PythonSession) -
 
 
 async def test_sandboxes_are_killed_first_if_memory_is_short(others: set[int], python: PythonSession) -> None:
-    """The kernel kills them before the server."""
     assert readiness_to_go(descendants(os.getpid()) - others) == {"1000"}
 
 
 async def test_deep_tree_is_removed(python: PythonSession) -> None:
-    """It is deeper than Python's recursion limit."""
     code = "import os\nhere = os.getcwd()\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\nhere"
     place = eval((await python.run("python", code, 20)).result)
     await python.close()
@@ -378,7 +354,6 @@ async def test_deep_tree_is_removed(python: PythonSession) -> None:
 
 
 async def test_cancelling_kills_at_once(others: set[int], python: PythonSession) -> None:
-    """No process is left running."""
     before = descendants(os.getpid()) - others
     running = asyncio.create_task(python.run("python", "sum(range(10**12))", 600))
     await asyncio.sleep(0.1)

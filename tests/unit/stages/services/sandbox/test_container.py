@@ -44,7 +44,6 @@ async def code(container: ContainerSession, script: str) -> int:
 
 
 async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:
-    """The item has each separately, the model reads them together."""
     outcome = await shell(container, "echo out; echo err >&2; exit 3")
     assert outcome == Outcome(
         result="out\nerr\n(exit code 3)",
@@ -54,20 +53,17 @@ async def test_command_returns_output_and_exit_code(container: ContainerSession)
 
 
 async def test_files_stay_between_calls(container: ContainerSession) -> None:
-    """A response has one working folder."""
     await shell(container, "mkdir -p a && echo kept > a/b && chmod 700 a")
     assert (await shell(container, "cat b", workdir="a")).result == "kept"
 
 
 async def test_commands_run_in_sequence(container: ContainerSession) -> None:
-    """Each has its own output, even if the previous one failed."""
     outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
     assert [output["outcome"]["exit_code"] for output in outputs_of(outcome)] == [1, 0, 0]
     assert outputs_of(outcome)[1]["stdout"] == "3\n"
 
 
 async def test_variables_and_words_are_passed_unchanged(container: ContainerSession) -> None:
-    """No shell interprets them."""
     outcome = await container.run(EXEC, json.dumps({"cmd": ["printenv", "A"], "env": {"A": "$B *"}}), 20)
     assert outcome.result == "$B *"
     assert "No such file" in (await container.run(EXEC, '{"cmd": ["nowhere"]}', 20)).result
@@ -75,7 +71,6 @@ async def test_variables_and_words_are_passed_unchanged(container: ContainerSess
 
 
 async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSession) -> None:
-    """Nothing runs."""
     outcome = await container.run(EXEC, '{"cmd": 1}', 20)
     assert outcome.error is not None
     assert outcome.error.startswith("The arguments are not as the tool takes them")
@@ -84,7 +79,6 @@ async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSe
 
 @pytest.mark.parametrize("more", [{}, {"timeout": 1000}])
 async def test_slow_command_is_killed(container: ContainerSession, more: dict[str, int]) -> None:
-    """The timeout is the server's or the model's; files are kept, later commands do not run."""
     await shell(container, "true")
     arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
     outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 1)
@@ -95,7 +89,6 @@ async def test_slow_command_is_killed(container: ContainerSession, more: dict[st
 
 
 async def test_processes_of_a_command_end_with_it(container: ContainerSession) -> None:
-    """This includes other sessions, other groups and orphans."""
     nap = f"sleep {SLEEP}"
     hide = f"setsid {nap} & (setsid bash -c '{nap} & disown' &) ; nohup {nap} >/dev/null 2>&1 & sleep 0.1; echo x"
     before = sleepers()
@@ -105,7 +98,6 @@ async def test_processes_of_a_command_end_with_it(container: ContainerSession) -
 
 
 async def test_fork_bomb_is_stopped(container: ContainerSession) -> None:
-    """The number of processes is limited, the timeout ends it, and the sandbox goes on."""
     await shell(container, "true")
     outcome = await shell(container, "f() { f | f & f; }; f", 0.5)
     assert outcome.error is None, outcome
@@ -120,7 +112,6 @@ async def test_first_process_cannot_be_killed_from_inside(container: ContainerSe
 
 
 async def test_network_and_host_are_unreachable(container: ContainerSession) -> None:
-    """The restrictions are the same as for Python."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert await code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
@@ -142,7 +133,6 @@ async def test_network_and_host_are_unreachable(container: ContainerSession) -> 
 
 
 async def test_server_variables_are_not_inherited(container: ContainerSession) -> None:
-    """The environment has a few variables of its own."""
     names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
     assert names <= {
         "PATH",
@@ -159,7 +149,6 @@ async def test_server_variables_are_not_inherited(container: ContainerSession) -
 
 
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
-    """Both ends of it are kept, and the files."""
     limits = replace(container_sandbox.plan.limits, flood=2 << 20)
     session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
     try:
@@ -174,13 +163,11 @@ async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> No
 
 
 async def test_model_can_lower_the_output_limit(container: ContainerSession) -> None:
-    """The lower limit holds."""
     outcome = await shell(container, "seq 1000", max_output_length=20)
     assert outputs_of(outcome)[0]["stdout"].startswith("1\n2\n3\n4\n5\n\n[... 3873 bytes are left out here ...]\n")
 
 
 async def test_cancelling_and_closing_end_all_processes(container: ContainerSession) -> None:
-    """They end at once, even in sessions of their own."""
     await shell(container, "true")
     before = sleepers()
     running = asyncio.create_task(shell(container, f"setsid sleep {SLEEP} & sleep {SLEEP}", 600))

@@ -2,7 +2,6 @@ from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 
 def test_short_output_is_kept_whole() -> None:
-    """Nothing is left out up to the limit."""
     kept = HeadTailBuffer(10)
     for piece in (b"01234", b"56789"):
         kept.add(piece)
@@ -10,7 +9,6 @@ def test_short_output_is_kept_whole() -> None:
 
 
 def test_long_output_keeps_its_ends() -> None:
-    """The gap says how much is left out."""
     kept = HeadTailBuffer(10)
     for number in range(1000):
         kept.add(b"%03d" % number)
@@ -19,14 +17,12 @@ def test_long_output_keeps_its_ends() -> None:
 
 
 def test_cut_character_is_left_out() -> None:
-    """The gap shows no partial characters."""
     kept = HeadTailBuffer(6)
     kept.add("ééééé".encode())
     assert kept.text() == "é\n[... 4 bytes are left out here ...]\né"
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    """Any output can be shown."""
     kept = HeadTailBuffer(10)
     kept.add(b"a\xff")
     assert kept.text() == "a�"

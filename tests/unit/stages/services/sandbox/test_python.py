@@ -19,13 +19,11 @@ async def test_value_of_the_last_expression_is_shown(run: RunCell) -> None:
 
 
 async def test_variables_modules_and_files_stay(run: RunCell) -> None:
-    """One response has one Python."""
     await run("import math\ndef f(): return math.pi\nwith open('a.txt', 'w') as file: file.write('kept')")
     assert await run("print(f()); open('a.txt').read()") == "3.141592653589793\n'kept'\n"
 
 
 async def test_traceback_has_no_frames_of_the_server(run: RunCell) -> None:
-    """The model sees its own lines, and variables stay."""
     assert await run("x = 1\ndef f():\n    return 1 / 0\nf()") == (
         "Traceback (most recent call last):\n"
         '  File "<cell 2>", line 4, in <module>\n    f()\n'
@@ -40,17 +38,14 @@ async def test_traceback_has_no_frames_of_the_server(run: RunCell) -> None:
 
 
 async def test_code_may_await(run: RunCell) -> None:
-    """An event loop works without a network."""
     assert await run("import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'\n"
 
 
 async def test_input_is_empty(run: RunCell) -> None:
-    """The standard input is not the control channel."""
     assert (await run("input()")).endswith("EOFError: EOF when reading a line\n")
 
 
 async def test_outcome_has_the_logs(python: PythonSession) -> None:
-    """The item shows the output that the model reads."""
     outcome = await python.run("python", "print('é')", 20)
     assert outcome.data == CodeOutputs(({"type": "logs", "logs": "é\n"},))
     assert outcome.result == "é\n"
@@ -59,13 +54,11 @@ async def test_outcome_has_the_logs(python: PythonSession) -> None:
 
 
 async def test_closed_standard_output_is_reopened(run: RunCell) -> None:
-    """The next cell has one again."""
     await run("import sys; sys.stdout.close()")
     assert await run("1") == "1\n"
 
 
 async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
-    """The ends are kept."""
     told = await run("print('a' * 1_000_000, 'end')")
     assert len(told) < 65_000
     assert told.startswith("aaa")
@@ -74,7 +67,6 @@ async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
 
 
 async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:
-    """The process is killed, and the model is informed."""
     outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 20)
     assert outcome.error == (
         "The sandbox has ended (it wrote more than 4 MB of output). All variables and files are lost."
@@ -84,7 +76,6 @@ async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:
 
 
 async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSession) -> None:
-    """The first signal is an interrupt."""
     outcome = await python.run("python", "x = 5\nwhile True: x += 0", 1)
     assert outcome.error == "The code ran longer than 1 seconds and was interrupted. Variables and files are kept."
     assert outcome.result.endswith("KeyboardInterrupt\n")
@@ -98,7 +89,6 @@ async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSess
     ids=["in C", "catches all"],
 )
 async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, code: str) -> None:
-    """It is killed a second later, and the model learns that its state is lost."""
     async with asyncio.timeout(120):
         outcome = await python.run("python", f"y = 1\n{code}", 0.2)
     assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables and files are lost."
@@ -106,7 +96,6 @@ async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, 
 
 
 async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
-    """The limit holds for all calls together."""
     limits = replace(python_sandbox.plan.limits, processor_seconds=1)
     session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
     try:
@@ -118,7 +107,6 @@ async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
 
 
 async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
-    """Two responses do not see each other's variables or files."""
     host = PythonHost(python_sandbox)
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
     try:
@@ -134,14 +122,12 @@ async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
 
 
 async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> None:
-    """Each has its own time and output."""
     codes = [f"import time; time.sleep(0.05); print({number})" for number in range(4)]
     outcomes = await asyncio.gather(*(python.run("python", code, 20) for code in codes))
     assert [outcome.result for outcome in outcomes] == ["0\n", "1\n", "2\n", "3\n"]
 
 
 async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
-    """A place is free again when a response ends."""
     host = PythonHost(python_sandbox, most=1)
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
     await one.run("python", "1", 20)
@@ -157,7 +143,6 @@ async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
 
 
 async def test_closed_session_starts_nothing(python: PythonSession) -> None:
-    """The error says that the response has ended."""
     await python.close()
     outcome = await python.run("python", "1", 20)
     assert outcome.error is not None

@@ -63,21 +63,18 @@ def asked(machine: Machine, allowance: Allowance, call: Call, *arguments: int) -
 
 @pytest.mark.parametrize("allowance", [PYTHON, SHELL])
 def test_file_calls_are_allowed_and_kernel_calls_refused(machine: Machine, allowance: Allowance) -> None:
-    """Other processes, mounts and networks are out of reach."""
     assert {asked(machine, allowance, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
     refused = (SOCKET, CONNECT, PTRACE, MOUNT, UNSHARE, BPF, IO_URING)
     assert {asked(machine, allowance, call, 1, 1) for call in refused} == {REFUSED}
 
 
 def test_only_a_shell_starts_programs_and_changes_modes(machine: Machine) -> None:
-    """Python is one process, and cannot change owners and modes of files."""
     calls = (EXECVE, KILL, FCHMOD, UTIMENSAT)
     assert {asked(machine, PYTHON, call) for call in calls} == {REFUSED}
     assert {asked(machine, SHELL, call) for call in calls} == {ALLOWED}
 
 
 def test_python_has_threads_and_a_shell_has_processes(machine: Machine) -> None:
-    """Each bit that makes a namespace is refused, alone and with others."""
     thread, process = 0x003D0F00, 0x01200011
     assert asked(machine, PYTHON, CLONE, thread) == ALLOWED
     assert asked(machine, PYTHON, CLONE, process) == REFUSED

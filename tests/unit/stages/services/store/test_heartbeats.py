@@ -42,7 +42,6 @@ async def accept(store: Store, response_id: str = "resp_1") -> None:
 
 
 async def test_accepted_response_is_durable_with_its_request(store: Store, other: Store) -> None:
-    """After the answer "queued", any server can find and run it."""
     await accept(store)
     assert await other.get("resp_1", "") == queued_response("resp_1", ITEMS[0])
     assert await store.queued("resp_1") == request_of(queued_response("resp_1", ITEMS[0]))
@@ -61,7 +60,6 @@ class Speechless(FaultyDatabase):
 
 
 async def test_uncertain_acceptance_is_revoked(store_at: str) -> None:
-    """If the client got an error, the response does not exist and never runs."""
     kept = Speechless(database_at(store_at))
     store = Store(kept)
     await store.open()
@@ -75,7 +73,6 @@ async def test_uncertain_acceptance_is_revoked(store_at: str) -> None:
 
 
 async def test_response_taken_over_is_not_run(store: Store, other: Store) -> None:
-    """A server that was silent for too long does not find it in its queue."""
     await accept(store)
     await expire_heartbeats(store)
     (orphan,) = await other.orphans()
@@ -85,14 +82,12 @@ async def test_response_taken_over_is_not_run(store: Store, other: Store) -> Non
 
 
 async def test_request_that_is_no_unicode_is_accepted(store: Store) -> None:
-    """A lone surrogate in a request survives until the response runs."""
     waiting = queued_response("resp_1", instructions="\ud800")
     await store.accept(waiting, request_of(waiting))
     assert await store.queued("resp_1") == request_of(waiting)
 
 
 async def test_background_response_goes_from_queued_to_its_end(store: Store) -> None:
-    """Its request is stored until the end, then only the response and its events."""
     await accept(store)
     done = replace(stored_response("resp_1", ITEMS[0], background=True), tokens={"msg_resp_1": (5,)})
     store.start(begun_response(done).response)
@@ -107,7 +102,6 @@ async def test_background_response_goes_from_queued_to_its_end(store: Store) -> 
 
 @pytest.mark.parametrize("text", ["Be brief.", "half a pair \ud800, NUL \0"])
 async def test_request_is_stored_without_its_secrets(store: Store, text: str) -> None:
-    """Any text is read back except the headers, which are not in the store."""
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
     waiting = queued_response("resp_1", ITEMS[0], instructions=text)
     asked = replace(request_of(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
@@ -122,7 +116,6 @@ async def test_request_is_stored_without_its_secrets(store: Store, text: str) ->
 
 
 async def test_request_of_another_version_interrupts_the_run(store: Store) -> None:
-    """A request that cannot be decoded ends its response, not the server."""
     await accept(store)
     await execute_sql(store, "update responses set request = '{}'")
     with pytest.raises(RunInterrupted):
@@ -130,7 +123,6 @@ async def test_request_of_another_version_interrupts_the_run(store: Store) -> No
 
 
 async def test_runner_of_a_response_is_known(store: Store, other: Store) -> None:
-    """Every server knows the address and health of the server that runs it."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
     await accept(store, "resp_2")
@@ -148,7 +140,6 @@ async def test_runner_of_a_response_is_known(store: Store, other: Store) -> None
 
 
 async def test_server_knows_if_it_was_silent(store: Store) -> None:
-    """A heartbeat reports if the previous one was recent, by the database's clock."""
     await store.servers.join("http://one")
     assert await store.servers.beat()
     await expire_heartbeats(store)
@@ -159,7 +150,6 @@ async def test_server_knows_if_it_was_silent(store: Store) -> None:
 
 
 async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
-    """Its responses cannot be claimed while it beats, and are never its own orphans."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
     await accept(store, "resp_2")
@@ -171,7 +161,6 @@ async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
 
 
 async def test_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
-    """All responses that it had not ended are found, oldest first, with their owners."""
     await store.servers.join("http://one")
     foreground = replace(begun_response(stored_response("resp_1")), origin=Origin("ann"))
     store.begin(foreground)
@@ -186,7 +175,6 @@ async def test_responses_of_a_dead_server_are_orphans(store: Store, other: Store
 
 
 async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, other: Store) -> None:
-    """The runs of its predecessor are orphans at once."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
     await store._writer.flushed()
@@ -198,7 +186,6 @@ async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, oth
 
 
 async def test_equal_address_on_another_machine_is_another_server(store: Store, other: Store) -> None:
-    """Each machine has its own 127.0.0.1."""
     await store.servers.join("http://127.0.0.1:8000")
     store.begin(begun_response(stored_response("resp_1")))
     await store._writer.flushed()
@@ -208,7 +195,6 @@ async def test_equal_address_on_another_machine_is_another_server(store: Store, 
 
 
 async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
-    """If many servers settle at once, each orphan goes to exactly one."""
     for number in range(4):
         store.begin(begun_response(stored_response(f"resp_{number}")))
     await store._writer.flushed()
@@ -224,7 +210,6 @@ async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
 
 
 async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store) -> None:
-    """Its orphans cannot be claimed any more."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
     await store._writer.flushed()
@@ -235,7 +220,6 @@ async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store
 
 
 async def test_server_taken_for_dead_overwrites_nothing(store: Store, other: Store) -> None:
-    """After a claim, further writes of the first server are dropped."""
     store.begin(begun_response(stored_response("resp_1")))
     store.append("resp_1", Block(0, 1, b"a"))
     await store._writer.flushed()
@@ -255,7 +239,6 @@ async def test_server_taken_for_dead_overwrites_nothing(store: Store, other: Sto
 
 
 async def test_restarted_response_is_queued_without_events(store: Store, other: Store) -> None:
-    """It has its request, and none of the old events."""
     await accept(store)
     store.start(begun_response(stored_response("resp_1", ITEMS[0], background=True)).response)
     store.append("resp_1", Block(0, 3, b"abc"))
@@ -273,7 +256,6 @@ async def test_restarted_response_is_queued_without_events(store: Store, other: 
 
 
 async def test_released_response_is_an_orphan(store: Store, other: Store) -> None:
-    """Any server may take it at once, even while its server lives."""
     await store.servers.join("http://one")
     await accept(store)
     store.release("resp_1")
@@ -285,7 +267,6 @@ async def test_released_response_is_an_orphan(store: Store, other: Store) -> Non
 
 @pytest.mark.parametrize("column", ["response = '[]'", "input = '{'", "tokens = substr(tokens, 1, 0)"])
 async def test_damaged_orphan_does_not_block_others(store: Store, other: Store, column: str) -> None:
-    """The row is logged, and the other orphans are settled."""
     for name in ("resp_1", "resp_2"):
         store.begin(begun_response(stored_response(name)))
     await execute_sql(store, f"update responses set {column} where id = 'resp_1'")

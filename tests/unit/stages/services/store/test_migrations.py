@@ -76,7 +76,6 @@ async def leave(store_at: str, changes: Iterable[Change]) -> None:
 
 
 async def test_database_without_results_is_migrated(store_at: str) -> None:
-    """Older responses have no results and are whole; new ones have them."""
     await leave(store_at, LEFT)
     for number in (2, 3):  # the second time nothing is left to migrate
         async with open_store(store_at) as store:

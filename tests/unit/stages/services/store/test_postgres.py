@@ -34,7 +34,6 @@ async def ask(url: str, sql: str) -> None:
 
 
 async def test_servers_that_start_together_make_one_schema(url: str) -> None:
-    """Each finds an empty database ready, however many open it at once."""
     stores = [Store(PostgresDatabase(url)) for _ in range(5)]
     await asyncio.gather(*(store.open() for store in stores))
     await asyncio.gather(*(store_response(store, stored_response(f"resp_{n}")) for n, store in enumerate(stores)))
@@ -43,7 +42,6 @@ async def test_servers_that_start_together_make_one_schema(url: str) -> None:
 
 
 async def test_newer_schema_is_refused(url: str) -> None:
-    """A database of a newer version is left unchanged."""
     await ask(url, "create table schema_version (version bigint); insert into schema_version values (99)")
     with pytest.raises(StoreFailed, match="schema version 99, and this penstock knows versions up to"):
         await Store(PostgresDatabase(url)).open()
@@ -60,7 +58,6 @@ async def test_newer_schema_is_refused(url: str) -> None:
     ],
 )
 async def test_connection_error_hides_the_password(url: str, told: str) -> None:
-    """One line names the server without its secrets."""
     store = Store(PostgresDatabase(url))
     with pytest.raises(StoreFailed, match=told) as failure:
         await store.open()
@@ -71,14 +68,12 @@ async def test_connection_error_hides_the_password(url: str, told: str) -> None:
 
 
 async def test_missing_database_is_refused(postgres: PostgresServer | ExternalPostgres) -> None:
-    """The server's own message is passed on."""
     with pytest.raises(StoreFailed, match="does not exist"):
         await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
 
 
 @pytest.mark.defect("18")
 async def test_restarted_postgres_loses_nothing() -> None:
-    """While it is away runs go on and requests are refused; afterwards everything is there."""
     with running_postgres() as server:
         async with open_store(server.url) as store:
             await store_response(store, stored_response("resp_1"))
@@ -101,7 +96,6 @@ async def test_restarted_postgres_loses_nothing() -> None:
 
 
 async def test_lost_connection_is_reopened(url: str) -> None:
-    """The next change is carried out."""
     async with open_store(url) as store:
         await store_response(store, stored_response("resp_1"))
         await ask(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock'")
@@ -146,7 +140,6 @@ async def _deadlock(store: Store, other: asyncpg.Connection) -> bool:
 
 
 async def test_end_and_claim_exclude_each_other(url: str) -> None:
-    """If two servers settle one response at once, the second has no effect."""
     async with open_store(url, stale=0) as one, open_store(url, stale=0) as two:
         for number in range(20):
             one.begin(begun_response(stored_response(f"resp_{number}")))
@@ -164,6 +157,5 @@ async def test_end_and_claim_exclude_each_other(url: str) -> None:
 
 
 def test_connection_in_a_broken_state_is_reopened() -> None:
-    """An internal error of asyncpg counts as a lost connection, and the change is retried."""
     with pytest.raises(DatabaseUnavailable), _named_errors():
         raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")

@@ -44,7 +44,6 @@ def _json(value: object) -> str:
 
 @pytest.mark.parametrize("version", [1, 3, 6])
 async def test_older_file_is_migrated(path: Path, version: int) -> None:
-    """Responses of any older version are kept without an owner, and their items are found."""
     older = (
         stored_response("resp_1", *ITEMS),
         stored_response("resp_2", ITEMS[0], previous_response_id="resp_1", status="failed"),
@@ -65,7 +64,6 @@ async def test_older_file_is_migrated(path: Path, version: int) -> None:
 
 
 async def test_locked_file_is_waited_for(path: Path) -> None:
-    """Servers that start together on a new file wait for each other."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("begin immediate")
@@ -75,7 +73,6 @@ async def test_locked_file_is_waited_for(path: Path) -> None:
 
 
 async def test_newer_schema_is_refused(path: Path) -> None:
-    """A file of a newer version is left unchanged."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("pragma user_version = 99")
@@ -87,7 +84,6 @@ async def test_newer_schema_is_refused(path: Path) -> None:
 
 
 def test_foreign_file_is_refused(path: Path) -> None:
-    """It is named and left unchanged."""
     path.parent.mkdir()
     path.write_text("Dear diary, " * 100)
     with pytest.raises(StoreFailed, match=r"store\.sqlite3"):
@@ -96,14 +92,12 @@ def test_foreign_file_is_refused(path: Path) -> None:
 
 
 async def test_impossible_path_is_refused(tmp_path: Path) -> None:
-    """The error comes when the store opens, not at the first response."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailed, match="cannot be opened"):
         await Store(SqliteDatabase(tmp_path / "file" / "store.sqlite3")).open()
 
 
 async def test_full_disk_loses_nothing(path: Path) -> None:
-    """Runs go on and requests are refused; the stored data stays readable, and space restores the rest."""
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
@@ -127,7 +121,6 @@ async def test_full_disk_loses_nothing(path: Path) -> None:
 
 
 async def test_locked_file_loses_nothing(path: Path) -> None:
-    """While another process holds the file, runs go on, requests are refused and the loop is free."""
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
@@ -147,7 +140,6 @@ async def test_locked_file_loses_nothing(path: Path) -> None:
 
 
 async def test_loop_runs_while_the_store_waits(path: Path) -> None:
-    """A change that waits for a locked file delays neither the loop nor a reader."""
     async with open_store(str(path)) as store:
         await store_response(store, stored_response("resp_1"))
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -160,7 +152,6 @@ async def test_loop_runs_while_the_store_waits(path: Path) -> None:
 
 
 async def test_waiting_changes_are_committed_together(path: Path) -> None:
-    """Two hundred responses that end at once are a few transactions."""
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
@@ -172,7 +163,6 @@ async def test_waiting_changes_are_committed_together(path: Path) -> None:
 
 
 async def test_deleted_response_frees_its_space(path: Path) -> None:
-    """The reported size is the space in use."""
     async with open_store(str(path)) as store:
         empty = (await store.sweep(3600, 3600)).bytes
         await store_response(store, stored_response("resp_1", instructions="x" * 1_000_000))

@@ -10,14 +10,8 @@ from msgspec.structs import replace
 
 from penstock.pipeline.errors import StreamExpired
 from penstock.pipeline.frames import Origin
+from penstock.pipeline.protocol import response
 from penstock.pipeline.protocol.items import InputText, Message, OutputItem
-from penstock.pipeline.protocol.response import (
-    ErrorDetails,
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
-    Usage,
-)
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store.store import Store
 from tests.support.stored_responses import ITEMS, begun_response, store_response, stored_response
@@ -29,7 +23,6 @@ OWNED = {
 
 
 async def test_every_item_is_read_back(store: Store) -> None:
-    """Items of every type survive, with absent fields, tokens and results."""
     output = tuple(item for item in ITEMS if isinstance(item, OutputItem))
     kept = replace(
         stored_response("resp_1", *ITEMS, output=output),
@@ -43,10 +36,14 @@ async def test_every_item_is_read_back(store: Store) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"status": "incomplete", "incomplete_details": IncompleteDetails("max_output_tokens"), "completed_at": None},
-        {"status": "failed", "error": ErrorDetails("server_error", "It broke."), "output": ()},
+        {
+            "status": "incomplete",
+            "incomplete_details": response.IncompleteDetails("max_output_tokens"),
+            "completed_at": None,
+        },
+        {"status": "failed", "error": response.ErrorDetails("server_error", "It broke."), "output": ()},
         {"status": "cancelled", "completed_at": None},
-        {"usage": Usage(7, InputTokensDetails(3), 5, OutputTokensDetails(2), 12)},
+        {"usage": response.Usage(7, response.InputTokensDetails(3), 5, response.OutputTokensDetails(2), 12)},
         {"tool_choice": {"type": "function", "name": "weather"}, "previous_response_id": "resp_0", "metadata": {}},
         {
             "instructions": "half a pair \ud800, NUL \0",
@@ -56,13 +53,11 @@ async def test_every_item_is_read_back(store: Store) -> None:
     ],
 )
 async def test_every_status_is_read_back(store: Store, fields: dict[str, Any]) -> None:
-    """A response is stored whole in any state, with text that is no Unicode as well."""
     await store_response(store, stored_response("resp_1", **fields))
     assert await store.get("resp_1", "") == stored_response("resp_1", **fields)
 
 
 async def test_unknown_id_is_none(store: Store) -> None:
-    """It is no error."""
     assert await store.get("resp_none", "") is None
     assert await store.chain("resp_none", "") == ()
     assert await store.history("resp_none", "") is None
@@ -74,7 +69,6 @@ async def test_unknown_id_is_none(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["", "resp_\0", "resp_\ud800", "x" * 10_000])
 async def test_impossible_id_is_unknown(store: Store, name: str) -> None:
-    """An id that no database accepts is not found, like any other."""
     assert await store.get(name, "") is None
     assert await store.history(name, "") is None
     assert await store.items([name], "") == {}
@@ -84,7 +78,6 @@ async def test_impossible_id_is_unknown(store: Store, name: str) -> None:
 
 
 async def test_running_response_can_be_read(store: Store) -> None:
-    """Queued writes are readable: the initial response, its input items, its events so far."""
     first = stored_response("resp_1", ITEMS[0])
     store.begin(begun_response(first))
     store.append("resp_1", Block(0, 2, b"ab"))
@@ -99,7 +92,6 @@ async def test_running_response_can_be_read(store: Store) -> None:
 
 
 async def test_second_beginning_changes_nothing(store: Store) -> None:
-    """Beginning a response that is already stored, such as a background response, has no effect."""
     await store_response(store, stored_response("resp_1"))
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"late"))
@@ -108,7 +100,6 @@ async def test_second_beginning_changes_nothing(store: Store) -> None:
 
 
 async def test_store_false_keeps_nothing(store: Store) -> None:
-    """The end of such a response leaves no trace."""
     unkept = stored_response("resp_1", ITEMS[0], store=False)
     await store.end(unkept, Block(0, 1, b"x"))
     assert await store.get("resp_1", "") is None
@@ -117,7 +108,6 @@ async def test_store_false_keeps_nothing(store: Store) -> None:
 
 
 async def test_chain_is_ordered_from_oldest_to_newest(store: Store) -> None:
-    """It is the ancestors in order and the response itself, and no others."""
     first, second = stored_response("resp_b"), stored_response("resp_c", previous_response_id="resp_b")
     third = stored_response("resp_a", ITEMS[0], previous_response_id="resp_c")
     aside = stored_response("resp_d", previous_response_id="resp_b")
@@ -128,7 +118,6 @@ async def test_chain_is_ordered_from_oldest_to_newest(store: Store) -> None:
 
 
 async def test_chain_begins_after_a_missing_ancestor(store: Store) -> None:
-    """The ancestors of a deleted response are out of reach."""
     await store_response(store, stored_response("resp_1"))
     await store_response(store, stored_response("resp_3", previous_response_id="resp_2"))
     await store_response(store, stored_response("resp_4", previous_response_id="resp_3"))
@@ -136,7 +125,6 @@ async def test_chain_begins_after_a_missing_ancestor(store: Store) -> None:
 
 
 async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -> None:
-    """It is the inputs and outputs of the chain, with all tokens and results."""
     first = replace(stored_response("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
     second = replace(stored_response("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
     second = replace(second, results={"ci_2": "", "ws_1": "a page"})
@@ -151,7 +139,6 @@ async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -
 
 @pytest.mark.defect("B18", "46")
 async def test_branches_are_isolated(store: Store) -> None:
-    """Two continuations of one response, made at once, never see each other."""
     root = stored_response("resp_root", ITEMS[0])
     branches = [stored_response(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
     await store_response(store, root)
@@ -162,8 +149,7 @@ async def test_branches_are_isolated(store: Store) -> None:
 
 
 @pytest.mark.defect("B19")
-async def test_run_does_not_change_stored_data(store: Store) -> None:
-    """During a continuation, its parent is unchanged, and the new response has no output."""
+async def test_continuing_run_does_not_change_its_parent(store: Store) -> None:
     await store_response(store, stored_response("resp_1"))
     store.begin(begun_response(stored_response("resp_2", ITEMS[0], previous_response_id="resp_1")))
     store.append("resp_2", Block(0, 1, b"x"))
@@ -175,7 +161,6 @@ async def test_run_does_not_change_stored_data(store: Store) -> None:
 
 @pytest.mark.defect("B30", "V21")
 async def test_response_belongs_to_its_owner(store: Store) -> None:
-    """For anyone else it cannot be read or deleted."""
     for kept in OWNED.values():
         await store_response(store, kept)
     for response_id, kept in OWNED.items():
@@ -192,7 +177,6 @@ async def test_response_belongs_to_its_owner(store: Store) -> None:
 
 @pytest.mark.defect("B30")
 async def test_id_cannot_be_taken_over(store: Store) -> None:
-    """A response begun under an existing id gets none of its data, and does not change it."""
     await store_response(store, OWNED["resp_ann"])
     thief = replace(stored_response("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
     await store_response(store, thief)
@@ -202,7 +186,6 @@ async def test_id_cannot_be_taken_over(store: Store) -> None:
 
 
 async def test_chain_ends_at_another_owner(store: Store) -> None:
-    """A response cannot continue another owner's."""
     await store_response(store, OWNED["resp_ann"])
     await store_response(
         store, replace(stored_response("resp_1", previous_response_id="resp_ann"), origin=Origin("bob"))
@@ -211,7 +194,6 @@ async def test_chain_ends_at_another_owner(store: Store) -> None:
 
 
 async def test_items_are_found_by_id(store: Store) -> None:
-    """Every input and output item is found, and unknown ids are left out."""
     await store_response(store, stored_response("resp_1", *ITEMS))
     found = await store.items([*(item.id for item in ITEMS), "msg_resp_1", "msg_none"], "")
     assert found == {item.id: item for item in (*ITEMS, *stored_response("resp_1").response.output)}
@@ -220,7 +202,6 @@ async def test_items_are_found_by_id(store: Store) -> None:
 
 
 async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
-    """Clients may choose any ids; an item is stored even if no index accepts its id."""
     names = ("", "a\0b", "\ud800", "x" * 10_000, "fine")
     items = tuple(Message(name, "completed", "user", (InputText(name),)) for name in names)
     await store_response(store, stored_response("resp_1", *items))
@@ -229,7 +210,6 @@ async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
 
 
 async def test_latest_item_of_an_id_counts(store: Store) -> None:
-    """If an item was stored twice, the later version is found."""
     one, two = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("one", "two"))
     await store_response(store, stored_response("resp_b", one))
     await store_response(store, stored_response("resp_a", two))
@@ -239,7 +219,6 @@ async def test_latest_item_of_an_id_counts(store: Store) -> None:
 
 
 async def test_deleting_removes_items_and_events(store: Store) -> None:
-    """Items that another response has too are kept."""
     for number, items in ((1, (ITEMS[0], ITEMS[1])), (2, (ITEMS[0],)), (3, ())):
         store.begin(
             begun_response(stored_response(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}"))
@@ -256,7 +235,6 @@ async def test_deleting_removes_items_and_events(store: Store) -> None:
 
 
 async def test_deleted_running_response_stays_deleted(store: Store) -> None:
-    """Its run goes on, and nothing of it is stored."""
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     assert await store.delete("resp_1", "")
     store.append("resp_1", Block(0, 1, b"x"))
@@ -268,7 +246,6 @@ async def test_deleted_running_response_stays_deleted(store: Store) -> None:
 
 @pytest.mark.defect("18")
 async def test_data_survives_a_restart(store_at: str) -> None:
-    """The next server on the same database reads it."""
     for number in (1, 2):
         async with open_store(store_at) as store:
             await store_response(store, stored_response(f"resp_{number}"))
@@ -281,7 +258,6 @@ async def test_data_survives_a_restart(store_at: str) -> None:
 
 @pytest.mark.defect("18")
 async def test_two_servers_share_a_store(store: Store, store_at: str) -> None:
-    """Each sees the data of the other."""
     async with open_store(store_at) as other:
         await asyncio.gather(
             *(store_response(each, stored_response(f"resp_{n}")) for n, each in enumerate([store, other] * 20))
@@ -291,7 +267,6 @@ async def test_two_servers_share_a_store(store: Store, store_at: str) -> None:
 
 
 async def test_expired_log_is_an_error(store: Store) -> None:
-    """If events are deleted before their response, reading them is an error, not an empty stream."""
     await store_response(store, stored_response("resp_1"))
     assert await store.blocks("resp_1") == ()
     await store.sweep(keep_responses=3600, keep_logs=-1)
@@ -301,7 +276,6 @@ async def test_expired_log_is_an_error(store: Store) -> None:
 
 
 async def test_results_are_found_by_item_id(store: Store) -> None:
-    """A call that is sent or referred to again has its result, for its owner only."""
     made = replace(stored_response("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
     await store_response(store, made)
     again = replace(stored_response("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))

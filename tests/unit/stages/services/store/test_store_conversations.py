@@ -13,17 +13,7 @@ from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.items import InputText, Item, Message
 from penstock.stages.services.store.store import Store, StoredResponse
-from tests.support.stored_responses import (
-    ITEMS,
-    begun_response,
-    conversation_response,
-    expire_heartbeats,
-    queued_response,
-    request_of,
-    store_response,
-    stored_conversation,
-    stored_response,
-)
+from tests.support import stored_responses
 from tests.support.stores import open_store
 
 TOPIC = {"topic": "snakes 🐍"}
@@ -47,29 +37,27 @@ async def reply(store: Store, response_id: str, *given: Item, **fields: Any) -> 
     """Have a response read the conversation, run, and be added to it."""
     position = len(await items(store))
     await store.conversations.lock("conv_1", "", response_id, position)
-    made = replace(conversation_response(response_id, *given, **fields), origin=Origin("", position))
+    made = replace(stored_responses.conversation_response(response_id, *given, **fields), origin=Origin("", position))
     if made.response.store:
-        store.begin(begun_response(made))
+        store.begin(stored_responses.begun_response(made))
     await store.end(made, None)
     return made
 
 
 async def test_conversation_is_read_back(store: Store) -> None:
-    """Metadata and items of every type survive; without items it is empty."""
-    await store.conversations.create(stored_conversation(**TOPIC), "", ITEMS)
-    await store.conversations.create(stored_conversation("conv_2"), "")
-    assert await store.conversations.get("conv_1", "") == stored_conversation(**TOPIC)
-    assert await items(store) == ITEMS
+    await store.conversations.create(stored_responses.stored_conversation(**TOPIC), "", stored_responses.ITEMS)
+    await store.conversations.create(stored_responses.stored_conversation("conv_2"), "")
+    assert await store.conversations.get("conv_1", "") == stored_responses.stored_conversation(**TOPIC)
+    assert await items(store) == stored_responses.ITEMS
     assert await items(store, "conv_2") == ()
 
 
 async def test_unknown_conversation_is_none(store: Store) -> None:
-    """It is no error."""
     for name in ("conv_none", "conv_\0", ""):
         assert await store.conversations.get(name, "") is None
         assert await store.conversations.items(name, "") is None
         assert await store.conversations.update(name, "", {}) is None
-        assert not await store.conversations.add_items(name, "", ITEMS)
+        assert not await store.conversations.add_items(name, "", stored_responses.ITEMS)
         assert not await store.conversations.delete_item(name, "", "msg_1")
         assert not await store.conversations.delete(name, "")
         with pytest.raises(ConversationNotFound, match="no conversation"):
@@ -77,47 +65,43 @@ async def test_unknown_conversation_is_none(store: Store) -> None:
 
 
 async def test_metadata_is_replaced(store: Store) -> None:
-    """An update changes nothing else."""
-    await store.conversations.create(stored_conversation(**TOPIC), "", ITEMS[:1])
-    assert await store.conversations.update("conv_1", "", {"a": "\0"}) == stored_conversation(a="\0")
-    assert await store.conversations.get("conv_1", "") == stored_conversation(a="\0")
-    assert await items(store) == ITEMS[:1]
+    await store.conversations.create(stored_responses.stored_conversation(**TOPIC), "", stored_responses.ITEMS[:1])
+    assert await store.conversations.update("conv_1", "", {"a": "\0"}) == stored_responses.stored_conversation(a="\0")
+    assert await store.conversations.get("conv_1", "") == stored_responses.stored_conversation(a="\0")
+    assert await items(store) == stored_responses.ITEMS[:1]
 
 
 @pytest.mark.defect("B30", "V21")
 async def test_conversation_belongs_to_its_owner(store: Store) -> None:
-    """For anyone else it cannot be read, changed or extended, and its items are not found."""
-    await store.conversations.create(stored_conversation(), "ann", ITEMS[:2])
+    await store.conversations.create(stored_responses.stored_conversation(), "ann", stored_responses.ITEMS[:2])
     assert await store.conversations.get("conv_1", "bob") is None
     assert await store.conversations.items("conv_1", "bob") is None
     assert await store.conversations.update("conv_1", "bob", TOPIC) is None
-    assert not await store.conversations.add_items("conv_1", "bob", ITEMS)
+    assert not await store.conversations.add_items("conv_1", "bob", stored_responses.ITEMS)
     assert not await store.conversations.delete_item("conv_1", "bob", "msg_1")
     assert not await store.conversations.delete("conv_1", "bob")
     with pytest.raises(ConversationNotFound):
         await store.conversations.lock("conv_1", "bob", "resp_1", 2)
     assert await store.items(["msg_1"], "bob") == {}
-    assert await store.items(["msg_1"], "ann") == {"msg_1": ITEMS[0]}
-    assert await store.conversations.get("conv_1", "ann") == stored_conversation()
+    assert await store.items(["msg_1"], "ann") == {"msg_1": stored_responses.ITEMS[0]}
+    assert await store.conversations.get("conv_1", "ann") == stored_responses.stored_conversation()
     history = await store.conversations.items("conv_1", "ann")
     assert history is not None
-    assert history.items == ITEMS[:2]
+    assert history.items == stored_responses.ITEMS[:2]
 
 
 async def test_items_keep_their_order(store: Store) -> None:
-    """This holds over any number of additions; the first ones can be read alone."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
-    assert await store.conversations.add_items("conv_1", "", ITEMS[2:5])
-    assert await store.conversations.add_items("conv_1", "", ITEMS[5:])
-    assert await items(store) == ITEMS
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
+    assert await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[2:5])
+    assert await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[5:])
+    assert await items(store) == stored_responses.ITEMS
     first = await store.conversations.items("conv_1", "", upto=3)
     assert first is not None
-    assert first.items == ITEMS[:3]
+    assert first.items == stored_responses.ITEMS[:3]
 
 
 async def test_concurrent_additions_are_all_kept(store: Store, other: Store) -> None:
-    """Two servers that add at the same moment do so one after the other."""
-    await store.conversations.create(stored_conversation(), "")
+    await store.conversations.create(stored_responses.stored_conversation(), "")
     named = [Message(f"msg_{n}", "completed", "user", (InputText(""),)) for n in range(20)]
     await asyncio.gather(
         *(
@@ -131,30 +115,29 @@ async def test_concurrent_additions_are_all_kept(store: Store, other: Store) -> 
 
 
 async def test_item_is_deleted(store: Store) -> None:
-    """The others keep their order, and new ones follow; of two with one id the last goes."""
-    await store.conversations.create(stored_conversation(), "", (*ITEMS[:3], ITEMS[0]))
+    await store.conversations.create(
+        stored_responses.stored_conversation(), "", (*stored_responses.ITEMS[:3], stored_responses.ITEMS[0])
+    )
     assert not await store.conversations.delete_item("conv_1", "", "msg_none")
     assert not await store.conversations.delete_item("conv_1", "", "\ud800")
     assert await store.conversations.delete_item("conv_1", "", "msg_1")
-    assert await items(store) == ITEMS[:3]
+    assert await items(store) == stored_responses.ITEMS[:3]
     assert await store.conversations.delete_item("conv_1", "", "msg_2")
-    assert await store.conversations.add_items("conv_1", "", ITEMS[3:4])
-    assert await items(store) == (ITEMS[0], *ITEMS[2:4])
+    assert await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[3:4])
+    assert await items(store) == (stored_responses.ITEMS[0], *stored_responses.ITEMS[2:4])
 
 
 async def test_items_with_impossible_ids_are_kept(store: Store) -> None:
-    """An id that no index accepts is in the item all the same."""
     odd = tuple(
         Message(name, "completed", "user", (InputText("\ud800"),)) for name in ("", "a\0", "\udfff", "x" * 9999)
     )
-    await store.conversations.create(stored_conversation(), "", odd)
+    await store.conversations.create(stored_responses.stored_conversation(), "", odd)
     assert await items(store) == odd
 
 
 async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
-    """Its responses stay, with histories of their own items only."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
-    made = await reply(store, "resp_1", ITEMS[3])
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
+    made = await reply(store, "resp_1", stored_responses.ITEMS[3])
     assert await store.conversations.delete("conv_1", "")
     assert not await store.conversations.delete("conv_1", "")
     assert await store.conversations.get("conv_1", "") is None
@@ -168,11 +151,10 @@ async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
 @pytest.mark.parametrize("kept", [True, False])
 async def test_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
-    """Its input and output follow the items it read, with tokens and results, stored or not."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     made = replace(
-        conversation_response("resp_1", ITEMS[3], status=status, store=kept),
+        stored_responses.conversation_response("resp_1", stored_responses.ITEMS[3], status=status, store=kept),
         origin=Origin("", 2),
         tokens={"msg_resp_1": (7, 200_000)},
         results={"msg_resp_1": "half a pair \ud800, NUL \0"},
@@ -180,7 +162,7 @@ async def test_response_is_added_with_its_input(store: Store, status: str, *, ke
     await store.end(made, None)
     history = await store.conversations.items("conv_1", "")
     assert history is not None
-    assert history.items == (*ITEMS[:2], ITEMS[3], *made.response.output)
+    assert history.items == (*stored_responses.ITEMS[:2], stored_responses.ITEMS[3], *made.response.output)
     assert history.tokens == {"msg_resp_1": (7, 200_000)}
     assert history.results == {"msg_resp_1": "half a pair \ud800, NUL \0"}
     assert await store.results(["msg_resp_1", "msg_4"], "") == history.results
@@ -190,17 +172,16 @@ async def test_response_is_added_with_its_input(store: Store, status: str, *, ke
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 async def test_failed_response_only_unlocks(store: Store, status: str) -> None:
-    """A failed or cancelled response adds nothing, and the next one may come."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
-    await reply(store, "resp_1", ITEMS[3], status=status)
-    assert await items(store) == ITEMS[:2]
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
+    await reply(store, "resp_1", stored_responses.ITEMS[3], status=status)
+    assert await items(store) == stored_responses.ITEMS[:2]
     await store.conversations.lock("conv_1", "", "resp_2", 2)
 
 
 async def test_second_response_is_refused(store: Store, other: Store) -> None:
     """A conversation that is locked, or has grown since it was read, takes no response."""
     await store.servers.join("http://one")
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
     for position in (1, 3):
         with pytest.raises(ConversationLocked):
             await store.conversations.lock("conv_1", "", "resp_1", position)
@@ -212,31 +193,29 @@ async def test_second_response_is_refused(store: Store, other: Store) -> None:
     with pytest.raises(ConversationLocked):
         await store.conversations.lock("conv_1", "", "resp_2", 2)
     store.conversations.unlock("conv_1", "resp_1")
-    assert await store.conversations.get("conv_1", "") == stored_conversation()  # which waits for it
+    assert await store.conversations.get("conv_1", "") == stored_responses.stored_conversation()  # which waits for it
     await other.conversations.lock("conv_1", "", "resp_2", 2)
 
 
 async def test_read_items_cannot_change_during_a_response(store: Store, other: Store) -> None:
-    """Only the lock of a dead server can be ignored."""
     await store.servers.join("http://one")
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     for each in (store, other):
         with pytest.raises(ConversationLocked):
-            await each.conversations.add_items("conv_1", "", ITEMS[2:3])
+            await each.conversations.add_items("conv_1", "", stored_responses.ITEMS[2:3])
         with pytest.raises(ConversationLocked):
             await each.conversations.delete_item("conv_1", "", "msg_1")
         assert not await each.conversations.delete_item("conv_1", "", "msg_none")
-    assert await items(store) == ITEMS[:2]
-    await expire_heartbeats(store)
-    assert await other.conversations.add_items("conv_1", "", ITEMS[2:3])
+    assert await items(store) == stored_responses.ITEMS[:2]
+    await stored_responses.expire_heartbeats(store)
+    assert await other.conversations.add_items("conv_1", "", stored_responses.ITEMS[2:3])
     assert await other.conversations.delete_item("conv_1", "", "msg_1")
-    assert await items(store) == ITEMS[1:3]
+    assert await items(store) == stored_responses.ITEMS[1:3]
 
 
 async def test_cancelled_lock_is_released(store: Store) -> None:
-    """If a request is cancelled while it locks, the unlock follows."""
-    await store.conversations.create(stored_conversation(), "")
+    await store.conversations.create(stored_responses.stored_conversation(), "")
     locking = asyncio.ensure_future(store.conversations.lock("conv_1", "", "resp_1", 0))
     await asyncio.sleep(0)
     locking.cancel()
@@ -246,23 +225,23 @@ async def test_cancelled_lock_is_released(store: Store) -> None:
 
 
 async def test_lock_of_a_dead_server_is_free(store: Store, other: Store) -> None:
-    """The lock of an unstored response does not last for ever."""
     await store.servers.join("http://one")
-    await store.conversations.create(stored_conversation(), "")
+    await store.conversations.create(stored_responses.stored_conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
-    await expire_heartbeats(store)
+    await stored_responses.expire_heartbeats(store)
     await other.conversations.lock("conv_1", "", "resp_2", 0)
-    await store.end(conversation_response("resp_1", ITEMS[0], store=False), None)
+    await store.end(stored_responses.conversation_response("resp_1", stored_responses.ITEMS[0], store=False), None)
     assert await items(store) == ()
 
 
-async def test_orphan_keeps_its_lock_until_it_is_settled(store: Store, other: Store) -> None:
-    """Another server makes the response in the conversation as it was read."""
-    await store.conversations.create(stored_conversation(), "")
+async def test_orphan_keeps_its_lock_until_it_is_recovered(store: Store, other: Store) -> None:
+    await store.conversations.create(stored_responses.stored_conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
-    made = conversation_response("resp_1", ITEMS[0], background=True)
-    waiting = queued_response("resp_1", ITEMS[0], conversation=made.response.conversation)
-    await store.accept(waiting, request_of(waiting))
+    made = stored_responses.conversation_response("resp_1", stored_responses.ITEMS[0], background=True)
+    waiting = stored_responses.queued_response(
+        "resp_1", stored_responses.ITEMS[0], conversation=made.response.conversation
+    )
+    await store.accept(waiting, stored_responses.request_of(waiting))
     with pytest.raises(ConversationLocked):
         await other.conversations.lock("conv_1", "", "resp_2", 0)
     (orphan,) = await other.orphans()
@@ -272,37 +251,34 @@ async def test_orphan_keeps_its_lock_until_it_is_settled(store: Store, other: St
 
 
 async def test_history_begins_with_its_conversation(store: Store) -> None:
-    """A continuation has the items that its parent read, not later ones."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
-    first, second = [await reply(store, f"resp_{n}", ITEMS[n + 3]) for n in (1, 2)]
-    branch = stored_response("resp_3", ITEMS[2], previous_response_id="resp_1")
-    await store_response(store, branch)
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:2])
+    first, second = [await reply(store, f"resp_{n}", stored_responses.ITEMS[n + 3]) for n in (1, 2)]
+    branch = stored_responses.stored_response("resp_3", stored_responses.ITEMS[2], previous_response_id="resp_1")
+    await stored_responses.store_response(store, branch)
     history = await store.history("resp_3", "")
     assert history is not None
-    assert history.items == (*ITEMS[:2], *first.items, *branch.items)
+    assert history.items == (*stored_responses.ITEMS[:2], *first.items, *branch.items)
     history = await store.history("resp_2", "")
     assert history is not None
-    assert history.items == (*ITEMS[:2], *first.items, *second.items)
+    assert history.items == (*stored_responses.ITEMS[:2], *first.items, *second.items)
     assert await items(store) == history.items
 
 
 async def test_deleted_items_leave_histories(store: Store) -> None:
-    """An item that is deleted from a conversation leaves the histories that begin there."""
-    await store.conversations.create(stored_conversation(), "", ITEMS[:3])
-    first = await reply(store, "resp_1", ITEMS[3])
-    await store.conversations.add_items("conv_1", "", ITEMS[5:7])
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:3])
+    first = await reply(store, "resp_1", stored_responses.ITEMS[3])
+    await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[5:7])
     assert await store.conversations.delete_item("conv_1", "", "msg_2")
-    assert await store.conversations.delete_item("conv_1", "", ITEMS[5].id)
+    assert await store.conversations.delete_item("conv_1", "", stored_responses.ITEMS[5].id)
     history = await store.history("resp_1", "")
     assert history is not None
-    assert history.items == (ITEMS[0], ITEMS[2], *first.items)
+    assert history.items == (stored_responses.ITEMS[0], stored_responses.ITEMS[2], *first.items)
 
 
 async def test_conversation_items_are_found_by_id(store: Store) -> None:
-    """If an item was stored more than once, the latest version is found."""
     old, new = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("old", "new"))
-    await store_response(store, stored_response("resp_1", old))
-    await store.conversations.create(stored_conversation(), "", (new, ITEMS[1]))
-    assert await store.items(["msg_1", "msg_2"], "") == {"msg_1": new, "msg_2": ITEMS[1]}
-    await store_response(store, stored_response("resp_2", old))
+    await stored_responses.store_response(store, stored_responses.stored_response("resp_1", old))
+    await store.conversations.create(stored_responses.stored_conversation(), "", (new, stored_responses.ITEMS[1]))
+    assert await store.items(["msg_1", "msg_2"], "") == {"msg_1": new, "msg_2": stored_responses.ITEMS[1]}
+    await stored_responses.store_response(store, stored_responses.stored_response("resp_2", old))
     assert await store.items(["msg_1"], "") == {"msg_1": old}

@@ -30,7 +30,6 @@ async def items(store: Store) -> tuple[Item, ...]:
 
 
 async def test_lock_protects_the_items(store: Store, other: Store) -> None:
-    """While a response holds a conversation no server adds or deletes items; all else goes on."""
     await store.servers.join("http://one")
     await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
@@ -50,7 +49,6 @@ async def test_lock_protects_the_items(store: Store, other: Store) -> None:
 
 
 async def test_lock_of_a_dead_server_does_not_protect(store: Store, other: Store) -> None:
-    """The first change removes it."""
     await store.servers.join("http://one")
     await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
@@ -82,7 +80,6 @@ async def lock_now_and_then(store: Store, response_id: str) -> None:
 
 
 async def test_concurrent_items_have_unique_places(store: Store, other: Store) -> None:
-    """For any order of adding and locking, items that were added together stay adjacent."""
     servers = {"http://one": store, "http://two": other}
     for url, each in servers.items():
         await each.servers.join(url)

@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store.store import Store
+from tests.support import stored_responses
 from tests.support.examples import examples
 from tests.support.paths import ROOT
-from tests.support.stored_responses import (
-    ITEMS,
-    begun_response,
-    queued_response,
-    request_of,
-    store_response,
-    stored_response,
-)
 from tests.support.stores import open_store
 
 _names = (f"resp_{number:08}" for number in count())  # unique names in the order in which they are drawn
@@ -35,12 +28,12 @@ RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_si
 
 def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
     """Store a run step by step, and yield the name of each step."""
-    store.begin(begun_response(stored_response(name, *ITEMS[:2])))
+    store.begin(stored_responses.begun_response(stored_responses.stored_response(name, *stored_responses.ITEMS[:2])))
     yield "begun"
     for block in blocks:
         store.append(name, block)
         yield "appended"
-    store.end(stored_response(name, *ITEMS[:2]), None)
+    store.end(stored_responses.stored_response(name, *stored_responses.ITEMS[:2]), None)
 
 
 @given(runs=RUNS, data=st.data())
@@ -59,7 +52,7 @@ async def test_any_order_of_several_runs_is_read_back(
         if data.draw(st.booleans()):
             await asyncio.sleep(0)
     for name, blocks in zip(names, expected, strict=True):
-        assert await store.get(name, "") == stored_response(name, *ITEMS[:2])
+        assert await store.get(name, "") == stored_responses.stored_response(name, *stored_responses.ITEMS[:2])
         assert await store.blocks(name) == blocks
 
 
@@ -105,9 +98,11 @@ async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> N
     assert await process.wait() == -signal.SIGKILL
     async with open_store(store_at) as store:
         for number in numbers:
-            assert await store.get(f"resp_{number}", "") == stored_response(f"resp_{number}")
+            assert await store.get(f"resp_{number}", "") == stored_responses.stored_response(f"resp_{number}")
             assert len(await store.blocks(f"resp_{number}")) == 4
-            assert await store.get(f"resp_b{number}", "") == begun_response(stored_response(f"resp_b{number}"))
+            assert await store.get(f"resp_b{number}", "") == stored_responses.begun_response(
+                stored_responses.stored_response(f"resp_b{number}")
+            )
             assert await store.blocks(f"resp_b{number}") == (Block(0, 1, b"begun"),)
         orphans = await store.orphans()
         assert {orphan.stored.response.status for orphan in orphans} == {"queued", "in_progress"}
@@ -115,5 +110,7 @@ async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> N
             assert all([await store.claim(orphan) for orphan in orphans])
             orphans = await store.orphans()
         for number in numbers:
-            assert await store.queued(f"resp_q{number}") == request_of(queued_response(f"resp_q{number}"))
-        await store_response(store, stored_response("resp_after"))
+            assert await store.queued(f"resp_q{number}") == stored_responses.request_of(
+                stored_responses.queued_response(f"resp_q{number}")
+            )
+        await stored_responses.store_response(store, stored_responses.stored_response("resp_after"))

@@ -32,7 +32,6 @@ async def rows(store: Store, table: str) -> int:
 
 
 async def test_old_response_is_removed_with_its_data(store: Store) -> None:
-    """Its events and items go as well."""
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"x"))
     await store.end(stored_response("resp_1", ITEMS[0]), Block(1, 1, b"y"))
@@ -46,7 +45,6 @@ async def test_old_response_is_removed_with_its_data(store: Store) -> None:
 
 
 async def test_logs_may_expire_before_their_responses(store: Store) -> None:
-    """Events have a retention time of their own."""
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     await store.end(stored_response("resp_1", ITEMS[0]), Block(0, 1, b"x"))
     await store.sweep(LONG, AT_ONCE)
@@ -55,7 +53,6 @@ async def test_logs_may_expire_before_their_responses(store: Store) -> None:
 
 
 async def test_unfinished_responses_stay(store: Store) -> None:
-    """Only ended responses expire."""
     store.begin(begun_response(stored_response("resp_1")))
     store.append("resp_1", Block(0, 1, b"x"))
     await store.accept(queued_response("resp_2"), request_of(queued_response("resp_2")))
@@ -66,7 +63,6 @@ async def test_unfinished_responses_stay(store: Store) -> None:
 
 
 async def test_continued_responses_stay(store: Store) -> None:
-    """A chain is kept while its last response is young or runs, and goes as a whole."""
     for number in range(1, 4):
         await store_response(store, stored_response(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
     store.begin(begun_response(stored_response("resp_4", previous_response_id="resp_3")))
@@ -79,7 +75,6 @@ async def test_continued_responses_stay(store: Store) -> None:
 
 @pytest.mark.defect("V25", "B17")
 async def test_any_number_of_old_responses_is_removed(store: Store) -> None:
-    """One sweep removes them all, and keeps the young ones."""
     ends = []
     for number in range(1_200):
         kept = stored_response(f"resp_{number}", ITEMS[0])
@@ -94,7 +89,6 @@ async def test_any_number_of_old_responses_is_removed(store: Store) -> None:
 
 
 async def test_sweep_reports_the_rest(store: Store) -> None:
-    """The report has the number of responses, the space and the greatest age; an empty store is no error."""
     nothing = await store.sweep(LONG, LONG)
     assert nothing.responses == 0
     assert nothing.oldest_age == 0

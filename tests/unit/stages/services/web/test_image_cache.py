@@ -41,12 +41,10 @@ async def refusal(url: str, allowed: AllowedNetworks = LOOPBACK) -> str:
 
 @pytest.mark.parametrize("kind", IMAGES)
 async def test_fetched_image_becomes_a_data_url(kind: str, url: str) -> None:
-    """All four formats are accepted, each with its type."""
     assert await Images(LOOPBACK).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
 
 
 async def test_data_url_is_kept() -> None:
-    """Nothing is fetched."""
     assert await Images(NOTHING_ALLOWED).resolve(PICTURE) == PICTURE
 
 
@@ -57,7 +55,6 @@ async def test_bytes_decide_the_image_type(url: str) -> None:
 
 
 async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
-    """The turns of a response follow soon; a day later it is fetched again."""
     now = 0.0
     images = Images(LOOPBACK, clock=lambda: now)
     for _ in range(3):
@@ -69,7 +66,6 @@ async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) 
 
 
 async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used image goes first."""
     monkeypatch.setattr(fetching, "_KEPT_CHARACTERS", 2 * len(PICTURE))
     images = Images(LOOPBACK)
     for path in ("a", "b", "a", "c", "a", "b"):
@@ -82,7 +78,6 @@ async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: p
     ["http://127.0.0.1:{port}/a", "http://localhost:{port}/a", "http://[::ffff:127.0.0.1]:{port}/a", "http://0x7f.1/a"],
 )
 async def test_private_address_is_not_reached(target: str, url: str, gallery: Gallery) -> None:
-    """In any notation, nothing is sent there unless the operator allows it."""
     said = await refusal(target.format(port=url.rpartition(":")[2]), NOTHING_ALLOWED)
     assert "could not be fetched" in said
     assert gallery.seen == []
@@ -90,14 +85,12 @@ async def test_private_address_is_not_reached(target: str, url: str, gallery: Ga
 
 @pytest.mark.parametrize("target", ["http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://[::1]/"])
 async def test_redirect_to_a_private_address_is_refused(target: str, url: str) -> None:
-    """Each step is checked, even after an allowed host."""
-    assert "not one that may be opened" in await refusal(target)
-    assert "not one that may be opened" in await refusal(f"{url}/to?url={target}", AllowedNetworks.parse(["127.0.0.1"]))
+    assert "address is not allowed" in await refusal(target)
+    assert "address is not allowed" in await refusal(f"{url}/to?url={target}", AllowedNetworks.parse(["127.0.0.1"]))
     assert "Only http" in await refusal(f"{url}/to?url=file:///etc/passwd")
 
 
 async def test_failure_shows_url_and_reason_only(url: str) -> None:
-    """A long URL is shortened, and no network details are shown."""
     said = await refusal(f"{url}/gone?{'x' * 500}")
     assert said.startswith(f"The image at {url}/gone?xxx")
     assert said.endswith("... could not be fetched. Its server answered with status 404.")
@@ -105,7 +98,6 @@ async def test_failure_shows_url_and_reason_only(url: str) -> None:
 
 
 async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte over the limit is too large."""
     for module in (fetch, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
     assert await Images(LOOPBACK).resolve(f"{url}/a") == PICTURE
@@ -122,13 +114,11 @@ async def test_total_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyP
 
 
 async def test_failing_image_cancels_the_others(url: str) -> None:
-    """The first failure is reported."""
     with pytest.raises(InvalidRequest, match="status 404"):
         await Images(LOOPBACK).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
 
 
 async def test_fetching_stops_at_the_total_limit(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later images are not fetched."""
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
     monkeypatch.setattr(fetching, "_AT_ONCE", 1)
     with pytest.raises(InvalidRequest, match="too large together"):
