@@ -22,7 +22,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, D
 from yarl import URL
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.pipeline.protocol.events import DONE
+from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.stored import Server
 
@@ -36,8 +36,6 @@ CONNECT = 2.0
 
 ANSWER = 10.0
 """Seconds to wait for an answer that is not a stream."""
-
-TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 KEPT = ("Content-Type", "Retry-After")
 """The headers of an answer that are passed on; the others belong to the connection between the servers."""
@@ -74,7 +72,7 @@ class SseRelay:
         del self._rest[: end + 2]
         if (start := whole.rfind(_DATA)) >= 0:
             event = _decode(whole[start + len(_DATA) : whole.index(b"\n\n", start)])
-            self.last, self.ended = event.sequence_number, event.type in TERMINAL
+            self.last, self.ended = event.sequence_number, event.type in TERMINAL_TYPES
         return whole
 
 

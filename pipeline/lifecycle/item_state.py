@@ -41,6 +41,8 @@ class ItemState:
             case events.Done() | events.Progress():
                 taken = [at for at, step in enumerate(self._milestones, 1) if type(event) in step.by_status.values()]
                 self._milestones = self._milestones[taken[0] :] if taken else self._milestones
+            case events.Delta():
+                pass
             case _:
                 if isinstance(event, events.ShellCallOutputContentDone):
                     self._output += event.output

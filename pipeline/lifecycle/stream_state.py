@@ -19,7 +19,7 @@ from penstock.pipeline.lifecycle.item_lifecycles import PARTS, Part
 from penstock.pipeline.lifecycle.item_state import ItemState
 from penstock.pipeline.lifecycle.outcome import begun, cancelled_response, failed_response, last_event
 from penstock.pipeline.protocol import events
-from penstock.pipeline.protocol.events import DELTAS, OutputItemDone, OutputTextDelta, ResponseEvent, TextDelta
+from penstock.pipeline.protocol.events import OutputItemDone, OutputTextDelta, ResponseEvent, TextDelta
 from penstock.pipeline.protocol.items import CallStatus, Logprob, OutputItem, OutputText
 from penstock.pipeline.protocol.response import Response
 
@@ -41,11 +41,11 @@ class StreamState:
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the stream."""
         self.number = event.sequence_number
-        if type(event) is OutputTextDelta:  # nearly every event; `DELTAS` explains why not isinstance
+        if type(event) is OutputTextDelta:  # nearly every event, and isinstance takes five times as long
             self._text.write(event.delta)
             if event.logprobs:
                 self._logprobs += event.logprobs
-        elif type(event) in DELTAS:
+        elif type(event) is self._delta:
             delta: Any = event
             self._text.write(delta.delta)
         else:
@@ -157,6 +157,7 @@ class StreamState:
                 pass
 
     def _begin_text(self, delta: type[TextDelta] | None = None, *place: str | int) -> None:
+        self._delta = delta
         self._text = StringIO()
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []

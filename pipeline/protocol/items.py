@@ -94,7 +94,9 @@ OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 """The parts that ``response.content_part`` events carry."""
 
 
-class _Item(msgspec.Struct, frozen=True, tag_field="type"):
+class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
+    """The base of all items."""
+
     id_prefix: ClassVar[str]
     id: str
 
@@ -104,7 +106,7 @@ class _Item(msgspec.Struct, frozen=True, tag_field="type"):
         return f"{cls.id_prefix}_{suffix}"
 
 
-class Message(_Item, frozen=True, tag="message"):
+class Message(BaseItem, frozen=True, tag="message"):
     """A message of one side of the conversation; only messages of the assistant may have a ``phase``."""
 
     id_prefix: ClassVar[str] = "msg"
@@ -119,7 +121,7 @@ class Message(_Item, frozen=True, tag="message"):
         return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
 
 
-class Reasoning(_Item, frozen=True, tag="reasoning"):
+class Reasoning(BaseItem, frozen=True, tag="reasoning"):
     """The model's thinking."""
 
     id_prefix: ClassVar[str] = "rs"
@@ -134,7 +136,7 @@ class Reasoning(_Item, frozen=True, tag="reasoning"):
         return "".join(part.text for part in self.content or self.summary)
 
 
-class FunctionCall(_Item, frozen=True, tag="function_call"):
+class FunctionCall(BaseItem, frozen=True, tag="function_call"):
     """A call of a function for the client to run; ``arguments`` is the model's text, valid JSON or not."""
 
     id_prefix: ClassVar[str] = "fc"
@@ -150,7 +152,7 @@ class FunctionCall(_Item, frozen=True, tag="function_call"):
         return self.arguments
 
 
-class _CallOutput(_Item, frozen=True):
+class _CallOutput(BaseItem, frozen=True):
     call_id: str
     output: str | tuple[InputPart, ...]
     status: ItemStatus
@@ -167,7 +169,7 @@ class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
     id_prefix: ClassVar[str] = "fco"
 
 
-class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
+class CustomToolCall(BaseItem, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool for the client to run; ``input`` is any text."""
 
     id_prefix: ClassVar[str] = "ctc"
@@ -192,7 +194,7 @@ class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_outpu
 # Calls that the client runs, with item types of their own
 
 
-class LocalShellCall(_Item, frozen=True, tag="local_shell_call"):
+class LocalShellCall(BaseItem, frozen=True, tag="local_shell_call"):
     """A command for the client to run; ``action`` is the API's: of type ``exec``, with a ``command``."""
 
     id_prefix: ClassVar[str] = "lsh"
@@ -206,7 +208,7 @@ class LocalShellCall(_Item, frozen=True, tag="local_shell_call"):
         return _json({key: value for key, value in self.action.items() if key != "type"})
 
 
-class LocalShellCallOutput(_Item, frozen=True, tag="local_shell_call_output"):
+class LocalShellCallOutput(BaseItem, frozen=True, tag="local_shell_call_output"):
     """The result of a local shell call; as in the API, ``id`` is the ``call_id`` of the call."""
 
     output: str
@@ -223,7 +225,7 @@ class LocalShellCallOutput(_Item, frozen=True, tag="local_shell_call_output"):
         return self.output
 
 
-class ShellCall(_Item, frozen=True, tag="shell_call"):
+class ShellCall(BaseItem, frozen=True, tag="shell_call"):
     """Commands for a shell: the client's, or this server's sandbox if ``environment`` is set and not ``local``.
 
     ``action`` has ``commands``, and may have ``timeout_ms`` and ``max_output_length``.
@@ -246,7 +248,7 @@ class ShellCall(_Item, frozen=True, tag="shell_call"):
         return _json({key: value for key, value in self.action.items() if value is not None})
 
 
-class ShellCallOutput(_Item, frozen=True, tag="shell_call_output"):
+class ShellCallOutput(BaseItem, frozen=True, tag="shell_call_output"):
     """The output and the outcome of each command of a shell call."""
 
     id_prefix: ClassVar[str] = "sho"
@@ -261,7 +263,7 @@ class ShellCallOutput(_Item, frozen=True, tag="shell_call_output"):
         return _json(self.output)
 
 
-class ApplyPatchCall(_Item, frozen=True, tag="apply_patch_call"):
+class ApplyPatchCall(BaseItem, frozen=True, tag="apply_patch_call"):
     """A change of one file for the client to make; ``operation`` is the API's."""
 
     id_prefix: ClassVar[str] = "apc"
@@ -275,7 +277,7 @@ class ApplyPatchCall(_Item, frozen=True, tag="apply_patch_call"):
         return _json(self.operation)
 
 
-class ApplyPatchCallOutput(_Item, frozen=True, tag="apply_patch_call_output"):
+class ApplyPatchCallOutput(BaseItem, frozen=True, tag="apply_patch_call_output"):
     """The outcome of the change: ``completed``, or ``failed`` if the client could not make it."""
 
     id_prefix: ClassVar[str] = "apco"
@@ -304,7 +306,7 @@ class ListedTool(msgspec.Struct, frozen=True):
     annotations: dict[str, Any] | UnsetType = UNSET
 
 
-class McpListTools(_Item, frozen=True, tag="mcp_list_tools"):
+class McpListTools(BaseItem, frozen=True, tag="mcp_list_tools"):
     """The tools of an MCP server, or the error if they could not be listed."""
 
     id_prefix: ClassVar[str] = "mcpl"
@@ -318,7 +320,7 @@ class McpListTools(_Item, frozen=True, tag="mcp_list_tools"):
         return "completed"
 
 
-class McpCall(_Item, frozen=True, tag="mcp_call"):
+class McpCall(BaseItem, frozen=True, tag="mcp_call"):
     """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
 
     id_prefix: ClassVar[str] = "mcp"
@@ -336,7 +338,7 @@ class McpCall(_Item, frozen=True, tag="mcp_call"):
         return self.arguments
 
 
-class McpApprovalRequest(_Item, frozen=True, tag="mcp_approval_request"):
+class McpApprovalRequest(BaseItem, frozen=True, tag="mcp_approval_request"):
     """A call that the client must approve before this server makes it."""
 
     id_prefix: ClassVar[str] = "mcpr"
@@ -355,7 +357,7 @@ class McpApprovalRequest(_Item, frozen=True, tag="mcp_approval_request"):
         return self.arguments
 
 
-class McpApprovalResponse(_Item, frozen=True, tag="mcp_approval_response"):
+class McpApprovalResponse(BaseItem, frozen=True, tag="mcp_approval_response"):
     """The client's decision on the `McpApprovalRequest` with the id ``approval_request_id``."""
 
     id_prefix: ClassVar[str] = "mcpa"
@@ -364,7 +366,7 @@ class McpApprovalResponse(_Item, frozen=True, tag="mcp_approval_response"):
     reason: str | None = None
 
 
-class CodeInterpreterCall(_Item, frozen=True, tag="code_interpreter_call"):
+class CodeInterpreterCall(BaseItem, frozen=True, tag="code_interpreter_call"):
     """Code that runs in the sandbox; ``outputs`` is None unless the request includes them."""
 
     id_prefix: ClassVar[str] = "ci"
@@ -379,7 +381,7 @@ class CodeInterpreterCall(_Item, frozen=True, tag="code_interpreter_call"):
         return self.code
 
 
-class WebSearchCall(_Item, frozen=True, tag="web_search_call"):
+class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
 
     id_prefix: ClassVar[str] = "ws"
@@ -387,7 +389,7 @@ class WebSearchCall(_Item, frozen=True, tag="web_search_call"):
     status: CallStatus
 
 
-class AdditionalTools(_Item, frozen=True, tag="additional_tools"):
+class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
     """Tools that the client adds in the middle of a conversation, in their wire form."""
 
     id_prefix: ClassVar[str] = "at"
