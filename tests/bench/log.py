@@ -6,14 +6,7 @@ import statistics
 import time
 from itertools import cycle, islice
 
-from penstock.pipeline.frames import (
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ParsedFrame,
-    ReasoningOpened,
-    TurnFinished,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
@@ -31,12 +24,14 @@ BLOCKS = (5, 25, 250)
 
 def thinking() -> tuple[Response, list[ResponseEvent]]:
     """Return a response and its events: long reasoning in the words of the recording, one token per event."""
-    started, *frames = read_frames(RECORDING, ParsedFrame)
-    assert isinstance(started, GenerationStarted)
-    words = [frame for frame in frames if isinstance(frame, ItemDelta)]
-    end = TurnFinished("stop", cached_tokens=0, output_tokens=TOKENS, reasoning_tokens=TOKENS, duration=1.0)
+    started, *sequence = read_frames(RECORDING, frames.ParsedFrame)
+    assert isinstance(started, frames.GenerationStarted)
+    words = [frame for frame in sequence if isinstance(frame, frames.ItemDelta)]
+    end = frames.TurnFinished("stop", cached_tokens=0, output_tokens=TOKENS, reasoning_tokens=TOKENS, duration=1.0)
     thoughts = islice(cycle(words), TOKENS)
-    return started.response, written_events((started, ReasoningOpened(), *thoughts, ItemClosed(complete=True), end))
+    return started.response, written_events(
+        (started, frames.ReasoningOpened(), *thoughts, frames.ItemClosed(complete=True), end)
+    )
 
 
 def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[float, float, float]:

@@ -7,18 +7,7 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.pipeline.protocol.events import (
-    ContentPartAdded,
-    CustomToolCallInputDelta,
-    FunctionCallArgumentsDelta,
-    McpCallInProgress,
-    OutputTextAnnotationAdded,
-    ReasoningSummaryTextDelta,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    RefusalDelta,
-    ShellCallCommandAdded,
-)
+from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.items import FunctionCall, ListedTool, OutputText, ReasoningText, Refusal, SummaryText
 from penstock.pipeline.protocol.response import ErrorDetails, IncompleteDetails
 from tests.support import frames
@@ -76,9 +65,9 @@ DETAILS = IncompleteDetails("content_filter")
 
 BROKEN: dict[str, list[Change]] = {
     # The response
-    "sequence numbers count from 0 without gaps": [put(5, sequence_number=6), lambda events: events[1:]],
+    "sequence numbers count from 0 without gaps": [put(5, sequence_number=6), lambda sent: sent[1:]],
     "nothing follows the terminal event": [repeat(21), copy(20, behind=21)],
-    "a stream ends with a terminal event": [drop(21), lambda events: []],
+    "a stream ends with a terminal event": [drop(21), lambda sent: []],
     "a response is created queued or in progress": [begin(status="completed"), begin(status="cancelled")],
     "a response begins without an outcome": [
         begin(output=(A_CALL,)),
@@ -195,7 +184,7 @@ BROKEN: dict[str, list[Change]] = {
         put(3, part=OutputText("")),
         put(3, part=Refusal("")),
         of(SUMMARY, put(3, part=OutputText(""))),
-        instead(17, ContentPartAdded(**IN_A_CALL, content_index=0, part=OutputText(""))),
+        instead(17, events.ContentPartAdded(**IN_A_CALL, content_index=0, part=OutputText(""))),
     ],
     "a part is done before the next is added": [repeat(10), of(SUMMARY, repeat(3))],
     "content indexes count the parts of an item, summary indexes those of its summary": [
@@ -242,15 +231,17 @@ BROKEN: dict[str, list[Change]] = {
         *(of(SUMMARY, put(at, summary_index=1)) for at in (4, 5, 6)),
     ],
     "text events are of their part's kind": [
-        instead(11, ReasoningTextDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
-        instead(11, RefusalDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
-        instead(11, ReasoningSummaryTextDelta(**IN_A_MESSAGE, summary_index=0, delta="Hel")),
-        instead(13, ReasoningTextDone(**IN_A_MESSAGE, content_index=0, text="Hello!")),
+        instead(11, events.ReasoningTextDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
+        instead(11, events.RefusalDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
+        instead(11, events.ReasoningSummaryTextDelta(**IN_A_MESSAGE, summary_index=0, delta="Hel")),
+        instead(13, events.ReasoningTextDone(**IN_A_MESSAGE, content_index=0, text="Hello!")),
     ],
     "annotations belong to text for the user": [
         of(
             RARE,
-            instead(12, OutputTextAnnotationAdded(**IN_A_REFUSAL, content_index=0, annotation_index=0, annotation={})),
+            instead(
+                12, events.OutputTextAnnotationAdded(**IN_A_REFUSAL, content_index=0, annotation_index=0, annotation={})
+            ),
         )
     ],
     "annotation indexes count the annotations of a part": [of(RARE, put(5, annotation_index=1)), of(RARE, repeat(5))],
@@ -295,7 +286,7 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "alternatives come likeliest first": [of(RARE, put(6, logprobs=(replace(Y, top_logprobs=Y.top_logprobs[::-1]),)))],
     "there are no more alternatives than were asked for": [
-        of((frames.started(top_logprobs=1), *RARE[1:]), lambda events: events)
+        of((frames.started(top_logprobs=1), *RARE[1:]), lambda sent: sent)
     ],
 }
 """Changes by rule; each change applies to the stream of `whole_turn` unless it names other frames."""
@@ -347,18 +338,18 @@ BROKEN_CALLS: dict[str, list[Change]] = {
     "an output is that of a call ahead of it": in_server_turns(put_item(57, call_id="call_10003")),
     # Steps
     "events of calls are of their call's kind": [
-        instead(11, FunctionCallArgumentsDelta(11, "msg_10001", 1, "{}")),
-        instead(17, CustomToolCallInputDelta(17, "fc_10002", 2, "{}")),
-        instead(17, McpCallInProgress(17, "fc_10002", 2)),
-        instead(17, ShellCallCommandAdded(17, 2, 0, "")),
-        of(RARE, instead(17, FunctionCallArgumentsDelta(17, "ctc_10002", 2, "ls"))),
+        instead(11, events.FunctionCallArgumentsDelta(11, "msg_10001", 1, "{}")),
+        instead(17, events.CustomToolCallInputDelta(17, "fc_10002", 2, "{}")),
+        instead(17, events.McpCallInProgress(17, "fc_10002", 2)),
+        instead(17, events.ShellCallCommandAdded(17, 2, 0, "")),
+        of(RARE, instead(17, events.FunctionCallArgumentsDelta(17, "ctc_10002", 2, "ls"))),
         *in_server_turns(
-            instead(30, McpCallInProgress(30, "ci_10005", 5)),
-            instead(18, FunctionCallArgumentsDelta(18, "mcp_10003", 3, "{}")),
-            instead(53, McpCallInProgress(53, "sh_10009", 9)),
-            instead(58, McpCallInProgress(58, "sho_1000a", 10)),
+            instead(30, events.McpCallInProgress(30, "ci_10005", 5)),
+            instead(18, events.FunctionCallArgumentsDelta(18, "mcp_10003", 3, "{}")),
+            instead(53, events.McpCallInProgress(53, "sh_10009", 9)),
+            instead(58, events.McpCallInProgress(58, "sho_1000a", 10)),
         ),
-        *in_client_turn(instead(3, McpCallInProgress(3, "mcpr_10000", 0))),
+        *in_client_turn(instead(3, events.McpCallInProgress(3, "mcpr_10000", 0))),
     ],
     "a call is in progress first": in_server_turns(drop(17), drop(24), drop(30), drop(38)),
     "a call takes one step after another, and each once": in_server_turns(

@@ -17,23 +17,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import (
-    ConversedFrame,
-    EmittedFrame,
-    FinishReason,
-    GenerationFinished,
-    GenerationStarted,
-    ItemResult,
-    ItemTokens,
-    ParsedFrame,
-    Prompt,
-    ResolvedRequest,
-    ResponseStarted,
-    TokenChunk,
-    TokenFrame,
-    TokenLogprob,
-)
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import OutputItem
@@ -74,28 +59,28 @@ class Case:
     def path(self, junction: str) -> Path:
         return self.folder / junction
 
-    def read(self, junction: str, frames: Any) -> list[Any]:
-        return list(read_frames(self.path(junction), frames))
+    def read(self, junction: str, sequence: Any) -> list[Any]:
+        return list(read_frames(self.path(junction), sequence))
 
-    def write(self, junction: str, frames: Iterable[Any]) -> None:
-        write_frames(self.path(junction), frames, self.header)
+    def write(self, junction: str, sequence: Iterable[Any]) -> None:
+        write_frames(self.path(junction), sequence, self.header)
 
     def has(self, junction: str) -> bool:
         return self.regen or self.path(junction).is_file()
 
-    def expect(self, junction: str, frames: list[Any], types: Any) -> None:
+    def expect(self, junction: str, sequence: list[Any], types: Any) -> None:
         """Check that the frames equal those of the file; a recording may lack the file of a junction."""
         if self.regen:
-            self.write(junction, frames)
+            self.write(junction, sequence)
         if self.has(junction):
-            assert frames == self.read(junction, types)
+            assert sequence == self.read(junction, types)
 
     @property
     def identity(self) -> tuple[str, float, str]:
         """The suffix of its ids, its time and its model: as recorded, else a suffix from its name, and defaults."""
         if self.regen or not self.has("conversation.jsonl"):
             return suffix_of(self.folder), CREATED_AT, self.header.model
-        response = self.read("conversation.jsonl", ResolvedRequest)[0].response
+        response = self.read("conversation.jsonl", frames.ResolvedRequest)[0].response
         return response.id.removeprefix("resp_"), float(response.created_at), response.model
 
 
@@ -105,8 +90,8 @@ def suffix_of(folder: Path) -> str:
 
 async def check_events(case: Case, store: Store, source: str) -> None:
     """Emit and persist the items in the file ``source``, and compare the events and the stored response."""
-    case.expect("events.jsonl", await run_stage(emit, case.read(source, ConversedFrame)), EmittedFrame)
-    emitted = case.read("events.jsonl", EmittedFrame)
+    case.expect("events.jsonl", await run_stage(emit, case.read(source, frames.ConversedFrame)), frames.EmittedFrame)
+    emitted = case.read("events.jsonl", frames.EmittedFrame)
     events = await run_stage(Persist(RunRegistry(store)), emitted)
     response = final(checked(events))
     if not case.has("response.json"):
@@ -117,8 +102,10 @@ async def check_events(case: Case, store: Store, source: str) -> None:
     stored = await store.get(response.id, "")
     assert stored is not None
     assert stored.response == response
-    assert stored.tokens == {frame.item_id: frame.token_ids for frame in emitted if isinstance(frame, ItemTokens)}
-    assert stored.results == {frame.item_id: frame.result for frame in emitted if isinstance(frame, ItemResult)}
+    assert stored.tokens == {
+        frame.item_id: frame.token_ids for frame in emitted if isinstance(frame, frames.ItemTokens)
+    }
+    assert stored.results == {frame.item_id: frame.result for frame in emitted if isinstance(frame, frames.ItemResult)}
 
 
 HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
@@ -129,12 +116,12 @@ async def check_conversation(case: Case, store: Store, tools: RecordedTools | No
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = await read_request(case.path("request.json").read_bytes())
-    case.expect("conversation.jsonl", await run_stage(normalize, [request]), ResolvedRequest)
+    case.expect("conversation.jsonl", await run_stage(normalize, [request]), frames.ResolvedRequest)
 
 
 async def check_turns(case: Case, tools: RecordedTools | None) -> None:
     """Make the turns of a case, and compare the frames at each junction."""
-    given = case.read("conversation.jsonl", ResolvedRequest)
+    given = case.read("conversation.jsonl", frames.ResolvedRequest)
     render, parse = RenderHarmony(load_encoding()), ParseHarmony(load_encoding())
     if case.regen and completion_files(case.folder):
         prompt = (await run_stage(render, given))[0]
@@ -149,17 +136,19 @@ async def check_turns(case: Case, tools: RecordedTools | None) -> None:
         .then("see items", parsed)
     )
     conversed = await run_pipeline(with_tools(turn, tools) if tools else turn, given)
-    case.expect("prompt.jsonl", prompts.frames, Prompt)
-    case.expect("tokens.jsonl", tokens.frames, TokenFrame)
-    case.expect("parsed.jsonl", parsed.frames, ParsedFrame)
-    assert await run_stage(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.frames
+    case.expect("prompt.jsonl", prompts.frames, frames.Prompt)
+    case.expect("tokens.jsonl", tokens.frames, frames.TokenFrame)
+    case.expect("parsed.jsonl", parsed.frames, frames.ParsedFrame)
+    assert await run_stage(parse, case.read("tokens.jsonl", frames.TokenFrame)) == parsed.frames
     if tools:
         tools.check()
         assert len(prompts.frames) == len(completion_files(case.folder))
-        case.expect("conversed.jsonl", conversed, ConversedFrame)
+        case.expect("conversed.jsonl", conversed, frames.ConversedFrame)
 
 
-def with_tools(turn: Pipeline[ResolvedRequest, Any], tools: RecordedTools) -> Pipeline[ResolvedRequest, ConversedFrame]:
+def with_tools(
+    turn: Pipeline[frames.ResolvedRequest, Any], tools: RecordedTools
+) -> Pipeline[frames.ResolvedRequest, frames.ConversedFrame]:
     return Pipeline.start("converse", Converse(turn, tools.toolbox, clock=lambda: 0.0))
 
 
@@ -168,21 +157,21 @@ def completion_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("completion*.txt"), key=lambda path: int(path.stem.partition("_")[2] or 1))
 
 
-def handwritten_frames(folder: Path, prompt: Prompt) -> Iterator[TokenFrame]:
+def handwritten_frames(folder: Path, prompt: frames.Prompt) -> Iterator[frames.TokenFrame]:
     """Token frames of all turns; ``prompt`` gives the first frame of each."""
     for completion in completion_files(folder):
         yield from _handwritten_turn(completion.read_text(), prompt)
 
 
-def _handwritten_turn(text: str, prompt: Prompt) -> list[TokenFrame]:
+def _handwritten_turn(text: str, prompt: frames.Prompt) -> list[frames.TokenFrame]:
     token_ids = encode_completion(text)
     stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.sampling.stop or "\0")
-    reason: FinishReason = "stop" if stopped else "length"
+    reason: frames.FinishReason = "stop" if stopped else "length"
     logprobs = handwritten_logprobs(token_ids, prompt.sampling.logprobs)
     return [
-        GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
-        *(TokenChunk((token,), logprobs[at : at + 1]) for at, token in enumerate(token_ids)),
-        GenerationFinished(reason, cached_tokens=0, duration=0.0),
+        frames.GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
+        *(frames.TokenChunk((token,), logprobs[at : at + 1]) for at, token in enumerate(token_ids)),
+        frames.GenerationFinished(reason, cached_tokens=0, duration=0.0),
     ]
 
 
@@ -190,13 +179,13 @@ OTHER_LOGPROBS = ((RETURN, -1.0625), (9552, -2.0625), (40, -3.0625), (200_014, -
 """Alternatives in handwritten cases: a marker, part of a character, a word, no token at all, a dot."""
 
 
-def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:
+def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[frames.TokenLogprob, ...]:
     """A logprob for each token if ``top`` is not None: 0, -1/8, -2/8 and so on down to -15/8, then from 0 again."""
     if top is None:
         return ()
     found = [(token, -(position % 16) / 8) for position, token in enumerate(token_ids)]
     likeliest = (sorted([own, *OTHER_LOGPROBS], key=itemgetter(1), reverse=True) for own in found)
-    return tuple(TokenLogprob(own[1], tuple(others[:top])) for own, others in zip(found, likeliest, strict=True))
+    return tuple(frames.TokenLogprob(own[1], tuple(others[:top])) for own, others in zip(found, likeliest, strict=True))
 
 
 def encode_completion(text: str) -> list[int]:
@@ -217,30 +206,34 @@ ONE_TURN_CASES = [case for case in sorted(HARMONY.glob("*/")) if not (case / "to
 
 
 @cache
-def recorded_tokens(case: Path) -> tuple[TokenFrame, ...]:
-    return tuple(read_frames(case / "tokens.jsonl", TokenFrame))
+def recorded_tokens(case: Path) -> tuple[frames.TokenFrame, ...]:
+    return tuple(read_frames(case / "tokens.jsonl", frames.TokenFrame))
 
 
-def generation_of(text: str) -> tuple[TokenFrame, ...]:
+def generation_of(text: str) -> tuple[frames.TokenFrame, ...]:
     """A generation of that text, which may hold markers, in one chunk."""
     start = recorded_tokens(HARMONY / "direct_answer")[0]
-    return (start, TokenChunk(tuple(load_encoding().encode_markup(text))), GenerationFinished("stop", 0, 1.0))
+    return (
+        start,
+        frames.TokenChunk(tuple(load_encoding().encode_markup(text))),
+        frames.GenerationFinished("stop", 0, 1.0),
+    )
 
 
-def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenFrame]]:
-    start, *chunks, end = frames
-    token_ids = [token for chunk in chunks if isinstance(chunk, TokenChunk) for token in chunk.token_ids]
-    logprobs = [one for chunk in chunks if isinstance(chunk, TokenChunk) for one in chunk.logprobs]
+def in_any_chunks(sequence: Sequence[frames.TokenFrame]) -> st.SearchStrategy[list[frames.TokenFrame]]:
+    start, *chunks, end = sequence
+    token_ids = [token for chunk in chunks if isinstance(chunk, frames.TokenChunk) for token in chunk.token_ids]
+    logprobs = [one for chunk in chunks if isinstance(chunk, frames.TokenChunk) for one in chunk.logprobs]
 
-    def cut(borders: list[int]) -> list[TokenFrame]:
+    def cut(borders: list[int]) -> list[frames.TokenFrame]:
         ends = sorted({*borders, 0, len(token_ids)})
         pairs = pairwise(ends)
-        return [start, *(TokenChunk(tuple(token_ids[a:b]), tuple(logprobs[a:b])) for a, b in pairs), end]
+        return [start, *(frames.TokenChunk(tuple(token_ids[a:b]), tuple(logprobs[a:b])) for a, b in pairs), end]
 
     return st.lists(st.integers(0, len(token_ids)), max_size=40).map(cut)
 
 
-def any_case() -> st.SearchStrategy[list[TokenFrame]]:
+def any_case() -> st.SearchStrategy[list[frames.TokenFrame]]:
     return st.sampled_from(ONE_TURN_CASES).flatmap(lambda case: in_any_chunks(recorded_tokens(case)))
 
 
@@ -250,17 +243,17 @@ def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
     return install(recorded_responses()).from_stage("parse").through("emit")
 
 
-def emit_with(frames: Sequence[TokenFrame], install: Install) -> list[Any]:
-    return asyncio.run(run_pipeline(pipeline_after_parse(install), frames))
+def emit_with(sequence: Sequence[frames.TokenFrame], install: Install) -> list[Any]:
+    return asyncio.run(run_pipeline(pipeline_after_parse(install), sequence))
 
 
-def events_with(frames: Sequence[TokenFrame], install: Install) -> list[ResponseEvent]:
-    kept = ResponseStarted | ItemTokens | ItemResult
-    return checked(frame for frame in emit_with(frames, install) if not isinstance(frame, kept))
+def events_with(sequence: Sequence[frames.TokenFrame], install: Install) -> list[ResponseEvent]:
+    kept = frames.ResponseStarted | frames.ItemTokens | frames.ItemResult
+    return checked(frame for frame in emit_with(sequence, install) if not isinstance(frame, kept))
 
 
-def response_with(frames: Sequence[TokenFrame], install: Install) -> Response:
-    return final(events_with(frames, install))
+def response_with(sequence: Sequence[frames.TokenFrame], install: Install) -> Response:
+    return final(events_with(sequence, install))
 
 
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -10,49 +10,8 @@ from hypothesis import strategies as st
 from msgspec import convert
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    BrowserAction,
-    CallFinished,
-    CallStarted,
-    CodeCallOpened,
-    CodeOutputs,
-    ConversedFrame,
-    CustomToolCallOpened,
-    EmittedFrame,
-    FinishReason,
-    FunctionCallOpened,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ItemOpened,
-    ItemResult,
-    ItemTokens,
-    ListedTools,
-    McpApprovalOpened,
-    McpCallOpened,
-    McpListToolsOpened,
-    MessageOpened,
-    RawMessages,
-    ReasoningOpened,
-    RefusalOpened,
-    ResponseStarted,
-    ShellCallOpened,
-    ShellOutput,
-    ShellOutputOpened,
-    TurnFinished,
-    WebCallOpened,
-)
-from penstock.pipeline.protocol.events import (
-    Event,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputTextAnnotationAdded,
-    ResponseEvent,
-    ShellCallOutputContentDelta,
-    ShellCallOutputContentDone,
-    to_sse,
-)
+from penstock.pipeline import frames
+from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.items import InputText, ListedTool, Logprob, Message, Phase, TopLogprob
 from penstock.pipeline.protocol.response import ReasoningOptions
 from penstock.pipeline.protocol.tools import ClientForm
@@ -80,116 +39,121 @@ FORMS: dict[ClientForm, str] = {
 }
 """Arguments of each form."""
 
-Piece = str | ItemDelta | AnnotationAdded
-Frames = tuple[ConversedFrame, ...]
+Piece = str | frames.ItemDelta | frames.AnnotationAdded
+Frames = tuple[frames.ConversedFrame, ...]
 
 
 def started(
-    response_id: str = "resp_1", prompt_tokens: int = 7, raw_messages: RawMessages | None = None, **fields: Any
-) -> GenerationStarted:
+    response_id: str = "resp_1", prompt_tokens: int = 7, raw_messages: frames.RawMessages | None = None, **fields: Any
+) -> frames.GenerationStarted:
     begun: dict[str, Any] = {"status": "in_progress", "completed_at": None, "output": ()}
-    return GenerationStarted(response(response_id, **(begun | fields)), INPUT, prompt_tokens, raw_messages=raw_messages)
+    return frames.GenerationStarted(
+        response(response_id, **(begun | fields)), INPUT, prompt_tokens, raw_messages=raw_messages
+    )
 
 
-def item(opening: ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
-    grow = (ItemDelta(piece) if isinstance(piece, str) else piece for piece in pieces)
-    return (opening, *grow, ItemClosed(complete))
+def item(opening: frames.ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
+    grow = (frames.ItemDelta(piece) if isinstance(piece, str) else piece for piece in pieces)
+    return (opening, *grow, frames.ItemClosed(complete))
 
 
 def reasoning(*texts: str, complete: bool = True) -> Frames:
-    return item(ReasoningOpened(), *texts, complete=complete)
+    return item(frames.ReasoningOpened(), *texts, complete=complete)
 
 
 def message(*pieces: Piece, phase: Phase | None = "final_answer", complete: bool = True) -> Frames:
-    return item(MessageOpened(phase), *pieces, complete=complete)
+    return item(frames.MessageOpened(phase), *pieces, complete=complete)
 
 
 def refusal(*texts: str, complete: bool = True) -> Frames:
-    return item(RefusalOpened(), *texts, complete=complete)
+    return item(frames.RefusalOpened(), *texts, complete=complete)
 
 
 def function_call(*texts: str, name: str = "get_weather", complete: bool = True) -> Frames:
-    return item(FunctionCallOpened(name), *texts, complete=complete)
+    return item(frames.FunctionCallOpened(name), *texts, complete=complete)
 
 
 def custom_tool_call(*texts: str, name: str = "shell", complete: bool = True) -> Frames:
-    return item(CustomToolCallOpened(name), *texts, complete=complete)
+    return item(frames.CustomToolCallOpened(name), *texts, complete=complete)
 
 
 def form_call(form: ClientForm, *texts: str, complete: bool = True) -> Frames:
     """A call of a built-in tool that the client runs; it has its own item type."""
-    return item(FunctionCallOpened(form, form=form), *texts or (FORMS[form],), complete=complete)
+    return item(frames.FunctionCallOpened(form, form=form), *texts or (FORMS[form],), complete=complete)
 
 
 def approval(*texts: str, complete: bool = True) -> Frames:
-    return item(McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
+    return item(frames.McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
 
 
 def server_item(
-    opening: ItemOpened | McpListToolsOpened | ShellOutputOpened,
+    opening: frames.ItemOpened | frames.McpListToolsOpened | frames.ShellOutputOpened,
     *texts: str,
-    outcome: CallFinished | None = None,
+    outcome: frames.CallFinished | None = None,
     action: dict[str, Any] | None = None,
     complete: bool = True,
 ) -> Frames:
     """A call that the server runs; if it is not ``complete``, it was cut before it ran."""
-    ran = (CallStarted(action), outcome or CallFinished()) if complete else ()
-    return (opening, *map(ItemDelta, texts), *ran, ItemClosed(complete))
+    ran = (frames.CallStarted(action), outcome or frames.CallFinished()) if complete else ()
+    return (opening, *map(frames.ItemDelta, texts), *ran, frames.ItemClosed(complete))
 
 
 def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
     return server_item(
-        McpListToolsOpened("wiki"), outcome=CallFinished("", error, ListedTools(convert(tools, tuple[ListedTool, ...])))
+        frames.McpListToolsOpened("wiki"),
+        outcome=frames.CallFinished("", error, frames.ListedTools(convert(tools, tuple[ListedTool, ...]))),
     )
 
 
 def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, complete: bool = True) -> Frames:
-    outcome = CallFinished(result, error)
-    return server_item(McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
+    outcome = frames.CallFinished(result, error)
+    return server_item(frames.McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
 
 
 def code_call(
     *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    outcome = CallFinished("2\n", error, CodeOutputs(outputs) if outputs else None)
-    return server_item(CodeCallOpened(), *texts, outcome=outcome, complete=complete)
+    outcome = frames.CallFinished("2\n", error, frames.CodeOutputs(outputs) if outputs else None)
+    return server_item(frames.CodeCallOpened(), *texts, outcome=outcome, complete=complete)
 
 
 def web_call(
     *texts: str, found: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    outcome = CallFinished("Oslo is a city.", error, BrowserAction(found[0]) if found else None)
-    return server_item(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
+    outcome = frames.CallFinished("Oslo is a city.", error, frames.BrowserAction(found[0]) if found else None)
+    return server_item(frames.WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
 
 
 def shell_call(*texts: str, complete: bool = True) -> Frames:
-    return item(ShellCallOpened(), *texts, complete=complete)
+    return item(frames.ShellCallOpened(), *texts, complete=complete)
 
 
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
-    return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, ShellOutput(outputs)))
+    return server_item(
+        frames.ShellOutputOpened(), outcome=frames.CallFinished("a\n", error, frames.ShellOutput(outputs))
+    )
 
 
-def spelled_delta(text: str, alternatives: int = 0) -> ItemDelta:
+def spelled_delta(text: str, alternatives: int = 0) -> frames.ItemDelta:
     """A delta with logprobs: one token for each character, or two for a character of several bytes."""
     tokens = [part for raw in map(str.encode, text) for part in (raw[:1], raw[1:]) if part]
     others = tuple(TopLogprob(chr(97 + rank), (97 + rank,), -1.0 - rank) for rank in range(alternatives))
-    return ItemDelta(text, tuple(Logprob(_token_text(raw), tuple(raw), -0.5, others) for raw in tokens))
+    return frames.ItemDelta(text, tuple(Logprob(_token_text(raw), tuple(raw), -0.5, others) for raw in tokens))
 
 
 def _token_text(raw: bytes) -> str:
     return raw.decode() if raw.isascii() else "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def finished(reason: FinishReason = "stop", **fields: Any) -> TurnFinished:
+def finished(reason: frames.FinishReason = "stop", **fields: Any) -> frames.TurnFinished:
     counts: dict[str, Any] = {"cached_tokens": 4, "output_tokens": 20, "reasoning_tokens": 8, "duration": 2.0}
-    return TurnFinished(reason, **(counts | fields))
+    return frames.TurnFinished(reason, **(counts | fields))
 
 
 def server_turns() -> Frames:
     first = started()
     return (
-        ResponseStarted(first.response, first.input),
+        frames.ResponseStarted(first.response, first.input),
         *mcp_list(LISTED_TOOL),
         *mcp_list(error="It is down."),
         first,
@@ -220,7 +184,7 @@ def whole_turn() -> Frames:
 
 
 def rare_turn() -> Frames:
-    text = message(spelled_delta("Hé", 2), AnnotationAdded(CITATION), spelled_delta("y", 2))
+    text = message(spelled_delta("Hé", 2), frames.AnnotationAdded(CITATION), spelled_delta("y", 2))
     return (started(top_logprobs=2), *text, *refusal("No."), *custom_tool_call("ls"), finished())
 
 
@@ -228,41 +192,49 @@ def summary_turn() -> Frames:
     return (started(reasoning=SUMMARY_OPTIONS), *reasoning("So."), finished())
 
 
-def background_turn(frames: Frames) -> Frames:
-    first, *rest = frames
-    assert isinstance(first, GenerationStarted | ResponseStarted)
+def background_turn(sequence: Frames) -> Frames:
+    first, *rest = sequence
+    assert isinstance(first, frames.GenerationStarted | frames.ResponseStarted)
     return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
-def written_events(frames: Iterable[ConversedFrame]) -> list[ResponseEvent]:
+def written_events(sequence: Iterable[frames.ConversedFrame]) -> list[events.ResponseEvent]:
     """Feed frames to the writer to the end; return its events."""
     writer = ResponseWriter()
-    events = [event for frame in frames for event in writer.feed(frame)]
-    return client_events([*events, *writer.finish()])
+    sent = [event for frame in sequence for event in writer.feed(frame)]
+    return client_events([*sent, *writer.finish()])
 
 
-def client_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
+def client_events(sequence: Iterable[frames.EmittedFrame]) -> list[events.ResponseEvent]:
     """Keep the events; drop the frames that only the store reads."""
-    return [frame for frame in frames if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult)]
+    return [
+        frame
+        for frame in sequence
+        if not isinstance(frame, frames.ResponseStarted | frames.ItemTokens | frames.ItemResult)
+    ]
 
 
-def is_unforeseen(event: Event) -> bool:
+def is_unforeseen(event: events.Event) -> bool:
     """Return True if an event has new content: an item, an annotation or tool output; text deltas do not count."""
-    if isinstance(event, OutputItemDone):
+    if isinstance(event, events.OutputItemDone):
         outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
         return any(outcome) or event.item.id.startswith("ws_")
     return isinstance(
-        event, OutputItemAdded | OutputTextAnnotationAdded | ShellCallOutputContentDelta | ShellCallOutputContentDone
+        event,
+        events.OutputItemAdded
+        | events.OutputTextAnnotationAdded
+        | events.ShellCallOutputContentDelta
+        | events.ShellCallOutputContentDone,
     )
 
 
-def event_types(events: Iterable[Event]) -> list[str]:
+def event_types(sent: Iterable[events.Event]) -> list[str]:
     """The types of events, without the prefix ``response.``."""
-    return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
+    return [str(event.__struct_config__.tag).removeprefix("response.") for event in sent]
 
 
-def sse_json(event: Event) -> dict[str, Any]:
-    name, data, *rest = to_sse(event).decode().split("\n")
+def sse_json(event: events.Event) -> dict[str, Any]:
+    name, data, *rest = events.to_sse(event).decode().split("\n")
     assert rest == ["", ""]
     body: dict[str, Any] = json.loads(data.removeprefix("data: "))
     assert name == f"event: {body['type']}"
@@ -270,10 +242,10 @@ def sse_json(event: Event) -> dict[str, Any]:
 
 
 async def frame_source(
-    frames: Iterable[ConversedFrame], error: BaseException | None = None
-) -> AsyncGenerator[ConversedFrame, None]:
+    sequence: Iterable[frames.ConversedFrame], error: BaseException | None = None
+) -> AsyncGenerator[frames.ConversedFrame, None]:
     """Yield frames as the source of a stage, then raise ``error`` if there is one."""
-    for frame in frames:
+    for frame in sequence:
         yield frame
     if error:
         raise error
@@ -287,11 +259,11 @@ _namespaces = st.sampled_from([None, "home"])
 _characters = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
 _text = st.text(_characters, min_size=1, max_size=5)
 _texts = st.lists(_text, max_size=3)
-_citations = st.builds(lambda end: AnnotationAdded({**CITATION, "end_index": end}), st.integers(0, 9))
+_citations = st.builds(lambda end: frames.AnnotationAdded({**CITATION, "end_index": end}), st.integers(0, 9))
 _errors = st.none() | _text
 
 
-def _plain_items(opening: st.SearchStrategy[ItemOpened]) -> st.SearchStrategy[Frames]:
+def _plain_items(opening: st.SearchStrategy[frames.ItemOpened]) -> st.SearchStrategy[Frames]:
     return st.builds(lambda opened, texts: item(opened, *texts), opening, _texts)
 
 
@@ -322,9 +294,13 @@ def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
 _listings = st.builds(lambda error, tools: mcp_list(*tools, error=error), _errors, _outputs(LISTED_TOOL))
 
 _items: st.SearchStrategy[Frames] = st.one_of(
-    _plain_items(st.just(ReasoningOpened()) | st.just(RefusalOpened()) | st.just(McpApprovalOpened("wiki", "ask"))),
-    _plain_items(st.builds(FunctionCallOpened, _names, _namespaces)),
-    _plain_items(st.builds(CustomToolCallOpened, _names, _namespaces)),
+    _plain_items(
+        st.just(frames.ReasoningOpened())
+        | st.just(frames.RefusalOpened())
+        | st.just(frames.McpApprovalOpened("wiki", "ask"))
+    ),
+    _plain_items(st.builds(frames.FunctionCallOpened, _names, _namespaces)),
+    _plain_items(st.builds(frames.CustomToolCallOpened, _names, _namespaces)),
     st.builds(lambda texts, error: mcp_call(*texts, error=error), _texts, _errors),
     st.builds(lambda texts, error, out: code_call(*texts, error=error, outputs=out), _texts, _errors, _outputs(LOGS)),
     st.builds(
@@ -335,14 +311,16 @@ _items: st.SearchStrategy[Frames] = st.one_of(
 )
 
 
-def _cut_item(frames: Frames) -> Frames:
+def _cut_item(sequence: Frames) -> Frames:
     """Cut an item at the end of its text; if there are several items, keep only the first."""
-    end = next(at for at, frame in enumerate(frames) if isinstance(frame, CallStarted | ItemClosed))
-    return (*frames[:end], ItemClosed(complete=False))
+    end = next(at for at, frame in enumerate(sequence) if isinstance(frame, frames.CallStarted | frames.ItemClosed))
+    return (*sequence[:end], frames.ItemClosed(complete=False))
 
 
 @st.composite
-def _turns(draw: st.DrawFn, first: GenerationStarted, alternatives: int | None, reason: FinishReason) -> Frames:
+def _turns(
+    draw: st.DrawFn, first: frames.GenerationStarted, alternatives: int | None, reason: frames.FinishReason
+) -> Frames:
     """One turn; if it was cut, its last item may be incomplete."""
     items = draw(st.lists(_items | _messages(alternatives), max_size=3))
     if items and reason != "stop" and draw(st.booleans()):
@@ -356,14 +334,19 @@ def _turns(draw: st.DrawFn, first: GenerationStarted, alternatives: int | None, 
 
 @st.composite
 def response_frames(draw: st.DrawFn) -> Frames:
-    reason: FinishReason = draw(st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns"]))
+    reason: frames.FinishReason = draw(
+        st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns"])
+    )
     alternatives = draw(st.sampled_from([None, 0, 2]))
-    raw: RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))
+    raw: frames.RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))
     reasoning = draw(st.sampled_from([ReasoningOptions(None, None), SUMMARY_OPTIONS]))
     prompts = draw(st.lists(st.integers(1, 99), min_size=1, max_size=3))
     begun = [started("resp_1", size, raw, reasoning=reasoning, top_logprobs=alternatives or 0) for size in prompts]
     listed = draw(st.lists(_listings, max_size=2))
-    ahead = (ResponseStarted(begun[0].response, begun[0].input), *(frame for listing in listed for frame in listing))
+    ahead = (
+        frames.ResponseStarted(begun[0].response, begun[0].input),
+        *(frame for listing in listed for frame in listing),
+    )
     earlier = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]
     last = draw(_turns(begun[-1], alternatives, reason))
     return (*(ahead if listed else ()), *(frame for turn in (*earlier, last) for frame in turn))

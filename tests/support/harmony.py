@@ -14,30 +14,7 @@ from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.frames import ResolvedRequest, Sampling
-from penstock.pipeline.protocol.items import (
-    CallStatus,
-    CodeInterpreterCall,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    InputPart,
-    InputText,
-    Item,
-    ItemStatus,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    Message,
-    OutputText,
-    Phase,
-    Reasoning,
-    ReasoningText,
-    Role,
-    ShellCall,
-    ShellCallOutput,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import Effort, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
 from penstock.stages.models.harmony import vocabulary
@@ -66,8 +43,8 @@ _numbers = count()
 
 
 def conversation(
-    *items: Item,
-    history: Sequence[Item] = (),
+    *given: items.Item,
+    history: Sequence[items.Item] = (),
     instructions: str | None = None,
     tools: Sequence[Tool] | Toolset = (),
     effort: Effort | None = None,
@@ -98,12 +75,12 @@ def conversation(
         safety_identifier=None,
         prompt_cache_key=None,
     )
-    return ResolvedRequest(response, tuple(history), items, sampling, DATE, toolset)
+    return ResolvedRequest(response, tuple(history), given, sampling, DATE, toolset)
 
 
-def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
-    part = OutputText if role == "assistant" else InputText
-    return Message(
+def message(role: items.Role, *texts: str, phase: items.Phase | None = None) -> items.Message:
+    part = items.OutputText if role == "assistant" else items.InputText
+    return items.Message(
         id=f"msg_{next(_numbers)}",
         status="completed",
         role=role,
@@ -112,30 +89,32 @@ def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
     )
 
 
-def reasoning(*texts: str) -> Reasoning:
-    return Reasoning(id=f"rs_{next(_numbers)}", content=tuple(ReasoningText(text) for text in texts))
+def reasoning(*texts: str) -> items.Reasoning:
+    return items.Reasoning(id=f"rs_{next(_numbers)}", content=tuple(items.ReasoningText(text) for text in texts))
 
 
 def call(
     name: str,
     arguments: str,
     call_id: str = "call_1",
-    status: ItemStatus = "completed",
+    status: items.ItemStatus = "completed",
     namespace: str | UnsetType = UNSET,
-) -> FunctionCall:
-    return FunctionCall(f"fc_{next(_numbers)}", call_id, name, arguments, status, namespace)
+) -> items.FunctionCall:
+    return items.FunctionCall(f"fc_{next(_numbers)}", call_id, name, arguments, status, namespace)
 
 
-def output(text: str | tuple[InputPart, ...], call_id: str = "call_1") -> FunctionCallOutput:
-    return FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
+def output(text: str | tuple[items.InputPart, ...], call_id: str = "call_1") -> items.FunctionCallOutput:
+    return items.FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
 
 
-def custom_call(name: str, text: str, call_id: str = "call_1", namespace: str | UnsetType = UNSET) -> CustomToolCall:
-    return CustomToolCall(f"ctc_{next(_numbers)}", call_id, name, text, "completed", namespace)
+def custom_call(
+    name: str, text: str, call_id: str = "call_1", namespace: str | UnsetType = UNSET
+) -> items.CustomToolCall:
+    return items.CustomToolCall(f"ctc_{next(_numbers)}", call_id, name, text, "completed", namespace)
 
 
-def custom_output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> CustomToolCallOutput:
-    return CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
+def custom_output(text: str | tuple[items.InputText, ...], call_id: str = "call_1") -> items.CustomToolCallOutput:
+    return items.CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
 
 
 def mcp_call(
@@ -144,39 +123,41 @@ def mcp_call(
     output: str | None = "done",
     *,
     label: str = "docs",
-    status: CallStatus = "completed",
+    status: items.CallStatus = "completed",
     error: dict[str, Any] | None = None,
-) -> McpCall:
-    return McpCall(f"mcp_{next(_numbers)}", label, name, arguments, status, output, error)
+) -> items.McpCall:
+    return items.McpCall(f"mcp_{next(_numbers)}", label, name, arguments, status, output, error)
 
 
-def approval(name: str, arguments: str = "{}", *, label: str = "docs") -> McpApprovalRequest:
-    return McpApprovalRequest(f"mcpr_{next(_numbers)}", label, name, arguments)
+def approval(name: str, arguments: str = "{}", *, label: str = "docs") -> items.McpApprovalRequest:
+    return items.McpApprovalRequest(f"mcpr_{next(_numbers)}", label, name, arguments)
 
 
-def decision(request: McpApprovalRequest, *, approve: bool, reason: str | None = None) -> McpApprovalResponse:
-    return McpApprovalResponse(f"mcpa_{next(_numbers)}", request.id, approve, reason)
+def decision(
+    request: items.McpApprovalRequest, *, approve: bool, reason: str | None = None
+) -> items.McpApprovalResponse:
+    return items.McpApprovalResponse(f"mcpa_{next(_numbers)}", request.id, approve, reason)
 
 
-def code_call(code: str, *logs: str, status: CallStatus = "completed") -> CodeInterpreterCall:
+def code_call(code: str, *logs: str, status: items.CallStatus = "completed") -> items.CodeInterpreterCall:
     """A code interpreter call, with its logs if there are any."""
     outputs = tuple({"type": "logs", "logs": text} for text in logs) or None
-    return CodeInterpreterCall(f"ci_{next(_numbers)}", code, "cntr_1", status, outputs)
+    return items.CodeInterpreterCall(f"ci_{next(_numbers)}", code, "cntr_1", status, outputs)
 
 
-def web_call(status: CallStatus = "completed", **action: Any) -> WebSearchCall:
-    return WebSearchCall(f"ws_{next(_numbers)}", action, status)
+def web_call(status: items.CallStatus = "completed", **action: Any) -> items.WebSearchCall:
+    return items.WebSearchCall(f"ws_{next(_numbers)}", action, status)
 
 
-def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> ShellCall:
+def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> items.ShellCall:
     """A shell call; it runs in the sandbox if ``here``, else at the client."""
     environment = {"type": "container_reference" if here else "local"}
     number = f"sh_{next(_numbers)}"
-    return ShellCall(number, call_id, {"commands": list(commands), **action}, "completed", environment)
+    return items.ShellCall(number, call_id, {"commands": list(commands), **action}, "completed", environment)
 
 
-def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> ShellCallOutput:
-    return ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
+def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> items.ShellCallOutput:
+    return items.ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
 
 
 def function(

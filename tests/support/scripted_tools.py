@@ -13,27 +13,8 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.frames import (
-    CallData,
-    CodeCallOpened,
-    ConversedFrame,
-    FinishReason,
-    FunctionCallOpened,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ItemOpened,
-    McpApprovalOpened,
-    McpCallOpened,
-    MessageOpened,
-    ParsedFrame,
-    ReasoningOpened,
-    ResolvedRequest,
-    Sampling,
-    ShellCallOpened,
-    TurnFinished,
-)
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
@@ -41,59 +22,63 @@ from penstock.stages.converse.exchange import Limits
 from penstock.stages.services.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
 from tests.support.stored_responses import response
 
-Turn = Sequence[ParsedFrame]
+Turn = Sequence[frames.ParsedFrame]
 
 
-def item(opening: ItemOpened, text: str = "", *, complete: bool = True) -> list[ParsedFrame]:
+def item(opening: frames.ItemOpened, text: str = "", *, complete: bool = True) -> list[frames.ParsedFrame]:
     half = len(text) // 2
-    return [opening, *(ItemDelta(piece) for piece in (text[:half], text[half:]) if piece), ItemClosed(complete)]
+    return [
+        opening,
+        *(frames.ItemDelta(piece) for piece in (text[:half], text[half:]) if piece),
+        frames.ItemClosed(complete),
+    ]
 
 
-def code(text: str = "1 + 1", *, complete: bool = True) -> list[ParsedFrame]:
-    return item(CodeCallOpened(), text, complete=complete)
+def code(text: str = "1 + 1", *, complete: bool = True) -> list[frames.ParsedFrame]:
+    return item(frames.CodeCallOpened(), text, complete=complete)
 
 
-def shell(text: str = '{"cmd": ["ls"]}') -> list[ParsedFrame]:
-    return item(ShellCallOpened(), text)
+def shell(text: str = '{"cmd": ["ls"]}') -> list[frames.ParsedFrame]:
+    return item(frames.ShellCallOpened(), text)
 
 
-def mcp(name: str = "add", text: str = "{}") -> list[ParsedFrame]:
-    return item(McpCallOpened("docs", name), text)
+def mcp(name: str = "add", text: str = "{}") -> list[frames.ParsedFrame]:
+    return item(frames.McpCallOpened("docs", name), text)
 
 
-def function(name: str = "ask", text: str = "{}") -> list[ParsedFrame]:
-    return item(FunctionCallOpened(name), text)
+def function(name: str = "ask", text: str = "{}") -> list[frames.ParsedFrame]:
+    return item(frames.FunctionCallOpened(name), text)
 
 
-def approval(name: str = "add", text: str = '{"a": 1}') -> list[ParsedFrame]:
-    return item(McpApprovalOpened("docs", name), text)
+def approval(name: str = "add", text: str = '{"a": 1}') -> list[frames.ParsedFrame]:
+    return item(frames.McpApprovalOpened("docs", name), text)
 
 
-def thought(text: str = "Hm.", recipient: str | None = None) -> list[ParsedFrame]:
-    return item(ReasoningOpened(recipient), text)
+def thought(text: str = "Hm.", recipient: str | None = None) -> list[frames.ParsedFrame]:
+    return item(frames.ReasoningOpened(recipient), text)
 
 
-def answer(text: str = "Done.") -> list[ParsedFrame]:
-    return item(MessageOpened("final_answer"), text)
+def answer(text: str = "Done.") -> list[frames.ParsedFrame]:
+    return item(frames.MessageOpened("final_answer"), text)
 
 
-def turn(*items: list[ParsedFrame], reason: FinishReason = "stop") -> list[ParsedFrame]:
+def turn(*items: list[frames.ParsedFrame], reason: frames.FinishReason = "stop") -> list[frames.ParsedFrame]:
     """All frames of a turn after the first, which the model yields itself."""
-    ending = TurnFinished(reason, cached_tokens=0, output_tokens=5, reasoning_tokens=0, duration=1.0)
-    return [frame for frames in items for frame in frames] + [ending]
+    ending = frames.TurnFinished(reason, cached_tokens=0, output_tokens=5, reasoning_tokens=0, duration=1.0)
+    return [frame for sequence in items for frame in sequence] + [ending]
 
 
-def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> ResolvedRequest:
+def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> frames.ResolvedRequest:
     """A request with all built-in tools and a server of tools called ``docs``."""
     hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
     asked = Message("msg_0", "completed", "user", (InputText("Hello."),))
     begun = response("resp_1", status="in_progress", output=(), completed_at=None)
     max_tool_calls = fields.pop("max_tool_calls", None)
-    return ResolvedRequest(
+    return frames.ResolvedRequest(
         replace(begun, max_tool_calls=max_tool_calls),
         history=(),
         input=items or (asked,),
-        sampling=Sampling(1.0, 1.0),
+        sampling=frames.Sampling(1.0, 1.0),
         date="2026-11-21",
         tools=Toolset(tools=hosted) if tools is None else tools,
         **fields,
@@ -107,15 +92,15 @@ class ScriptedModel:
     turns: Sequence[Turn]
     error: Exception | None = None
     """Raised after the last turn."""
-    read: list[ResolvedRequest] = field(default_factory=list)
+    read: list[frames.ResolvedRequest] = field(default_factory=list)
 
-    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+    async def __call__(self, source: AsyncIterator[frames.ResolvedRequest]) -> AsyncGenerator[frames.ParsedFrame, None]:
         async for given in source:
             at = len(self.read)
             self.read.append(given)
             if self.error and at >= len(self.turns):
                 raise self.error
-            yield GenerationStarted(given.response, given.input, 10 * (at + 1), given.tools)
+            yield frames.GenerationStarted(given.response, given.input, 10 * (at + 1), given.tools)
             for frame in self.turns[min(at, len(self.turns) - 1)]:
                 yield frame
 
@@ -206,27 +191,27 @@ class ScriptedConverse:
         inner = Pipeline.start("model", self.model)
         self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
 
-    async def talk(self, given: ResolvedRequest | None = None) -> list[ConversedFrame]:
+    async def talk(self, given: frames.ResolvedRequest | None = None) -> list[frames.ConversedFrame]:
         """Run one conversation; return all frames."""
-        async with aclosing(self.converse(source_of([given or conversation()]))) as frames:
-            return [frame async for frame in frames]
+        async with aclosing(self.converse(source_of([given or conversation()]))) as sequence:
+            return [frame async for frame in sequence]
 
 
 DOCS = Toolset(servers=(McpServer("docs", approves_rest=False),))
 
 
-def frame_kinds(frames: list[ConversedFrame]) -> list[str]:
+def frame_kinds(sequence: list[frames.ConversedFrame]) -> list[str]:
     """The types of frames, without deltas."""
-    return [type(frame).__name__ for frame in frames if not isinstance(frame, ItemDelta)]
+    return [type(frame).__name__ for frame in sequence if not isinstance(frame, frames.ItemDelta)]
 
 
-def finish_reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
-    return [frame.reason for frame in frames if isinstance(frame, TurnFinished)]
+def finish_reasons(sequence: list[frames.ConversedFrame]) -> list[frames.FinishReason]:
+    return [frame.reason for frame in sequence if isinstance(frame, frames.TurnFinished)]
 
 
 RunCell = Callable[..., Awaitable[str]]
 
-NO_CONVERSATION = cast("ResolvedRequest", None)
+NO_CONVERSATION = cast("frames.ResolvedRequest", None)
 """A conversation for hosts that do not read it."""
 
 
@@ -236,7 +221,7 @@ class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool: str
     result: str = ""
     error: str | None = None
-    data: CallData | None = None
+    data: frames.CallData | None = None
     action: dict[str, Any] | None = None
 
 
@@ -277,7 +262,7 @@ class RecordedHost:
     namespace: str
     play: ScriptPlayer
 
-    def session(self, conversation: ResolvedRequest) -> Session:
+    def session(self, conversation: frames.ResolvedRequest) -> Session:
         return self
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:

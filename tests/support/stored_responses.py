@@ -7,84 +7,71 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import ResolvedRequest, Sampling
-from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
-    CodeInterpreterCall,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    ListedTool,
-    LocalShellCall,
-    LocalShellCallOutput,
-    Logprob,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    ShellCall,
-    ShellCallOutput,
-    SummaryText,
-    TopLogprob,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.stages.services.store.database import NOW, Statement
 from penstock.stages.services.store.store import Store, StoredConversation, StoredResponse
 
-ITEMS: tuple[Item, ...] = (
-    Message("msg_1", "completed", "user", (InputText("Grüße 🐍 \u0000 <|end|>"),)),
-    Message("msg_2", "completed", "developer", ()),
-    Message("msg_3", "incomplete", "assistant", (OutputText("It"), Refusal("no")), "commentary"),
-    Message(
+ITEMS: tuple[items.Item, ...] = (
+    items.Message("msg_1", "completed", "user", (items.InputText("Grüße 🐍 \u0000 <|end|>"),)),
+    items.Message("msg_2", "completed", "developer", ()),
+    items.Message("msg_3", "incomplete", "assistant", (items.OutputText("It"), items.Refusal("no")), "commentary"),
+    items.Message(
         "msg_4",
         "completed",
         "assistant",
-        (OutputText("a", ({"type": "file"},), (Logprob("a", (97,), -0.5, (TopLogprob("a", (97,), -0.5),)),)),),
+        (
+            items.OutputText(
+                "a", ({"type": "file"},), (items.Logprob("a", (97,), -0.5, (items.TopLogprob("a", (97,), -0.5),)),)
+            ),
+        ),
     ),
-    Reasoning("rs_1", (SummaryText("short"),), (ReasoningText("long"),), "sealed", "completed"),
-    Reasoning("rs_2"),
-    Reasoning("rs_3", content=()),
-    FunctionCall("fc_1", "call_1", "weather", '{"city": "Rome', "incomplete"),
-    FunctionCall("fc_2", "call_2", "weather", "{}", "completed", "maps"),
-    FunctionCallOutput("fco_1", "call_1", "sunny", "completed"),
-    FunctionCallOutput("fco_2", "call_1", (InputText("sun"), InputText("ny")), "completed"),
-    CustomToolCall("ctc_1", "call_3", "shell", "ls", "completed"),
-    CustomToolCallOutput("ctco_1", "call_3", (InputText("file"),), "completed"),
-    AdditionalTools("at_1", "developer", ({"type": "function", "name": "weather"},)),
-    LocalShellCall("lsh_1", "call_4", {"type": "exec", "command": ["ls", "-l"], "env": {}}, "completed"),
-    LocalShellCallOutput("call_4", "a\nb\n", "incomplete"),
-    LocalShellCallOutput("call_5", "c"),
-    ShellCall("sh_1", "call_6", {"commands": ["ls", "pwd"], "timeout_ms": 1000}, "completed"),
-    ShellCall("sh_2", "call_7", {"commands": []}, "incomplete", {"type": "container_reference", "container_id": "c"}),
-    ShellCallOutput("sho_1", "call_6", ({"stdout": "a\n", "stderr": "", "outcome": {"type": "timeout"}},), "completed"),
-    ShellCallOutput("sho_2", "call_7", (), "incomplete", 1000),
-    ApplyPatchCall("apc_1", "call_8", {"type": "update_file", "path": "a", "diff": "-a\n+b\n"}, "completed"),
-    ApplyPatchCallOutput("apco_1", "call_8", "failed", "no such file"),
-    McpListTools("mcpl_1", "maps", (ListedTool("find", {"type": "object"}, "Finds.", {"readOnlyHint": True}),)),
-    McpListTools("mcpl_2", "maps", (), "It is down."),
-    McpCall("mcp_1", "maps", "find", "{}", "completed", "here", approval_request_id="mcpr_1"),
-    McpCall("mcp_2", "maps", "find", '{"', "failed", error={"type": "protocol_error", "code": 1, "message": "No."}),
-    McpApprovalRequest("mcpr_1", "maps", "find", "{}"),
-    McpApprovalResponse("mcpa_1", "mcpr_1", approve=False, reason="Not now."),
-    CodeInterpreterCall("ci_1", "print(7)", "cntr_1", "completed", ({"type": "logs", "logs": "7\n"},)),
-    CodeInterpreterCall("ci_2", "while", "cntr_1", "failed"),
-    WebSearchCall("ws_1", {"type": "search", "query": "snakes", "sources": [{"type": "url", "url": "u"}]}, "completed"),
+    items.Reasoning("rs_1", (items.SummaryText("short"),), (items.ReasoningText("long"),), "sealed", "completed"),
+    items.Reasoning("rs_2"),
+    items.Reasoning("rs_3", content=()),
+    items.FunctionCall("fc_1", "call_1", "weather", '{"city": "Rome', "incomplete"),
+    items.FunctionCall("fc_2", "call_2", "weather", "{}", "completed", "maps"),
+    items.FunctionCallOutput("fco_1", "call_1", "sunny", "completed"),
+    items.FunctionCallOutput("fco_2", "call_1", (items.InputText("sun"), items.InputText("ny")), "completed"),
+    items.CustomToolCall("ctc_1", "call_3", "shell", "ls", "completed"),
+    items.CustomToolCallOutput("ctco_1", "call_3", (items.InputText("file"),), "completed"),
+    items.AdditionalTools("at_1", "developer", ({"type": "function", "name": "weather"},)),
+    items.LocalShellCall("lsh_1", "call_4", {"type": "exec", "command": ["ls", "-l"], "env": {}}, "completed"),
+    items.LocalShellCallOutput("call_4", "a\nb\n", "incomplete"),
+    items.LocalShellCallOutput("call_5", "c"),
+    items.ShellCall("sh_1", "call_6", {"commands": ["ls", "pwd"], "timeout_ms": 1000}, "completed"),
+    items.ShellCall(
+        "sh_2", "call_7", {"commands": []}, "incomplete", {"type": "container_reference", "container_id": "c"}
+    ),
+    items.ShellCallOutput(
+        "sho_1", "call_6", ({"stdout": "a\n", "stderr": "", "outcome": {"type": "timeout"}},), "completed"
+    ),
+    items.ShellCallOutput("sho_2", "call_7", (), "incomplete", 1000),
+    items.ApplyPatchCall("apc_1", "call_8", {"type": "update_file", "path": "a", "diff": "-a\n+b\n"}, "completed"),
+    items.ApplyPatchCallOutput("apco_1", "call_8", "failed", "no such file"),
+    items.McpListTools(
+        "mcpl_1", "maps", (items.ListedTool("find", {"type": "object"}, "Finds.", {"readOnlyHint": True}),)
+    ),
+    items.McpListTools("mcpl_2", "maps", (), "It is down."),
+    items.McpCall("mcp_1", "maps", "find", "{}", "completed", "here", approval_request_id="mcpr_1"),
+    items.McpCall(
+        "mcp_2", "maps", "find", '{"', "failed", error={"type": "protocol_error", "code": 1, "message": "No."}
+    ),
+    items.McpApprovalRequest("mcpr_1", "maps", "find", "{}"),
+    items.McpApprovalResponse("mcpa_1", "mcpr_1", approve=False, reason="Not now."),
+    items.CodeInterpreterCall("ci_1", "print(7)", "cntr_1", "completed", ({"type": "logs", "logs": "7\n"},)),
+    items.CodeInterpreterCall("ci_2", "while", "cntr_1", "failed"),
+    items.WebSearchCall(
+        "ws_1", {"type": "search", "query": "snakes", "sources": [{"type": "url", "url": "u"}]}, "completed"
+    ),
 )
 """Items of every kind."""
 
 
 def response(response_id: str = "resp_1", **fields: Any) -> Response:
-    message = Message(f"msg_{response_id}", "completed", "assistant", (OutputText("Hello!"),), "final_answer")
+    message = items.Message(
+        f"msg_{response_id}", "completed", "assistant", (items.OutputText("Hello!"),), "final_answer"
+    )
     defaults: dict[str, Any] = {
         "created_at": 1_800_000_000,
         "completed_at": 1_800_000_002,
@@ -109,8 +96,8 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
     return Response(id=response_id, **(defaults | fields))
 
 
-def stored_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    return StoredResponse(response(response_id, **fields), items)
+def stored_response(response_id: str = "resp_1", *given: items.Item, **fields: Any) -> StoredResponse:
+    return StoredResponse(response(response_id, **fields), given)
 
 
 def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
@@ -118,8 +105,8 @@ def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
     return replace(stored, response=response, tokens={})
 
 
-def queued_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    return stored_response(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
+def queued_response(response_id: str = "resp_1", *given: items.Item, **fields: Any) -> StoredResponse:
+    return stored_response(response_id, *given, **{"status": "queued", "output": (), "background": True, **fields})
 
 
 def request_of(stored: StoredResponse) -> ResolvedRequest:
@@ -136,9 +123,9 @@ def stored_conversation(conversation_id: str = "conv_1", **metadata: str) -> Sto
 
 
 def conversation_response(
-    response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any
+    response_id: str, *given: items.Item, conversation_id: str = "conv_1", **fields: Any
 ) -> StoredResponse:
-    return stored_response(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
+    return stored_response(response_id, *given, conversation=ConversationReference(conversation_id), **fields)
 
 
 async def execute_sql(store: Store, sql: str) -> None:

@@ -14,19 +14,9 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import Unit
 from penstock.stages.services.store.sqlite import SqliteDatabase
+from tests.support import server
 from tests.support.api_clients import USER_MESSAGE, Json, conversation_id, openai_client, wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.server import (
-    CALL,
-    CONVERSATION_ITEMS,
-    ENDLESS,
-    HELLO,
-    WEATHER,
-    PacedServer,
-    ScriptedServer,
-    running_server,
-    script,
-)
 
 
 @pytest.fixture
@@ -35,7 +25,7 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("33")
-async def test_responses_are_added_one_after_another(served: ScriptedServer) -> None:
+async def test_responses_are_added_one_after_another(served: server.ScriptedServer) -> None:
     path = await served.create_conversation({"role": "developer", "content": "Be kind."})
     conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
@@ -53,8 +43,8 @@ async def test_responses_are_added_one_after_another(served: ScriptedServer) -> 
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
-async def test_input_items_include_the_conversation(served: ScriptedServer) -> None:
-    path = await served.create_conversation(*CONVERSATION_ITEMS)
+async def test_input_items_include_the_conversation(served: server.ScriptedServer) -> None:
+    path = await served.create_conversation(*server.CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     responses = [(await served.post(asked))[1] for _ in range(2)]
     listed = await served.conversation_items(path)
@@ -64,8 +54,8 @@ async def test_input_items_include_the_conversation(served: ScriptedServer) -> N
         assert page["data"] == listed[:length]
 
 
-async def test_counting_tokens_only_reads_the_conversation(served: ScriptedServer) -> None:
-    path = await served.create_conversation(*CONVERSATION_ITEMS)
+async def test_counting_tokens_only_reads_the_conversation(served: server.ScriptedServer) -> None:
+    path = await served.create_conversation(*server.CONVERSATION_ITEMS)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, counted = await served.post(asked, "/v1/responses/input_tokens")
     _, response = await served.post(asked)
@@ -83,12 +73,12 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 
 
 @pytest.mark.defect("V12", "19")
-async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer) -> None:
+async def test_calls_and_outputs_go_through_a_conversation(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
-    served.engine.script = script(CALL)
-    asked = {"conversation": conversation_id(path), "tools": [WEATHER]}
+    served.engine.script = server.script(server.CALL)
+    asked = {"conversation": conversation_id(path), "tools": [server.WEATHER]}
     _, first = await served.post({"input": "How is Paris?", **asked})
-    served.engine.script = script()
+    served.engine.script = server.script()
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
     assert (await served.post({"input": [output], **asked}))[0] == 200
     kinds = [item["type"] for item in await served.conversation_items(path)]
@@ -106,46 +96,46 @@ async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServe
     ],
 )
 async def test_failed_response_is_not_added(
-    served: ScriptedServer, background: bool, outcome: tuple[Json, int | None, str, int]
+    served: server.ScriptedServer, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
     options, limit, status, added = outcome
     path = await served.create_conversation()
-    served.engine.script = script(HELLO.removesuffix("<|return|>"), **options)
+    served.engine.script = server.script(server.HELLO.removesuffix("<|return|>"), **options)
     asked = {"input": "Hi", "conversation": conversation_id(path), "max_output_tokens": limit, "background": background}
     _, response = await served.post(asked)
     assert (await served.wait_for_end(response["id"]))["status"] == status
     assert len(await served.conversation_items(path)) == added
-    served.engine.script = script()
+    served.engine.script = server.script()
     assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
 
 
-async def test_cancelled_response_is_not_added(served: ScriptedServer) -> None:
+async def test_cancelled_response_is_not_added(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
-    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
+    served.engine.script = server.script(server.ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, response = await served.post({**asked, "background": True})
     _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
     assert cancelled["status"] == "cancelled"
     assert await served.conversation_items(path) == []
-    served.engine.script = script()
+    served.engine.script = server.script()
     assert (await served.post(asked))[0] == 200
 
 
-async def test_abandoned_response_is_not_added(served: ScriptedServer) -> None:
+async def test_abandoned_response_is_not_added(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
-    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
+    served.engine.script = server.script(server.ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
-    served.engine.script = script()
+    served.engine.script = server.script()
     async with asyncio.timeout(120):
         while (await served.post(asked))[0] != 200:
             await asyncio.sleep(0.02)
     assert len(await served.conversation_items(path)) == 3
 
 
-async def test_unstored_response_is_added_to_its_conversation(served: ScriptedServer) -> None:
+async def test_unstored_response_is_added_to_its_conversation(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
     _, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
@@ -153,7 +143,7 @@ async def test_unstored_response_is_added_to_its_conversation(served: ScriptedSe
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_second_concurrent_response_is_refused(served: PacedServer, background: bool) -> None:
+async def test_second_concurrent_response_is_refused(served: server.PacedServer, background: bool) -> None:
     path = await served.create_conversation({**USER_MESSAGE, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.hold()
@@ -176,16 +166,16 @@ async def test_second_concurrent_response_is_refused(served: PacedServer, backgr
     assert len(await served.conversation_items(path)) == 7
 
 
-async def test_openai_python_retries_after_a_conflict(served: ScriptedServer) -> None:
+async def test_openai_python_retries_after_a_conflict(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
-    served.engine.script = script(latency=0.01)
+    served.engine.script = server.script(latency=0.01)
     async with openai_client(served.url, retries=9) as client:
         asked: Any = {"conversation": conversation_id(path)}
         await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
     assert len(await served.conversation_items(path)) == 6
 
 
-async def test_conversation_may_be_deleted_during_a_response(served: PacedServer) -> None:
+async def test_conversation_may_be_deleted_during_a_response(served: server.PacedServer) -> None:
     path = await served.create_conversation()
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
@@ -201,8 +191,8 @@ async def test_conversation_may_be_deleted_during_a_response(served: PacedServer
     assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
 
 
-async def test_conversation_continues_after_any_deletion(served: ScriptedServer) -> None:
-    path = await served.create_conversation(*CONVERSATION_ITEMS)
+async def test_conversation_continues_after_any_deletion(served: server.ScriptedServer) -> None:
+    path = await served.create_conversation(*server.CONVERSATION_ITEMS)
     calls = [item["id"] for item in await served.conversation_items(path) if item["type"].endswith("_call")]
     for call in calls:
         assert (await served.delete(f"{path}/items/{call}"))[0] == 200
@@ -226,7 +216,7 @@ class Stalled(SqliteDatabase):
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
 async def test_cancelled_request_leaves_no_lock(tmp_path: Path, way: Json) -> None:
     database = Stalled(tmp_path / "store.sqlite3")
-    async with running_server(ScriptedEngine(script()), database) as served:
+    async with server.running_server(ScriptedEngine(server.script()), database) as served:
         path = await served.create_conversation()
         asked = {"input": "Hi", "conversation": conversation_id(path)}
         database.flows.clear()

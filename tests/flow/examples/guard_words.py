@@ -14,16 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage
-from penstock.pipeline.frames import (
-    ItemClosed,
-    ItemDelta,
-    ParsedFrame,
-    ReasoningOpened,
-    TokenChunk,
-    TokenFrame,
-    TurnFinished,
-)
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
@@ -32,9 +24,9 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 class Counted:
     tokens: int = 0
 
-    async def count(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async def count(self, source: AsyncIterator[frames.TokenFrame]) -> AsyncGenerator[frames.TokenFrame, None]:
         async for frame in source:
-            if isinstance(frame, TokenChunk):
+            if isinstance(frame, frames.TokenChunk):
                 self.tokens += len(frame.token_ids)
             yield frame
 
@@ -43,25 +35,25 @@ class Counted:
 class Guard:
     """Parse the model's output as ``parse`` does, until an item contains one of the ``words``."""
 
-    parse: Stage[TokenFrame, ParsedFrame]
+    parse: Stage[frames.TokenFrame, frames.ParsedFrame]
     words: tuple[str, ...]
 
-    async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async def __call__(self, source: AsyncIterator[frames.TokenFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
         pattern = re.compile("|".join(map(re.escape, self.words)), re.IGNORECASE)
         longest = max(map(len, self.words))
         read, thought, opened_at, is_thought, tail = Counted(), 0, 0, False, ""
-        async with aclosing(self.parse(read.count(source))) as frames:
-            async for frame in frames:
-                if isinstance(frame, ItemDelta):
+        async with aclosing(self.parse(read.count(source))) as sequence:
+            async for frame in sequence:
+                if isinstance(frame, frames.ItemDelta):
                     tail = tail[-longest:] + frame.text
                     if pattern.search(tail):
                         thought += (read.tokens - opened_at) * is_thought
-                        yield ItemClosed(complete=False)
-                        yield TurnFinished("content_filter", 0, read.tokens, thought, duration=0.0)
+                        yield frames.ItemClosed(complete=False)
+                        yield frames.TurnFinished("content_filter", 0, read.tokens, thought, duration=0.0)
                         return
                 else:  # an item ends or begins
                     thought += (read.tokens - opened_at) * is_thought
-                    opened_at, is_thought, tail = read.tokens, isinstance(frame, ReasoningOpened), ""
+                    opened_at, is_thought, tail = read.tokens, isinstance(frame, frames.ReasoningOpened), ""
                 yield frame
 
 
