@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import Prompt, Sampling, Scheduling
@@ -118,6 +119,12 @@ WEATHER_TOOL: Any = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 
+
+ON_SHARED_ENGINE = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+"""Marks of tests that await an engine of the session."""
 
 HELLO = "Hello! How can I help you today?"
 

@@ -11,13 +11,6 @@ import pytest
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 
-async def test_stream_helper_accumulates_the_response(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
-    async with sdk.responses.stream(model="tiny", input="Hi") as stream:
-        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
-        response = await stream.get_final_response()
-    assert "".join(deltas) == response.output_text == "Hello!"
-
-
 async def test_function_call_makes_the_round(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
     served.engine.script = script(CALL)
     tools: Any = [WEATHER]

@@ -10,15 +10,12 @@ import pytest
 
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.services.engines.vllm import VllmEngine
-from tests.support.engine_requests import EngineStats, prompt, rename, sampled, stoppable, until_idle
+from tests.support.engine_requests import ON_SHARED_ENGINE, EngineStats, prompt, rename, sampled, stoppable, until_idle
 from tests.support.event_streams import generate, last, token_ids
 from tests.support.server import running_server
 from tests.support.tiny_engine import QUEUE
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 ENDLESS = 5000
 """A token limit that no test reaches."""

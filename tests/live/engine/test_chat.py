@@ -14,15 +14,20 @@ import pytest
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
-from tests.support.engine_requests import HELLO, WEATHER_TOOL, ChatEngine, answer, stoppable, until_idle
+from tests.support.engine_requests import (
+    HELLO,
+    ON_SHARED_ENGINE,
+    WEATHER_TOOL,
+    ChatEngine,
+    answer,
+    stoppable,
+    until_idle,
+)
 from tests.support.event_streams import final, run_request
 from tests.support.server import Server, running_server
 from tests.support.stores import open_store
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 
 async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:

@@ -9,12 +9,9 @@ import pytest
 
 from penstock.pipeline.protocol.items import FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
-from tests.support.engine_requests import ChatEngine, answer
+from tests.support.engine_requests import ON_SHARED_ENGINE, ChatEngine, answer
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 PERSON: Any = {
     "type": "object",

@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.tap import Tap
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_responses
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
+from tests.support.engine_requests import ON_SHARED_ENGINE
 from tests.support.event_streams import final, run_request, token_ids
 from tests.support.stores import open_store
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 Frame = TypeVar("Frame")
 

@@ -22,16 +22,13 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
-from tests.support.engine_requests import prompt, rename, sampled, scheduled
+from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, rename, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 GAUGES = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:8]

@@ -29,16 +29,13 @@ from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import Images
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
-from tests.support.engine_requests import prompt
+from tests.support.engine_requests import ON_SHARED_ENGINE, prompt
 from tests.support.event_streams import final, generate, run_request
 from tests.support.paths import ROOT
 from tests.support.stores import open_store
 from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 Json = dict[str, Any]
 

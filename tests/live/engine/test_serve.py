@@ -39,43 +39,6 @@ def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
     assert "👩‍🚀" in text
 
 
-def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
-    with client.responses.stream(model="tiny-gpt-oss", input="Count from 1 to 100.", temperature=0) as stream:
-        for _ in stream:
-            pass
-        assert stream.get_final_response().output_text.endswith("98 99 100")
-
-
-def test_function_call_is_continued_by_id(client: openai.OpenAI) -> None:
-    called = client.responses.create(
-        model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
-    )
-    call = called.output[-1]
-    assert call.type == "function_call"
-    assert json.loads(call.arguments) == {"city": "Paris"}
-    answered = client.responses.create(
-        model="tiny-gpt-oss",
-        previous_response_id=called.id,
-        input=[{"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}],
-        tools=[WEATHER],
-        temperature=0,
-    )
-    assert answered.output_text == "It is 18 °C in Paris right now."
-    assert answered.previous_response_id == called.id
-
-
-def test_function_call_is_continued_by_replay(client: openai.OpenAI) -> None:
-    asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-    called = client.responses.create(model="tiny-gpt-oss", input=asked, tools=[WEATHER], temperature=0, store=False)
-    call: Any = called.output[-1]
-    echoed: Any = [item.model_dump(exclude_none=True) for item in called.output]
-    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
-    answered = client.responses.create(
-        model="tiny-gpt-oss", input=[*asked, *echoed, output], tools=[WEATHER], temperature=0, store=False
-    )
-    assert answered.output_text == "It is 18 °C in Paris right now."
-
-
 def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
     first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
     second = client.responses.create(

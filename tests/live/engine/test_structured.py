@@ -12,12 +12,9 @@ import pytest
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.vllm import VllmEngine
-from tests.support.engine_requests import answer, respond, spoken
+from tests.support.engine_requests import ON_SHARED_ENGINE, answer, respond, spoken
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 
 class Person(msgspec.Struct, forbid_unknown_fields=True):

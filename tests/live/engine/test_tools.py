@@ -27,17 +27,14 @@ from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
-from tests.support.engine_requests import answer
+from tests.support.engine_requests import ON_SHARED_ENGINE, answer
 from tests.support.event_streams import final, run_request
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
 from tests.support.sandboxes import available
 from tests.support.stores import open_store
 from tests.support.tool_servers import web_server
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 Json = dict[str, Any]
 

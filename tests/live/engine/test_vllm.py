@@ -23,6 +23,7 @@ from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SI
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import (
+    ON_SHARED_ENGINE,
     EngineStats,
     adapted,
     answer,
@@ -41,10 +42,7 @@ from tests.support.processes import PATIENCE
 from tests.support.server import running_server
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
-]
+pytestmark = ON_SHARED_ENGINE
 
 BABBLE = "start: /[a-z]{60}/ <[200002]>"
 """A grammar for text that the tiny model was not trained on, so all of its tokens are uncertain."""
