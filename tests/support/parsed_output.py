@@ -10,25 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from penstock.pipeline.frames import (
-    ChatTurn,
-    ClientCallOpened,
-    FinishReason,
-    GenerationFinished,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    MessageOpened,
-    ParsedFrame,
-    ReasoningOpened,
-    Repair,
-    ServerCallOpened,
-    TokenChunk,
-    TokenFrame,
-    TokenIds,
-    TokenLogprob,
-    TurnFinished,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
@@ -39,7 +21,7 @@ from penstock.stages.parse.parser import TurnParser
 from tests.support.chat_families import FAMILIES, family_model
 from tests.support.stored_responses import response
 
-OPENINGS = ReasoningOpened | MessageOpened | ClientCallOpened | ServerCallOpened
+OPENINGS = frames.ReasoningOpened | frames.MessageOpened | frames.ClientCallOpened | frames.ServerCallOpened
 
 
 @dataclass
@@ -48,20 +30,20 @@ class ParsedItem:
     name: str
     deltas: list[str] = field(default_factory=list)
     complete: bool | None = None
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[frames.Repair, ...] = ()
     namespace: str | None = None
     logprobs: list[Logprob] = field(default_factory=list)
-    token_ids: TokenIds = ()
+    token_ids: frames.TokenIds = ()
 
     @property
     def text(self) -> str:
         return "".join(self.deltas)
 
 
-def parsed_items(frames: Iterable[ParsedFrame]) -> list[ParsedItem]:
+def parsed_items(sequence: Iterable[frames.ParsedFrame]) -> list[ParsedItem]:
     """Collect the items of frames, and check the grammar of the junction."""
     parsed: list[ParsedItem] = []
-    for frame in frames:
+    for frame in sequence:
         is_open = bool(parsed) and parsed[-1].complete is None
         match frame:
             case _ if isinstance(frame, OPENINGS):
@@ -69,42 +51,49 @@ def parsed_items(frames: Iterable[ParsedFrame]) -> list[ParsedItem]:
                 name = getattr(frame, "phase", "") or getattr(frame, "name", "")
                 namespace = getattr(frame, "namespace", None) or getattr(frame, "server_label", None)
                 parsed.append(ParsedItem(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
-            case ItemDelta(text, logprobs):
+            case frames.ItemDelta(text, logprobs):
                 assert is_open
                 assert text
                 parsed[-1].deltas.append(text)
                 parsed[-1].logprobs += logprobs
-            case ItemClosed(complete, repairs, token_ids):
+            case frames.ItemClosed(complete, repairs, token_ids):
                 assert is_open
                 parsed[-1].complete, parsed[-1].repairs, parsed[-1].token_ids = complete, repairs, token_ids
-            case TurnFinished() | GenerationStarted():
+            case frames.TurnFinished() | frames.GenerationStarted():
                 assert not is_open
             case _:
                 raise AssertionError(f"the parser never emits {frame}")
     return parsed
 
 
-def turn_started(**fields: Any) -> GenerationStarted:
-    return GenerationStarted(response(), (), 0, **fields)
+def turn_started(**fields: Any) -> frames.GenerationStarted:
+    return frames.GenerationStarted(response(), (), 0, **fields)
 
 
-def parse_harmony_frames(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+def parse_harmony_frames(
+    encoding: vocabulary.HarmonyEncoding, sequence: Iterable[frames.TokenFrame]
+) -> list[frames.ParsedFrame]:
     """Parse as the stage does; frames without a `GenerationStarted` belong to a turn without options."""
-    return _parsed(lambda started: HarmonyParser(encoding, started), frames)
+    return _parsed(lambda started: HarmonyParser(encoding, started), sequence)
 
 
-def parse_harmony_slowly(encoding: vocabulary.HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+def parse_harmony_slowly(
+    encoding: vocabulary.HarmonyEncoding, sequence: Iterable[frames.TokenFrame]
+) -> list[frames.ParsedFrame]:
     """Parse without the fast path."""
-    return _parsed(lambda started: HarmonyParser(encoding, started), frames, is_slow=True)
+    return _parsed(lambda started: HarmonyParser(encoding, started), sequence, is_slow=True)
 
 
 def _parsed(
-    begin: Callable[[GenerationStarted], TurnParser], frames: Iterable[TokenFrame], *, is_slow: bool = False
-) -> list[ParsedFrame]:
+    begin: Callable[[frames.GenerationStarted], TurnParser],
+    sequence: Iterable[frames.TokenFrame],
+    *,
+    is_slow: bool = False,
+) -> list[frames.ParsedFrame]:
     parser: TurnParser | None = None
-    parsed: list[ParsedFrame] = []
-    for frame in frames:
-        if isinstance(frame, GenerationStarted):
+    parsed: list[frames.ParsedFrame] = []
+    for frame in sequence:
+        if isinstance(frame, frames.GenerationStarted):
             parser = begin(frame)
             parsed.append(frame)
             continue
@@ -115,16 +104,19 @@ def _parsed(
 
 
 def parse_harmony(
-    encoding: vocabulary.HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop", **fields: Any
+    encoding: vocabulary.HarmonyEncoding,
+    chunks: Iterable[Sequence[int]],
+    reason: frames.FinishReason = "stop",
+    **fields: Any,
 ) -> list[ParsedItem]:
-    tokens = (TokenChunk(tuple(chunk)) for chunk in chunks if chunk)
+    tokens = (frames.TokenChunk(tuple(chunk)) for chunk in chunks if chunk)
     return parsed_items(
-        parse_harmony_frames(encoding, [turn_started(**fields), *tokens, GenerationFinished(reason, 0, 0.0)])
+        parse_harmony_frames(encoding, [turn_started(**fields), *tokens, frames.GenerationFinished(reason, 0, 0.0)])
     )
 
 
 def parse_harmony_text(
-    encoding: vocabulary.HarmonyEncoding, text: str, reason: FinishReason = "stop", **fields: Any
+    encoding: vocabulary.HarmonyEncoding, text: str, reason: frames.FinishReason = "stop", **fields: Any
 ) -> list[ParsedItem]:
     return parse_harmony(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
 
@@ -166,21 +158,23 @@ def ended_chat_tokens(family: str, text: str) -> list[int]:
     return [*chat_tokens(family, text), family_model(family).stop_token_ids[0]]
 
 
-def chat_turn_started(family: str, turn: ChatTurn | None = None, **fields: Any) -> GenerationStarted:
-    turn = turn or ChatTurn(FAMILIES[family].variables)
+def chat_turn_started(family: str, turn: frames.ChatTurn | None = None, **fields: Any) -> frames.GenerationStarted:
+    turn = turn or frames.ChatTurn(FAMILIES[family].variables)
     return turn_started(**{"tools": CHAT_TOOLS, "prompt": chat_prompt(family), "chat": turn, **fields})
 
 
-def parse_chat_frames(model: ChatModel, frames: Iterable[TokenFrame], *, is_slow: bool = False) -> list[ParsedFrame]:
+def parse_chat_frames(
+    model: ChatModel, sequence: Iterable[frames.TokenFrame], *, is_slow: bool = False
+) -> list[frames.ParsedFrame]:
     """Parse as the stage does, or without the fast path."""
-    return _parsed(lambda started: ChatParser(model, started), frames, is_slow=is_slow)
+    return _parsed(lambda started: ChatParser(model, started), sequence, is_slow=is_slow)
 
 
-def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = False) -> list[TokenChunk]:
+def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = False) -> list[frames.TokenChunk]:
     """Chunks of ``size`` tokens; ``likely`` adds a different logprob to each token."""
-    found = [TokenLogprob(-position / 8) for position in range(len(token_ids))] if likely else []
+    found = [frames.TokenLogprob(-position / 8) for position in range(len(token_ids))] if likely else []
     return [
-        TokenChunk(tuple(token_ids[at : at + size]), tuple(found[at : at + size]))
+        frames.TokenChunk(tuple(token_ids[at : at + size]), tuple(found[at : at + size]))
         for at in range(0, len(token_ids), size)
     ]
 
@@ -188,15 +182,15 @@ def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = Fals
 def parse_chat_tokens(
     family: str,
     token_ids: Sequence[int],
-    reason: FinishReason = "stop",
+    reason: frames.FinishReason = "stop",
     *,
     size: int = 1,
     likely: bool = False,
     **fields: Any,
-) -> list[ParsedFrame]:
+) -> list[frames.ParsedFrame]:
     written = token_chunks(token_ids, size, likely=likely)
     return parse_chat_frames(
-        family_model(family), [chat_turn_started(family, **fields), *written, GenerationFinished(reason, 0, 0.0)]
+        family_model(family), [chat_turn_started(family, **fields), *written, frames.GenerationFinished(reason, 0, 0.0)]
     )
 
 
@@ -212,9 +206,9 @@ def items_in_brief(parsed: Iterable[ParsedItem]) -> list[tuple[str, str, str]]:
     return [(item.kind, item.name, item.text) for item in parsed]
 
 
-def turn_finished(parsed: Sequence[ParsedFrame]) -> TurnFinished:
+def turn_finished(parsed: Sequence[frames.ParsedFrame]) -> frames.TurnFinished:
     last = parsed[-1]
-    assert isinstance(last, TurnFinished)
+    assert isinstance(last, frames.TurnFinished)
     return last
 
 
@@ -275,7 +269,7 @@ TOOLSETS = (
 
 
 @st.composite
-def any_turn_start(draw: st.DrawFn) -> GenerationStarted:
+def any_turn_start(draw: st.DrawFn) -> frames.GenerationStarted:
     """Draw a first frame with any fields of the request that the parser reads."""
     return turn_started(
         tools=draw(st.sampled_from(TOOLSETS)),
@@ -284,8 +278,8 @@ def any_turn_start(draw: st.DrawFn) -> GenerationStarted:
     )
 
 
-def cut_chunks(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[TokenChunk]:
+def cut_chunks(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[frames.TokenChunk]:
     """Chunks between ``cuts``; ``likely`` adds a different logprob to each token."""
-    found = [TokenLogprob(-position / 8) for position in range(len(tokens))] if likely else []
+    found = [frames.TokenLogprob(-position / 8) for position in range(len(tokens))] if likely else []
     spans = pairwise([0, *sorted(cuts), len(tokens)])
-    return [TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
+    return [frames.TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]

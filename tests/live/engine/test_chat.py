@@ -14,28 +14,20 @@ import pytest
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
-from tests.support.engine_requests import (
-    HELLO,
-    ON_SHARED_ENGINE,
-    WEATHER_TOOL,
-    ChatEngine,
-    answer,
-    stoppable,
-    until_idle,
-)
+from tests.support import engine_requests
 from tests.support.event_streams import final, run_request
 from tests.support.server import Server, running_server
 from tests.support.stores import open_store
 
-pytestmark = ON_SHARED_ENGINE
+pytestmark = engine_requests.ON_SHARED_ENGINE
 
 
-async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
+async def test_reasoning_and_answer_are_two_items(model: engine_requests.ChatEngine) -> None:
     response = await model.respond("Say hello.")
     thought, said = response.output
     assert isinstance(thought, Reasoning)
     assert isinstance(said, Message)
-    assert said.text == HELLO
+    assert said.text == engine_requests.HELLO
     assert response.usage is not None
     assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
 
@@ -43,29 +35,31 @@ async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
 @pytest.mark.parametrize(
     "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
-async def test_thinking_can_be_switched_off(model: ChatEngine, said: dict[str, Any]) -> None:
+async def test_thinking_can_be_switched_off(model: engine_requests.ChatEngine, said: dict[str, Any]) -> None:
     response = await model.respond("Say hello.", **said)
     assert not any(isinstance(item, Reasoning) for item in response.output)
-    assert answer(response) == HELLO
+    assert engine_requests.answer(response) == engine_requests.HELLO
 
 
-async def test_function_is_called_and_answered(model: ChatEngine, tmp_path: Path) -> None:
+async def test_function_is_called_and_answered(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)
-        body = {"tools": [WEATHER_TOOL], "temperature": 0, "max_output_tokens": 400}
+        body = {"tools": [engine_requests.WEATHER_TOOL], "temperature": 0, "max_output_tokens": 400}
         called = final(await run_request(pipeline, body | {"input": "What is the weather in Paris?"}))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
         assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
         output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
         answered = final(await run_request(pipeline, body | {"input": [output], "previous_response_id": called.id}))
-        assert answer(answered) == "It is 18 °C in Paris right now."
+        assert engine_requests.answer(answered) == "It is 18 °C in Paris right now."
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-async def test_required_function_is_called(model: ChatEngine, choice: Any) -> None:
+async def test_required_function_is_called(model: engine_requests.ChatEngine, choice: Any) -> None:
     city = {"type": "string", "maxLength": 20}  # the model's text is unpredictable here, so it gets a limit
-    tool = WEATHER_TOOL | {"parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]}}
+    tool = engine_requests.WEATHER_TOOL | {
+        "parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    }
     response = await model.respond("Say hello.", tools=[tool], tool_choice=choice)
     call = response.output[-1]
     assert isinstance(call, FunctionCall)
@@ -73,40 +67,42 @@ async def test_required_function_is_called(model: ChatEngine, choice: Any) -> No
     assert isinstance(json.loads(call.arguments)["city"], str)
 
 
-async def test_answer_matches_its_schema(model: ChatEngine) -> None:
+async def test_answer_matches_its_schema(model: engine_requests.ChatEngine) -> None:
     properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
     schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
     text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
     response = await model.respond("Say hello.", text=text)
-    assert {*json.loads(answer(response))} == {"name", "age"}
+    assert {*json.loads(engine_requests.answer(response))} == {"name", "age"}
 
 
-async def test_adapter_answers_under_its_name(model: ChatEngine) -> None:
+async def test_adapter_answers_under_its_name(model: engine_requests.ChatEngine) -> None:
     other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
-    assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
-    assert answer(await model.respond("Say hello.")) == HELLO
+    assert engine_requests.HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
+    assert engine_requests.answer(await model.respond("Say hello.")) == engine_requests.HELLO
 
 
-async def test_missing_adapter_stops_the_start(model: ChatEngine, tmp_path: Path) -> None:
+async def test_missing_adapter_stops_the_start(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
     lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
     with pytest.raises(UnknownModel, match="lost"):
         await replace(model.engine, _adapters={"lost": lost}).warm_up()
     assert model.engine.is_alive
 
 
-async def test_too_long_prompt_is_refused(model: ChatEngine) -> None:
+async def test_too_long_prompt_is_refused(model: engine_requests.ChatEngine) -> None:
     with pytest.raises(ContextTooLong):
         await model.respond("word " * 9000)
 
 
 @asynccontextmanager
-async def served(model: ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
-    async with running_server(stoppable(model.engine), folder, model=model.chat, models=model.engine.models) as server:
+async def served(model: engine_requests.ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
+    async with running_server(
+        engine_requests.stoppable(model.engine), folder, model=model.chat, models=model.engine.models
+    ) as server:
         yield server
 
 
 @pytest.mark.defect("13")
-async def test_background_response_can_be_cancelled(model: ChatEngine, tmp_path: Path) -> None:
+async def test_background_response_can_be_cancelled(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"
@@ -115,6 +111,6 @@ async def test_background_response_can_be_cancelled(model: ChatEngine, tmp_path:
                 if b".delta" in line:
                     break
         status, cancelled = await server.post({}, f"{path}/cancel")
-        await until_idle(model.engine)
+        await engine_requests.until_idle(model.engine)
         assert (status, cancelled["status"]) == (200, "cancelled")
         assert cancelled["usage"]["output_tokens"] > 0
