@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.pipeline.plugins import load
-from penstock.pipeline.recordings.difference import Line, Parting, is_chunked_alike, parting
+from penstock.pipeline.recordings.comparison import Difference, Line, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
 
 Lines: TypeAlias = Mapping[str, list[Line]]
@@ -25,10 +25,10 @@ WIDTH = 200
 def main(arguments: Sequence[str]) -> None:
     """Print the first difference between two recordings.  Exit with status 1 if there is one."""
     chosen = _parser().parse_args(arguments)
-    one, other = recorded(chosen.one), _other(chosen)
+    one, other = recorded_lines(chosen.one), _other(chosen)
     stages = _common(one, other)
     for stage in stages:
-        if difference := parting(one[stage], other[stage], exact=chosen.exact):
+        if difference := first_difference(one[stage], other[stage], exact=chosen.exact):
             print(f"{FILES[stage][0]}:{difference.line}: {difference.problem}")
             for shown in _context(one[stage], other[stage], difference, chosen.context):
                 print(shown)
@@ -51,10 +51,10 @@ def _other(chosen: argparse.Namespace) -> Lines:
         replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
         for note in replay.notes:
             print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
-        return replayed(replay)
+        return replayed_lines(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
-    return recorded(chosen.other)
+    return recorded_lines(chosen.other)
 
 
 def _common(one: Lines, other: Lines) -> list[str]:
@@ -69,7 +69,7 @@ def _names(lines: Lines) -> str:
     return ", ".join(FILES[stage][0] if stage in FILES else f"the output of {stage}" for stage in lines) or "no frames"
 
 
-def recorded(path: Path) -> Lines:
+def recorded_lines(path: Path) -> Lines:
     """Read the recording at ``path``, a folder or one file.  Raise `UnreadableRecording` if it is broken."""
     lines: dict[str, list[Line]] = {}
     for stage, file in recorded_files(path).items():
@@ -79,7 +79,7 @@ def recorded(path: Path) -> Lines:
     return lines
 
 
-def replayed(replay: Replay) -> Lines:
+def replayed_lines(replay: Replay) -> Lines:
     """Return the output of each stage of a replay, with the line numbers that a recording of it would have."""
     abandoned = isinstance(replay.trace.error, Abandoned)
     lines = {
@@ -94,7 +94,7 @@ def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: boo
     return [Line(frame, number) for number, frame in enumerate([*frames, end], start=2)]
 
 
-def _context(one: Sequence[Line], other: Sequence[Line], difference: Parting, size: int) -> Iterator[str]:
+def _context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:
     """Yield ``size`` lines before the difference, and as many from it on for each side."""
     if not size:
         return

@@ -36,10 +36,10 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
-from penstock.pipeline.recordings.case import TOKENS, Case, read_case, request_of
+from penstock.pipeline.recordings.ddmin import shrink
+from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, Recording, read_recording, replay_recording, write_frames
 from penstock.pipeline.recordings.model import RecordedModel
-from penstock.pipeline.recordings.reducer import shrink
 from penstock.pipeline.trace import Trace, traced
 
 Fails: TypeAlias = Callable[[Path], bool]
@@ -213,10 +213,10 @@ class Trial:
     fails: Fails
     most: int
     tries: int = 0
-    best: Case = field(init=False)
+    best: FailingCase = field(init=False)
     _known: dict[bytes, bool] = field(default_factory=dict)
 
-    def __call__(self, case: Case) -> bool:
+    def __call__(self, case: FailingCase) -> bool:
         """Return True if the case fails.  Raise `TooManyTries` if ``most`` cases have been tried."""
         files = case.files()
         digest = sha256(b"".join(files.values())).digest()
@@ -229,7 +229,10 @@ class Trial:
                     (Path(folder) / name).write_bytes(data)
                 self._known[digest] = self.fails(Path(folder))
         if self._known[digest]:
+            is_smaller = self.tries > 1 and case.size < self.best.size
             self.best = case
+            if is_smaller:
+                print(f"{case.size} tokens, {self.tries} tries", file=sys.stderr)
         return self._known[digest]
 
 
@@ -238,23 +241,16 @@ STOPPED = ", stopped"
 
 def smallest(trial: Trial, model: RecordedModel) -> str:
     """Try smaller and smaller cases.  Return the reason if this ended early, for the summary, or an empty string."""
-    at_the_end = signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout` in CI
-    asking = shrink(trial.best, model.is_mark, letter_of(model))
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout` in CI
     try:
-        candidate = next(asking)
-        while True:
-            before = trial.best.size
-            candidate = asking.send(trial(candidate))
-            if trial.best.size < before:
-                print(f"{trial.best.size} tokens, {trial.tries} tries", file=sys.stderr)
-    except StopIteration:
-        return ""
+        shrink(trial.best, trial, model.is_mark, letter_of(model))
     except TooManyTries:
-        return ", which is as many as may be"
+        return ", the limit"
     except KeyboardInterrupt:
         return STOPPED
     finally:
-        signal.signal(signal.SIGTERM, at_the_end)
+        signal.signal(signal.SIGTERM, handler)
+    return ""
 
 
 LETTER = b"a"
@@ -276,7 +272,7 @@ def letter_of(model: RecordedModel) -> int | None:
 # Writing
 
 
-def write(trial: Trial, original: Case, out: Path, folder: Path) -> None:
+def write(trial: Trial, original: FailingCase, out: Path, folder: Path) -> None:
     """Write the smallest case to ``out``, with all files of a fixture.
 
     The prompt, the parsed frames, the events and the response are derived anew if the case has a single turn and the
@@ -296,7 +292,7 @@ def write(trial: Trial, original: Case, out: Path, folder: Path) -> None:
         _derive(case, out, model)
 
 
-def _write_files(case: Case, out: Path) -> None:
+def _write_files(case: FailingCase, out: Path) -> None:
     for name, data in case.files().items():
         (out / name).write_bytes(data)
 
@@ -317,7 +313,7 @@ def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model
     _write_files(trial.best, out)
 
 
-def _derive(case: Case, out: Path, model: RecordedModel) -> None:
+def _derive(case: FailingCase, out: Path, model: RecordedModel) -> None:
     """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
     trace = asyncio.run(traced(model.pipeline.from_stage("parse"), replay_recording(recording), "generate"))

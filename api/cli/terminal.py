@@ -29,7 +29,7 @@ from penstock.pipeline.frames import (
     TurnFinished,
 )
 from penstock.pipeline.protocol.events import DELTAS, Event
-from penstock.pipeline.recordings.difference import common
+from penstock.pipeline.recordings.comparison import common_prefix
 
 ALARM = "bold red"
 STYLES: dict[Channel, str] = {
@@ -132,7 +132,7 @@ class Drawing:
         if not spelling or len(prompts) < turn:
             return
         texts = [b"".join(map(spelling, prompt.token_ids)).decode(errors="replace") for prompt in prompts[-2:]]
-        known = common(*texts) if len(texts) > 1 else 0
+        known = common_prefix(*texts) if len(texts) > 1 else 0
         new = texts[-1][known:]
         if not self._full and len(new) > HEAD + TAIL:
             new = f"{new[:HEAD]} … {len(new) - HEAD - TAIL} characters more: --full … {new[-TAIL:]}"

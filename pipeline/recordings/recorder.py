@@ -32,8 +32,8 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import FILES, FORMAT, Failure, Header
 from penstock.pipeline.recordings.redaction import Redact, Redaction
+from penstock.pipeline.recordings.response_folder import BEGUN, OVER, JunctionFile, ResponseFolder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.recordings.take import BEGUN, OVER, Take, Track
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ AT_ONCE = 32
 LAST_WRITES = 5.0
 """Seconds that a server waits for the disk when it stops."""
 
-_asked: ContextVar[tuple[str, bytes]] = ContextVar("_asked", default=("", b""))
+_latest_request: ContextVar[tuple[str, bytes]] = ContextVar("_latest_request", default=("", b""))
 """The response id and the body of this task's latest request."""
 
 
@@ -81,10 +81,10 @@ class Recorder:
     most_waiting: int = MOST_WAITING
     pause: float = PAUSE
     clock: Callable[[], float] = time.monotonic
-    takes: dict[str, Take] = field(default_factory=dict)
+    folders: dict[str, ResponseFolder] = field(default_factory=dict)
     """The responses that are passing a tap now, by id."""
-    waiting: deque[tuple[Track, float, Any]] = field(default_factory=deque)
-    """The queue for the thread: the track, the time, and the frame or `BEGUN` or `OVER`."""
+    waiting: deque[tuple[JunctionFile, float, Any]] = field(default_factory=deque)
+    """The queue for the thread: the file, the time, and the frame or `BEGUN` or `OVER`."""
 
     def __post_init__(self) -> None:
         make_folder(self.folder)
@@ -96,10 +96,10 @@ class Recorder:
         """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing."""
         try:
             for stage in FILES:
-                pipeline = pipeline.insert_after(stage, f"record {stage}", Tap(self, stage))
+                pipeline = pipeline.insert_after(stage, f"record {stage}", RecorderTap(self, stage))
         except (LookupError, ValueError) as error:  # plug-ins may change names
             raise CannotRun(f"--record: {error.args[0]}") from error
-        return pipeline.replace("normalize", Remembering(pipeline.stage("normalize"), self.condition))
+        return pipeline.replace("normalize", KeepBody(pipeline.stage("normalize"), self.condition))
 
     async def close(self) -> None:
         """Write the queued frames, waiting for the disk at most `LAST_WRITES` seconds."""
@@ -110,62 +110,62 @@ class Recorder:
 
     # Called by the taps, on the event loop
 
-    def enter(self, stage: str, frame: Any) -> Track | None:
-        """Register a stream at a tap by its first frame.  Return its track, or None if it is not to be recorded."""
+    def enter(self, stage: str, frame: Any) -> JunctionFile | None:
+        """Register a stream at a tap by its first frame.  Return its file, or None if it is not to be recorded."""
         response, origin = getattr(frame, "response", None), getattr(frame, "origin", None)
         if response is None or origin is None or not self.condition.chooses(response.id, origin):
             return None
-        take = self.takes.get(response.id)
-        if take is None:
-            take = self.takes[response.id] = self._new_take(response)
-        take.running += 1
-        track = take.track(stage, self.after)
-        track.failure, track.abandoned = None, False
+        folder = self.folders.get(response.id)
+        if folder is None:
+            folder = self.folders[response.id] = self._new_folder(response)
+        folder.running += 1
+        file = folder.junction(stage, self.after)
+        file.failure, file.abandoned = None, False
         if stage == "emit":
-            self.waiting.append((track, 0.0, BEGUN))
+            self.waiting.append((file, 0.0, BEGUN))
         if len(self.waiting) >= self.most_waiting:
-            self.cut(track)
-        elif track.is_kept and not track.is_cut and not track.repeats(frame):
-            self.waiting.append((track, self.clock(), frame))
-        return track
+            self.cut(file)
+        elif file.is_kept and not file.is_cut and not file.repeats(frame):
+            self.waiting.append((file, self.clock(), frame))
+        return file
 
-    def cut(self, track: Track) -> None:
-        """Drop a frame because the queue is full or the track is already cut, with one warning per track."""
-        if not track.is_cut:
-            track.is_cut = True
-            logger.warning("%s is too slow: %s is cut behind %s", self.folder, track.take.name, track.stage)
+    def cut(self, file: JunctionFile) -> None:
+        """Drop a frame because the queue is full or the file is already cut, with one warning per file."""
+        if not file.is_cut:
+            file.is_cut = True
+            logger.warning("%s is too slow: %s is cut after %s", self.folder, file.folder.name, file.stage)
 
-    def leave(self, track: Track) -> None:
-        """Note that a stream at a tap is finished or closed; the last one ends the take."""
-        take = track.take
-        take.running -= 1
-        if not take.running:
-            del self.takes[take.name]
-            self.waiting.append((track, 0.0, OVER))
+    def leave(self, file: JunctionFile) -> None:
+        """Note that a stream at a tap is finished or closed; the last one ends the folder."""
+        folder = file.folder
+        folder.running -= 1
+        if not folder.running:
+            del self.folders[folder.name]
+            self.waiting.append((file, 0.0, OVER))
 
-    def broke_off(self, stage: str, track: Track | None, error: BaseException) -> None:
+    def broke_off(self, stage: str, file: JunctionFile | None, error: BaseException) -> None:
         """Note that a stream raised ``error`` or was closed early.
 
-        Without a ``track`` it broke before its first frame.  It may then be a later turn of a recorded response.
+        Without a ``file`` it broke before its first frame.  It may then be a later turn of a recorded response.
         """
-        if track is None and (take := self.takes.get(current_response.get())):
-            track = take.tracks.get(stage)
-        if track is None:
+        if file is None and (folder := self.folders.get(current_response.get())):
+            file = folder.files.get(stage)
+        if file is None:
             return
         if isinstance(error, Exception):
-            track.failure = Failure.of(error)
+            file.failure = Failure.of(error)
         else:  # cancelled, or closed by its reader
-            track.abandoned = True
+            file.abandoned = True
 
-    def _new_take(self, response: Response) -> Take:
-        asked_for, body = _asked.get()
+    def _new_folder(self, response: Response) -> ResponseFolder:
+        request_id, body = _latest_request.get()
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
-        return Take(
+        return ResponseFolder(
             self.folder / response.id,
             replace(self.described, model=response.model, recorded_at=recorded_at),
             self.clock(),
             self.redact(),
-            body if asked_for == response.id and "normalize" in self.after else b"",
+            body if request_id == response.id and "normalize" in self.after else b"",
         )
 
     # Run by the thread
@@ -174,25 +174,25 @@ class Recorder:
         is_closing = False
         while not is_closing:
             is_closing = self._closing.wait(self.pause)
-            changed: dict[Take, None] = {}
+            changed: dict[ResponseFolder, None] = {}
             for count in range(len(self.waiting)):
                 if count % AT_ONCE == 0:
                     time.sleep(0)  # release the GIL: another thread may be waiting for it
-                track, at, entry = self.waiting.popleft()
-                changed[track.take] = None
+                file, at, entry = self.waiting.popleft()
+                changed[file.folder] = None
                 try:
-                    track.take_in(at, entry)
+                    file.add(at, entry)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the file lacks its end
-                    track.take.lose(error)
-            for take in changed:
+                    file.folder.lose(error)
+            for folder in changed:
                 try:
-                    take.save()
+                    folder.save()
                 except OSError as error:
-                    take.lose(error)
+                    folder.lose(error)
 
 
 @dataclass(frozen=True)
-class Tap:
+class RecorderTap:
     """A stage that passes all frames on and notes them; the first frame identifies the response."""
 
     recorder: Recorder
@@ -200,34 +200,34 @@ class Tap:
 
     async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
         """Pass all frames on, and queue them for the recorder if the response is to be recorded."""
-        recorder, track = self.recorder, None
+        recorder, file = self.recorder, None
         try:
             async for frame in source:
-                track = recorder.enter(self.stage, frame)
+                file = recorder.enter(self.stage, frame)
                 yield frame
                 break
-            if track is not None and track.is_kept:
+            if file is not None and file.is_kept:
                 waiting, now, most = recorder.waiting, recorder.clock, recorder.most_waiting
                 note = waiting.append
                 async for frame in source:
-                    if len(waiting) < most and not track.is_cut:
-                        note((track, now(), frame))
+                    if len(waiting) < most and not file.is_cut:
+                        note((file, now(), frame))
                     else:
-                        recorder.cut(track)
+                        recorder.cut(file)
                     yield frame
             else:
                 async for frame in source:
                     yield frame
         except BaseException as error:
-            recorder.broke_off(self.stage, track, error)
+            recorder.broke_off(self.stage, file, error)
             raise
         finally:
-            if track is not None:
-                recorder.leave(track)
+            if file is not None:
+                recorder.leave(file)
 
 
 @dataclass(frozen=True)
-class Remembering:
+class KeepBody:
     """The normalize stage of a recorded pipeline; keeps the body of the task's latest request for the recorder."""
 
     normalize: Stage[CreateResponse, ResolvedRequest]
@@ -240,5 +240,5 @@ class Remembering:
                 async for conversation in conversations:
                     response_id = conversation.response.id
                     is_recorded = self.condition.chooses(response_id, conversation.origin)
-                    _asked.set((response_id, request.body if is_recorded else b""))
+                    _latest_request.set((response_id, request.body if is_recorded else b""))
                     yield conversation

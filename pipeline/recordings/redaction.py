@@ -18,7 +18,7 @@ from penstock.pipeline.recordings.format import Failure
 from penstock.pipeline.secret import unwritten
 
 
-def request_told(body: bytes) -> dict[str, Any]:
+def redacted_request(body: bytes) -> dict[str, Any]:
     """Return the body of a request without secrets and without unknown fields, which might contain some."""
     fields = {name: value for name, value in from_json(body).items() if name in _KNOWN}
     return fields | {name: _open(fields[name]) for name in _WITH_TOOLS if name in fields}

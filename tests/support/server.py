@@ -215,7 +215,7 @@ async def recording_server(
     try:
         async with running_server(engine, str(folder.with_name(f"{folder.name}.sqlite3")), **options) as served:
             yield served
-        assert not taps.takes
+        assert not taps.folders
     finally:
         await taps.close()
 

@@ -19,7 +19,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
-from penstock.pipeline.recordings.difference import Line, parting
+from penstock.pipeline.recordings.comparison import Line, first_difference
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
 from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.trace import Caused, Crossed, traced
@@ -227,7 +227,7 @@ def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
         [*(Line(event, event.sequence_number) for event in events), Line(End(0), len(events))]
         for events in (recorded, now)
     )
-    found = parting(one, other, exact=False)
+    found = first_difference(one, other, exact=False)
     return (
         f"from number {found.other_line} on, the events differ from the recorded ones: {found.problem}" if found else ""
     )

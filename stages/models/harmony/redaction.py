@@ -26,8 +26,8 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.pipeline.recordings.format import Failure
+from penstock.pipeline.recordings.masking import mask, mask_texts
 from penstock.pipeline.recordings.redaction import Redaction
-from penstock.pipeline.recordings.text_shapes import shape, without_texts
 from penstock.stages.models.harmony.vocabulary import MESSAGE, TEXT_TOKENS, HarmonyEncoding, load_encoding
 
 CHANNELS = ("analysis", "commentary", "final")
@@ -77,15 +77,15 @@ class HarmonyWords:
         if not self._is_text:
             self._is_text = len(text) > LONGEST_HEADER
         self._header.clear()
-        return self._encoding.encode(shape(text) if self._is_text else "".join(self._spoken(text)))
+        return self._encoding.encode(mask(text) if self._is_text else "".join(self._spoken(text)))
 
     def _spoken(self, header: str) -> Iterator[str]:
         end = 0
         for match in self._kept.finditer(header):
-            yield shape(header[end : match.start()])
+            yield mask(header[end : match.start()])
             yield match[0]
             end = match.end()
-        yield shape(header[end:])
+        yield mask(header[end:])
 
 
 Words: TypeAlias = Callable[[Iterable[str]], HarmonyWords]
@@ -124,16 +124,16 @@ class WithoutTexts(Redaction):
                 return (replace(frame, token_ids=self._tokens(frame.token_ids)),) if self.words else ()
             case GenerationStarted() if stage == "generate":
                 self._speaking = self.words(self._names) if self.words else None
-        return (self._without_tokens(without_texts(frame)),)
+        return (self._without_tokens(mask_texts(frame)),)
 
     def response(self, response: Response) -> Response:
         """Return the response with its texts replaced by their shapes."""
-        crossed_out: Response = without_texts(response)
-        return crossed_out
+        masked: Response = mask_texts(response)
+        return masked
 
     def failure(self, failure: Failure) -> Failure:
         """Return the failure with its message redacted too: it may quote the conversation."""
-        return Failure(failure.error, shape(failure.message))
+        return Failure(failure.error, mask(failure.message))
 
     def _spoken(self, frame: TokenChunk | GenerationFinished) -> Iterator[Any]:
         assert self._speaking is not None

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.diff import recorded, replayed
+from penstock.api.cli.diff import recorded_lines, replayed_lines
 from penstock.api.cli.recorded_model import model_of
 from penstock.api.cli.replayer import replay_of
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import Event
-from penstock.pipeline.recordings.difference import Line, is_chunked_alike, parting
+from penstock.pipeline.recordings.comparison import Line, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, read_frames, write_frames
 from penstock.pipeline.trace import traced
 from tests.support.paths import CHAT, HARMONY
@@ -34,11 +34,13 @@ NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_recording_equals_its_replay(case: Path) -> None:
     """A fixture differs neither from itself nor from a replay of it."""
-    lines = recorded(case)
-    again = replayed(await replay_of(case))
+    lines = recorded_lines(case)
+    again = replayed_lines(await replay_of(case))
     for exact in (False, True):
-        assert all(parting(lines[stage], lines[stage], exact=exact) is None for stage in lines)
-        assert all(parting(lines[stage], again[stage], exact=exact) is None for stage in FILES if stage in again)
+        assert all(first_difference(lines[stage], lines[stage], exact=exact) is None for stage in lines)
+        assert all(
+            first_difference(lines[stage], again[stage], exact=exact) is None for stage in FILES if stage in again
+        )
 
 
 def changed(frame: Any) -> Any:
@@ -59,10 +61,10 @@ def changed(frame: Any) -> Any:
 @given(st.sampled_from(NAMES), st.sampled_from(["generate", "parse", "emit"]), st.data(), st.booleans())
 def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
     """The first changed frame is found, with its line number on both sides."""
-    lines = recorded(HARMONY / name)[stage]
+    lines = recorded_lines(HARMONY / name)[stage]
     at = data.draw(st.sampled_from([at for at, each in enumerate(lines) if changed(each.frame)]))
     other = [*lines[:at], Line(changed(lines[at].frame), lines[at].number), *lines[at + 1 :]]
-    found = parting(lines, other, exact=exact)
+    found = first_difference(lines, other, exact=exact)
     assert found is not None
     assert (found.line, found.other_line) == (lines[at].number, lines[at].number)
 
@@ -74,9 +76,9 @@ async def test_rechunked_tokens_are_no_difference(name: str, sizes: list[int]) -
     others = list(rechunked(frames, cycle(sizes)))
     lines = [await through(made) for made in (frames, others)]
     for one, other in zip(*lines, strict=True):
-        assert parting(one, other, exact=False) is None
+        assert first_difference(one, other, exact=False) is None
     one, other = lines[0][0], lines[1][0]
-    assert is_chunked_alike(one, other) == (parting(one, other, exact=True) is None) == (frames == others)
+    assert is_chunked_alike(one, other) == (first_difference(one, other, exact=True) is None) == (frames == others)
 
 
 def rechunked(frames: list[TokenFrame], sizes: Iterator[int]) -> Iterator[TokenFrame]:

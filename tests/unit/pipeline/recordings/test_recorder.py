@@ -26,7 +26,7 @@ from penstock.pipeline.frames import EngineFrame, GenerationStarted, Prompt, Res
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings import recorder as module
-from penstock.pipeline.recordings import take as take_module
+from penstock.pipeline.recordings import response_folder
 from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
@@ -50,7 +50,7 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
     taps = Recorder(folder, **{"pause": 60.0, **options})
     try:
         yield taps
-        assert not taps.takes
+        assert not taps.folders
     finally:
         await taps.close()
 
@@ -301,16 +301,18 @@ async def test_written_frames_are_released(
 
     if is_full:
         monkeypatch.setattr(os, "write", fill)
-        caplog.set_level(logging.CRITICAL, take_module.__name__)  # pytest would keep the error, which knows its frames
+        caplog.set_level(
+            logging.CRITICAL, response_folder.__name__
+        )  # pytest would keep the error, which knows its frames
     gc.disable()
     try:
         async with recorder(tmp_path / "r") as taps:
             pipeline = flow(taps, ScriptedEngine(script(COUNT)))
             async with pipeline.open(source_of([await request_of()])) as events:
                 await anext(events)
-                [take] = map(weakref.ref, taps.takes.values())
+                [folder] = map(weakref.ref, taps.folders.values())
                 assert [event async for event in events]
-        assert take() is None
+        assert folder() is None
     finally:
         gc.enable()
 

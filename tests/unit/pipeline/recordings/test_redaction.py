@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.recordings.redaction import request_told
+from penstock.pipeline.recordings.redaction import redacted_request
 
 SERVER: dict[str, Any] = {
     "type": "mcp",
@@ -22,7 +22,7 @@ POLICY = {"type": "allowlist", "domain_secrets": [{"domain": "a.example", "name"
 
 
 def told(**body: Any) -> dict[str, Any]:
-    return request_told(json.dumps(body).encode())
+    return redacted_request(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from penstock.pipeline.frames import (
     TokenFrame,
 )
 from penstock.pipeline.recordings.format import FILES, line, read_frames
+from penstock.pipeline.recordings.masking import mask
 from penstock.pipeline.recordings.redaction import without_secrets
-from penstock.pipeline.recordings.text_shapes import shape
 from penstock.pipeline.secret import unread
 from penstock.stages.models.harmony.redaction import HarmonyWords, WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import MESSAGE, RETURN, HarmonyEncoding
@@ -131,7 +131,7 @@ def test_redacted_tokens_spell_the_shape_of_their_text(
         written += machine.feed(tokens[:count])
         tokens = tokens[count:]
     assert (written[0], written[-1], machine.finish()) == (MESSAGE, RETURN, [])
-    assert encoding.decode(written[1:-1]) == shape(text)
+    assert encoding.decode(written[1:-1]) == mask(text)
 
 
 @given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
@@ -146,8 +146,8 @@ def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list
 @given(st.text())
 def test_shape_keeps_length_and_punctuation(text: str) -> None:
     """White space stays too, and shaping twice is the same as once."""
-    told = shape(text)
-    assert (len(told), shape(told)) == (len(text), told)
+    told = mask(text)
+    assert (len(told), mask(told)) == (len(text), told)
     for said, shown in zip(text, told, strict=True):
         assert shown == said or (shown == "x" and not said.isspace()) or shown == "0"
 

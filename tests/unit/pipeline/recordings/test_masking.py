@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import ChatTurn
-from penstock.pipeline.recordings.text_shapes import shape, without_texts
+from penstock.pipeline.recordings.masking import mask, mask_texts
 from tests.support.stored_responses import response
 
 SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
@@ -17,16 +17,16 @@ SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
 @given(st.text())
 def test_shape_has_the_length_of_its_text(text: str) -> None:
     """Letters and digits are replaced, all other characters stay."""
-    shaped = shape(text)
+    shaped = mask(text)
     assert len(shaped) == len(text)
-    assert shape(shaped) == shaped
+    assert mask(shaped) == shaped
     assert all(old == new or (new in "x0" and not old.isspace()) for old, new in zip(text, shaped, strict=True))
     assert not {character for character in shaped if character.isalnum()} - {"x", "0"}
 
 
 def test_template_variables_are_left_out() -> None:
     """Their names are left out too, as an operator or a client chose them."""
-    assert without_texts(ChatTurn({"customer": "Alice"})).variables == {}
+    assert mask_texts(ChatTurn({"customer": "Alice"})).variables == {}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_template_variables_are_left_out() -> None:
 )
 def test_names_inside_tools_are_left_out(tool: dict[str, object]) -> None:
     """Schemas go, and environments with the names of their variables."""
-    told = without_texts(replace(response(), tools=[tool]))
+    told = mask_texts(replace(response(), tools=[tool]))
     assert "lice" not in str(told).lower()
     assert told.tools[0]["type"] == tool["type"]
 
@@ -46,4 +46,4 @@ def test_names_inside_tools_are_left_out(tool: dict[str, object]) -> None:
 def test_answer_schema_is_left_out() -> None:
     """Its name stays."""
     form = {"type": "json_schema", "name": "person", "schema": SCHEMA}
-    assert without_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}
+    assert mask_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}

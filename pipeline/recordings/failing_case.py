@@ -1,4 +1,4 @@
-"""Cases for shrinking: a recorded token stream and the request that it answers.
+"""The cases that ``penstock shrink`` tries: a recorded token stream and the request that it answers.
 
 Data derived from these two, such as the prompt, is not part of a case.
 """
@@ -29,7 +29,7 @@ CONVERSATION, _ = FILES["normalize"]
 
 
 @dataclass(frozen=True)
-class Token:
+class CaseToken:
     """A token; ``begins`` is True if it is the first of its chunk."""
 
     id: int
@@ -38,16 +38,16 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Turn:
+class CaseTurn:
     """A turn of the model; ``finished`` is None if the turn broke off."""
 
     started: GenerationStarted
-    tokens: tuple[Token, ...]
+    tokens: tuple[CaseToken, ...]
     finished: GenerationFinished | None
 
     def frames(self) -> list[TokenFrame]:
         """Return the frames of the turn as an engine emits them."""
-        chunks: list[list[Token]] = []
+        chunks: list[list[CaseToken]] = []
         for token in self.tokens:
             if token.begins or not chunks:
                 chunks.append([])
@@ -57,11 +57,11 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Case:
+class FailingCase:
     """The parts of a recording that can be cut; ``conversation`` is None if it was not recorded."""
 
     header: Header
-    turns: tuple[Turn, ...]
+    turns: tuple[CaseTurn, ...]
     failure: Failure | None = None
     abandoned: bool = False
     conversation: ResolvedRequest | None = None
@@ -83,29 +83,29 @@ class Case:
         return b"".join(map(line, (self.header, *frames, end)))
 
 
-def _logprobs(chunk: list[Token]) -> tuple[TokenLogprob, ...]:
+def _logprobs(chunk: list[CaseToken]) -> tuple[TokenLogprob, ...]:
     logprobs = tuple(token.logprob for token in chunk if token.logprob is not None)
     return logprobs if len(logprobs) == len(chunk) else ()
 
 
-def read_case(folder: Path) -> Case:
+def read_case(folder: Path) -> FailingCase:
     """Read the case in a recording's folder.  Raise `UnreadableRecording` if a file is missing or broken."""
     recording = read_recording(folder / TOKENS, TokenFrame)
-    turns: list[Turn] = []
+    turns: list[CaseTurn] = []
     for timed in recording.timed:
         frame: TokenFrame = timed.frame
         if not turns and not isinstance(frame, GenerationStarted):
             raise UnreadableRecording(folder / TOKENS, timed.line, "tokens begin with a GenerationStarted")
         match frame:
             case GenerationStarted():
-                turns.append(Turn(frame, (), None))
+                turns.append(CaseTurn(frame, (), None))
             case TokenChunk(token_ids, logprobs):
                 likely = logprobs or (None,) * len(token_ids)
-                more = (Token(each, at == 0, likely[at]) for at, each in enumerate(token_ids))
+                more = (CaseToken(each, at == 0, likely[at]) for at, each in enumerate(token_ids))
                 turns[-1] = replace(turns[-1], tokens=(*turns[-1].tokens, *more))
             case GenerationFinished():
                 turns[-1] = replace(turns[-1], finished=frame)
-    return Case(
+    return FailingCase(
         header=recording.header,
         turns=tuple(turns),
         failure=recording.end.failure,
@@ -119,17 +119,17 @@ def _conversation(path: Path) -> ResolvedRequest | None:
         return None
     conversations = read_recording(path, ResolvedRequest).frames
     if len(conversations) != 1:
-        raise UnreadableRecording(path, 2, f"{len(conversations)} conversations are here, where one was had")
+        raise UnreadableRecording(path, 2, f"{len(conversations)} conversations, not one")
     return conversations[0]  # type: ignore[no-any-return]
 
 
 def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     """Return the body of an equivalent request, with the history as part of its input."""
     response = conversation.response
-    fields = _wire(response)
-    items = [_given(_wire(item)) for item in (*conversation.history, *conversation.input)]
+    fields = _as_json(response)
+    items = [_as_sent(_as_json(item)) for item in (*conversation.history, *conversation.input)]
     body: dict[str, Any] = {"model": response.model, "input": items}
-    body |= {name: fields[name] for name, silent in _SILENT.items() if fields[name] != silent}
+    body |= {name: fields[name] for name, omitted in _OMITTED.items() if fields[name] != omitted}
     if conversation.sampling.stop:
         body["stop"] = list(conversation.sampling.stop)
     if conversation.include:
@@ -139,12 +139,12 @@ def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     return body
 
 
-def _wire(struct: Response | Item) -> dict[str, Any]:
+def _as_json(struct: Response | Item) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
     return fields
 
 
-_SILENT: Mapping[str, Any] = {
+_OMITTED: Mapping[str, Any] = {
     "instructions": None,
     "tools": [],
     "tool_choice": "auto",
@@ -162,7 +162,7 @@ _SILENT: Mapping[str, Any] = {
 """The fields of a response that echo its request, with their values when the request omits them."""
 
 
-def _given(item: dict[str, Any]) -> dict[str, Any]:
+def _as_sent(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item as a client sends it: a message with a single text part has that text as its content."""
     fields = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
     match fields.get("content"):

@@ -45,12 +45,12 @@ _SHOWN_KEYS = frozenset(
 _EMPTIED_KEYS = frozenset({"parameters", "schema", "input_schema", "env"})
 
 
-def shape(text: str) -> str:
+def mask(text: str) -> str:
     """Replace letters by x and digits by 0, keeping all other characters."""
-    return text.translate(_SHAPES)
+    return text.translate(_MASKS)
 
 
-class _Shapes(dict[int, str]):
+class _Masks(dict[int, str]):
     """A table for `str.translate` that computes each character's replacement once."""
 
     def __missing__(self, point: int) -> str:
@@ -66,10 +66,10 @@ class _Shapes(dict[int, str]):
         return shown
 
 
-_SHAPES = _Shapes()
+_MASKS = _Masks()
 
 
-def without_texts(struct: Any) -> Any:
+def mask_texts(struct: Any) -> Any:
     """Return a copy of a struct with its texts masked."""
     kind: Any = type(struct)
     changes: dict[str, Any] = {}
@@ -79,18 +79,18 @@ def without_texts(struct: Any) -> Any:
         elif name in _EMPTIED and not isinstance(getattr(struct, name), int | None):
             changes[name] = _EMPTIED[name]
         elif name not in _shown(kind):
-            changes[name] = _crossed_out(getattr(struct, name))
+            changes[name] = _masked(getattr(struct, name))
     return replace(struct, **changes)
 
 
-def _crossed_out(value: Any) -> Any:
+def _masked(value: Any) -> Any:
     match value:
         case str():
-            return shape(value)
+            return mask(value)
         case msgspec.Struct():
-            return without_texts(value)
+            return mask_texts(value)
         case tuple() | list():
-            return type(value)(map(_crossed_out, value))
+            return type(value)(map(_masked, value))
         case dict():
             return {key: _of_object(key, each) for key, each in value.items()}
         case _:
@@ -100,7 +100,7 @@ def _crossed_out(value: Any) -> Any:
 def _of_object(key: str, value: Any) -> Any:
     if key in _EMPTIED_KEYS:
         return {}
-    return value if key in _SHOWN_KEYS and isinstance(value, str) else _crossed_out(value)
+    return value if key in _SHOWN_KEYS and isinstance(value, str) else _masked(value)
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,25 +15,26 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted
-from penstock.pipeline.recordings.case import Case, Token, Turn, read_case, request_of
+from penstock.pipeline.recordings.ddmin import minimal, shrink
+from penstock.pipeline.recordings.failing_case import CaseToken, CaseTurn, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, FORMAT, Header, UnreadableRecording, read_recording, write_frames
-from penstock.pipeline.recordings.reducer import minimal, shrink
 from tests.support.paths import HARMONY
 from tests.support.stored_responses import response
 
-Asked = TypeVar("Asked")
+Tried = TypeVar("Tried")
 
 
-def driven(asking: Generator[Asked, bool, Asked], holds: Callable[[Asked], bool]) -> tuple[Asked, list[Asked]]:
+def search(
+    find: Callable[[Callable[[Tried], bool]], Tried], holds: Callable[[Tried], bool]
+) -> tuple[Tried, list[Tried]]:
     """The result of a search, and all candidates that it tried."""
-    asked: list[Asked] = []
-    try:
-        candidate = next(asking)
-        while True:
-            asked.append(candidate)
-            candidate = asking.send(holds(candidate))
-    except StopIteration as found:
-        return found.value, asked
+    tried: list[Tried] = []
+
+    def test(candidate: Tried) -> bool:
+        tried.append(candidate)
+        return holds(candidate)
+
+    return find(test), tried
 
 
 # Selections
@@ -44,9 +46,9 @@ counts = st.integers(0, 40)
 def test_exactly_the_needed_parts_are_found(count: int, data: st.DataObject, coarse: bool) -> None:
     """If some parts are needed regardless of the others, exactly these are left, in their order."""
     needed = data.draw(st.sets(st.integers(0, count - 1)) if count else st.just(set()))
-    found, asked = driven(minimal(range(count), coarse=coarse), lambda kept: needed <= set(kept))
+    found, tried = search(partial(minimal, range(count), coarse=coarse), lambda kept: needed <= set(kept))
     assert found == tuple(sorted(needed))
-    assert len(asked) <= 2 + (2 * count if not needed else 3 * count + 2 * count * max(1, len(needed)))
+    assert len(tried) <= 2 + (2 * count if not needed else 3 * count + 2 * count * max(1, len(needed)))
 
 
 @given(counts, st.integers(), st.booleans())
@@ -56,11 +58,11 @@ def test_no_single_part_can_be_left_out(count: int, salt: int, coarse: bool) -> 
     def suffices(kept: tuple[int, ...]) -> bool:
         return len(kept) == count or hash((salt, kept)) % 3 == 0
 
-    found, asked = driven(minimal(range(count), coarse=coarse), suffices)
+    found, tried = search(partial(minimal, range(count), coarse=coarse), suffices)
     assert suffices(found)
     assert not any(suffices(found[:at] + found[at + 1 :]) for at in range(len(found)) if len(found) > 1)
-    assert (found, asked) == driven(minimal(range(count), coarse=coarse), suffices)
-    assert len(asked) <= 4 * (count + 1) ** 2
+    assert (found, tried) == search(partial(minimal, range(count), coarse=coarse), suffices)
+    assert len(tried) <= 4 * (count + 1) ** 2
 
 
 @given(counts, st.integers())
@@ -74,49 +76,52 @@ def test_selections_only_get_smaller(count: int, salt: int) -> None:
             sufficient.append(set(kept))
         return holds
 
-    driven(minimal(range(count)), suffices)
+    search(partial(minimal, range(count), coarse=True), suffices)
 
 
 # Cases
 
-tokens = st.builds(Token, st.integers(1, 9), st.booleans())
+tokens = st.builds(CaseToken, st.integers(1, 9), st.booleans())
 turns = st.lists(tokens, max_size=12).map(
-    lambda said: Turn(GenerationStarted(response("resp_1"), (), 1), tuple(said), GenerationFinished("stop", 0, 0.0))
+    lambda said: CaseTurn(GenerationStarted(response("resp_1"), (), 1), tuple(said), GenerationFinished("stop", 0, 0.0))
 )
-cases = st.lists(turns, min_size=1, max_size=3).map(lambda said: Case(Header(FORMAT), tuple(said)))
+cases = st.lists(turns, min_size=1, max_size=3).map(lambda said: FailingCase(Header(FORMAT), tuple(said)))
 
 
-def ids(case: Case) -> list[int]:
+def ids(case: FailingCase) -> list[int]:
     return [token.id for turn in case.turns for token in turn.tokens]
 
 
-def has(case: Case, wanted: list[int]) -> bool:
+def has(case: FailingCase, wanted: list[int]) -> bool:
     """True if the case has the wanted tokens, in that order."""
     rest = iter(ids(case))
     return all(token in rest for token in wanted)
 
 
 @given(cases, st.data())
-def test_case_shrinks_to_needed_tokens(case: Case, data: st.DataObject) -> None:
+def test_case_shrinks_to_needed_tokens(case: FailingCase, data: st.DataObject) -> None:
     """The tokens for which a stream fails are left, in one chunk and as few turns as possible."""
     wanted = [token for token in ids(case) if data.draw(st.booleans())]
-    found, asked = driven(shrink(case, is_mark=lambda token: token < 3, letter=1), lambda tried: has(tried, wanted))
+    found, tried = search(
+        partial(shrink, case, is_mark=lambda token: token < 3, letter=1), lambda tried: has(tried, wanted)
+    )
     assert has(found, wanted)
     assert len(ids(found)) == len(wanted)
     assert all(len(turn.frames()) <= 3 for turn in found.turns)
-    assert not any(has(smaller, wanted) for smaller in asked if len(ids(smaller)) < len(wanted))
+    assert not any(has(smaller, wanted) for smaller in tried if len(ids(smaller)) < len(wanted))
     assert len(found.turns) <= max(1, len(case.turns))
 
 
 def test_arbitrary_tokens_become_letters() -> None:
     """A token becomes a letter if only its presence matters."""
-    turn = Turn(
+    turn = CaseTurn(
         GenerationStarted(response("resp_1"), (), 1),
-        tuple(Token(token, begins=True) for token in (5, 6, 7, 8, 9)),
+        tuple(CaseToken(token, begins=True) for token in (5, 6, 7, 8, 9)),
         GenerationFinished("stop", 0, 0.0),
     )
-    found, _ = driven(
-        shrink(Case(Header(FORMAT), (turn,)), letter=1), lambda tried: len(ids(tried)) >= 3 and 8 in ids(tried)
+    found, _ = search(
+        partial(shrink, FailingCase(Header(FORMAT), (turn,)), letter=1),
+        lambda tried: len(ids(tried)) >= 3 and 8 in ids(tried),
     )
     assert sorted(ids(found)) == [1, 1, 8]
 
@@ -136,7 +141,7 @@ def test_request_shrinks_too() -> None:
     case = read_case(HARMONY / "function_call_result")
     assert case.conversation
     assert len(case.conversation.input) > 1
-    found, _ = driven(shrink(case), lambda tried: True)
+    found, _ = search(partial(shrink, case), lambda tried: True)
     assert found.conversation
     assert found.size == 0
     assert not found.conversation.tools.tools
@@ -150,10 +155,10 @@ def test_needed_tool_stays() -> None:
     """Only the other tools go."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
 
-    def needs_weather(tried: Case) -> bool:
+    def needs_weather(tried: FailingCase) -> bool:
         return any(tool.name == "get_weather" for tool in tried.turns[0].started.tools.tools)
 
-    found, _ = driven(shrink(case), needs_weather)
+    found, _ = search(partial(shrink, case), needs_weather)
     assert [tool.name for tool in found.turns[0].started.tools.tools] == ["get_weather"]
     assert [tool["name"] for tool in found.turns[0].started.response.tools] == ["get_weather"]
 
@@ -168,11 +173,11 @@ def test_namesakes_in_and_out_of_a_namespace_go_separately() -> None:
     tools = replace(case.conversation.tools, tools=(*case.conversation.tools.tools, replace(inner, namespace=None)))
     both = dataclasses.replace(case, conversation=replace(case.conversation, response=given, tools=tools))
 
-    def needs_inner(tried: Case) -> bool:
+    def needs_inner(tried: FailingCase) -> bool:
         assert tried.conversation
         return any((tool.namespace, tool.name) == ("agents", inner.name) for tool in tried.conversation.tools.tools)
 
-    found, _ = driven(shrink(both), needs_inner)
+    found, _ = search(partial(shrink, both), needs_inner)
     assert found.conversation
     assert {tool.namespace for tool in found.conversation.tools.tools} == {"agents"}
     assert [tool["type"] for tool in found.conversation.response.tools] == ["namespace"]
@@ -183,7 +188,7 @@ def test_mcp_server_goes_with_its_tool() -> None:
     case = read_case(HARMONY / "served_mcp")
     assert case.conversation
     assert case.conversation.tools.servers
-    found, _ = driven(shrink(case), lambda tried: True)
+    found, _ = search(partial(shrink, case), lambda tried: True)
     assert found.conversation
     assert (found.conversation.tools.servers, found.conversation.response.tools) == ((), ())
 

@@ -65,7 +65,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Difference:
     """The first difference: a line in each recording, and a description of the place and the two values."""
 
     line: int
@@ -73,7 +73,7 @@ class Parting:
     problem: str
 
 
-def parting(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Parting | None:
+def first_difference(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Difference | None:
     """Return the first difference between two recordings of a junction, or None if there is none.
 
     With ``exact``, ids, times and chunk borders count as well.
@@ -82,9 +82,9 @@ def parting(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Parti
     mine, others = (list(_units(lines, exact=exact, joined=joined)) for lines in (one, other))
     for left, right in zip(mine, others, strict=False):  # both end with an `End`
         if left.name != right.name:
-            return Parting(left.line, right.line, f"{left.name} != {right.name}")
+            return Difference(left.line, right.line, f"{left.name} != {right.name}")
         if left.value != right.value:
-            return _parting_of(left, right)
+            return _difference_of(left, right)
     return None
 
 
@@ -204,13 +204,13 @@ def _without_passing(value: Any, ids: dict[str, str]) -> Any:
 # The place of a difference
 
 
-def _parting_of(left: Unit, right: Unit) -> Parting:
+def _difference_of(left: Unit, right: Unit) -> Difference:
     path, mine, other = _first_difference(left.value, right.value)
     lines = left.line, right.line
     if left.pieces and right.pieces and isinstance(mine, str) and isinstance(other, str):
-        at = common(mine, other)
+        at = common_prefix(mine, other)
         lines = _line_at(left, at), _line_at(right, at)
-    return Parting(*lines, f"{left.name} {path} {_short(mine, other)} != {_short(other, mine)}")
+    return Difference(*lines, f"{left.name} {path} {_short(mine, other)} != {_short(other, mine)}")
 
 
 def _line_at(unit: Unit, at: int) -> int:
@@ -238,7 +238,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def common(one: str, other: str) -> int:
+def common_prefix(one: str, other: str) -> int:
     """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
@@ -249,7 +249,7 @@ def _short(value: Any, other: Any) -> str:
     if not isinstance(value, str):
         text = repr(value)
         return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-    at = common(value, other) if isinstance(other, str) else 0
+    at = common_prefix(value, other) if isinstance(other, str) else 0
     start = max(0, at - SHOWN // 2)
     shown = value[start : start + SHOWN]
     return f"{'…' if start else ''}{shown!r}{'…' if start + SHOWN < len(value) else ''}"
