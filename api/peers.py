@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 FORWARDED = "X-Penstock-Forwarded"
 """The header of a request that another server forwarded; it is not forwarded again."""
 
-CONNECT = 2.0
+CONNECT_TIMEOUT = 2.0
 """Seconds to wait for a connection to another server."""
 
-ANSWER = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that is not a stream."""
 
-KEPT = ("Content-Type", "Retry-After")
+RELAYED_HEADERS = ("Content-Type", "Retry-After")
 """The headers of an answer that are passed on; the others belong to the connection between the servers."""
 
 _DATA = b"\ndata: "
@@ -106,16 +106,16 @@ class Peers:
 
         Raises `PeerLost` if no answer comes, or one with a 5xx status, as the server then cannot answer either.
         """
-        timeout = ClientTimeout(ANSWER, sock_connect=CONNECT)
+        timeout = ClientTimeout(ANSWER_TIMEOUT, sock_connect=CONNECT_TIMEOUT)
         with _losses():
             async with self._request(request, server, request.rel_url, timeout) as answer:
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                     raise PeerLost(f"{server.url} answers {answer.status}")
-                headers = {name: answer.headers[name] for name in KEPT if name in answer.headers}
+                headers = {name: answer.headers[name] for name in RELAYED_HEADERS if name in answer.headers}
                 return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
     async def frames(self, request: web.Request, server: Server, relayed: SseRelay) -> AsyncGenerator[bytes, None]:
-        """Forward a request for a stream, and yield the frames that follow what was ``relayed`` before.
+        """Forward a request for a stream, and yield the frames after the last one that was ``relayed``.
 
         Raises `PeerLost` if the stream breaks off before its terminal event.
         """
@@ -123,7 +123,7 @@ class Peers:
         url = request.rel_url.without_query_params("starting_after")
         if relayed.last >= 0:
             url = url.update_query(starting_after=relayed.last)
-        timeout = ClientTimeout(sock_connect=CONNECT, sock_read=self.silence)
+        timeout = ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=self.silence)
         with _losses():
             async with self._request(request, server, url, timeout) as answer:
                 if answer.status != HTTPStatus.OK:
@@ -178,41 +178,41 @@ class Membership:
 
     async def __aenter__(self) -> Self:
         await self.servers.join(self.url)
-        self._looking = asyncio.create_task(self._done(self.recover))
-        self._beating = asyncio.create_task(self._keep_beating())
-        await self._looking
+        self._duty = asyncio.create_task(self._perform(self.recover))
+        self._heartbeats = asyncio.create_task(self._keep_heartbeats())
+        await self._duty
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = (self._beating, self._looking)
+        tasks = (self._heartbeats, self._duty)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(StoreFailed):
             await self.servers.leave()
 
-    async def _keep_beating(self) -> None:
+    async def _keep_heartbeats(self) -> None:
         steady_since = -inf
         while True:
             await asyncio.sleep(self.heartbeat)
             with suppress(StoreFailed):  # the store logs its outages itself
                 if not await self.servers.beat():
                     steady_since = monotonic()
-                self._look_around(monotonic() - steady_since)
+                self._take_care_of_peers(monotonic() - steady_since)
 
-    def _look_around(self, steady: float) -> None:
+    def _take_care_of_peers(self, steady: float) -> None:
         """Take care of dead servers, unless this server itself was silent in the last seconds.
 
         In that case the others may only look dead, for the same reason, such as an outage of the database.  Instead,
         the server lets go of what they took over in the meantime.
         """
-        if self._looking.done():
-            duty = self.recover if steady > self.stale / 2 else self.release_lost
-            self._looking = asyncio.create_task(self._done(duty))
+        if self._duty.done():
+            task = self.recover if steady > self.stale / 2 else self.release_lost
+            self._duty = asyncio.create_task(self._perform(task))
 
-    async def _done(self, duty: Callable[[], Awaitable[None]]) -> None:
+    async def _perform(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
-            await duty()
+            await task()
         except StoreFailed as error:
             logger.warning("The store failed, so the responses of dead servers are looked for later: %s", error)
         except Exception:

@@ -1,7 +1,7 @@
 """Background responses: a limited number run at once, the others wait in order.
 
 Each runs in a task of its own, which pulls it through the pipeline and needs no client.  A waiting response is hardly
-more than an id here: its conversation is in the store, so that the next server finds it too.  Only the secrets of its
+more than an id here: its request is in the store, so that the next server finds it too.  Only the secrets of its
 MCP servers are not stored.  They are kept in this process until the response has ended or moved to another server.
 Another server, or this one after a restart, runs the response without them, and an MCP server that requires them fails
 as an item.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 RETRY_PAUSE = 1.0
 """Seconds before a response that could not begin is tried again."""
 
-Make: TypeAlias = Callable[[ResolvedRequest], Awaitable[None]]
+RunResponse: TypeAlias = Callable[[ResolvedRequest], Awaitable[None]]
 """A function that runs a response to its end, and raises only errors that keep it from beginning."""
 
 
@@ -69,7 +69,7 @@ class InFlight:
 class BackgroundQueue:
     """The background responses of this server: at most ``limit`` run at once, and at most ``longest`` wait."""
 
-    make: Make
+    run: RunResponse
     runs: RunRegistry
     store: Store
     in_flight: InFlight
@@ -136,11 +136,11 @@ class BackgroundQueue:
     async def _has_run(self, run: Run, servers: tuple[McpServer, ...]) -> bool:
         """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""
         try:
-            conversation = await self.store.queued(run.response.id)
-            if conversation is None:
+            request = await self.store.queued(run.response.id)
+            if request is None:
                 run.release()  # it was deleted, or taken over by a server that considered this one dead
             else:
-                await self.make(_with_secrets(conversation, servers))
+                await self.run(_with_secrets(request, servers))
         except (EngineOverloaded, StoreFailed) as error:
             logger.info("Response %s has to wait: %s", run.response.id, error)
             return False
@@ -151,6 +151,6 @@ class BackgroundQueue:
         return True
 
 
-def _with_secrets(conversation: ResolvedRequest, servers: tuple[McpServer, ...]) -> ResolvedRequest:
-    """Put the MCP servers of the request, secrets included, into its stored conversation, if they are known."""
-    return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation
+def _with_secrets(request: ResolvedRequest, servers: tuple[McpServer, ...]) -> ResolvedRequest:
+    """Put the MCP servers of the request, secrets included, into its stored one, if they are known."""
+    return replace(request, tools=replace(request.tools, servers=servers)) if servers else request

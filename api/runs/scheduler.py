@@ -1,6 +1,6 @@
 """The responses that this server runs: begun, followed, cancelled, and ended when the server stops.
 
-A response runs in one of three ways.  In front of its client: in the task of the request itself, so that no token has
+A response runs in one of three ways.  In the foreground: in the task of the request itself, so that no token has
 to pass between tasks.  In the background: queued, and limited in number.  Detached: at once, but in a task of its own,
 so that it survives its client.  In all cases, `Persist` keeps the log of its events, and all other readers follow that.
 """
@@ -41,18 +41,18 @@ UNENDED = frozenset({"queued", "in_progress"})
 CANCEL_WAIT = 1.0
 """Seconds that a cancelled response gets to end by itself."""
 
-LOOKS, LOOK_AGAIN = 40, 0.25
+FIND_ATTEMPTS, FIND_PAUSE = 40, 0.25
 """The number of attempts to find a response that is between two servers, and the seconds between attempts."""
 
 STOP_WAIT = 0.5
 """Seconds for responses to end after the engine has stopped; a response that runs a tool does not notice that."""
 
-LAST_WORDS = 5.0
+FINISH_WAIT = 5.0
 """Seconds for stopped responses to send and store their last events."""
 
 
 @dataclass(slots=True)
-class _Reader:
+class _Foreground:
     """A request that runs its response itself: its task, and the last stage of the pipeline that it reads."""
 
     task: asyncio.Task[Any] | None
@@ -88,60 +88,60 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
 
     def __post_init__(self) -> None:
-        self._reading: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
-        self._making: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
-        self._rendering: Pipeline[ResolvedRequest, Prompt] = self._making.through("render")
+        self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
+        self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
+        self._rendering: Pipeline[ResolvedRequest, Prompt] = self._after_normalize.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
-        self.background = BackgroundQueue(self._make, self.runs, self.store, self.in_flight, self.limit)
+        self.background = BackgroundQueue(self._run, self.runs, self.store, self.in_flight, self.limit)
         self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
 
-    # Beginning
+    # Starting
 
-    async def prepare(self, request: CreateResponse) -> ResolvedRequest:
+    async def prepare(self, create_request: CreateResponse) -> ResolvedRequest:
         """Normalize a request; raise the `StageError` for what is wrong with it.
 
         If its response belongs to a conversation, the conversation is locked from here on.
         """
-        if request.store is not False:
+        if create_request.store is not False:
             self.store.check()
-        async with self._reading.open(source_of([request])) as conversations:
-            conversation = await first(conversations)
-        response, origin = conversation.response, conversation.origin
+        async with self._normalizing.open(source_of([create_request])) as requests:
+            request = await first(requests)
+        response, origin = request.response, request.origin
         if response.conversation is not UNSET:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
                 await self.store.conversations.lock(
                     response.conversation.id, origin.owner, response.id, origin.position
                 )
-        return conversation
+        return request
 
-    def run(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
-        """Run a response, and return its events; an error before the first event keeps it from beginning."""
-        response = conversation.response
+    def run(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+        """Start a response, and return its events; an error before the first event keeps it from beginning."""
+        response = request.response
         if response.background:
-            return self._in_background(conversation)
+            return self._in_background(request)
         if self.detaches and response.store:
-            return self._detached(conversation)
-        return self._in_front(conversation)
+            return self._detached(request)
+        return self._in_foreground(request)
 
-    async def queue(self, conversation: ResolvedRequest) -> Run:
+    async def queue(self, request: ResolvedRequest) -> Run:
         """Queue a response for the background; it is stored before this returns.
 
         Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
         """
-        queued = replace(conversation.response, status="queued")
+        queued = replace(request.response, status="queued")
         with self._unlocking(queued):
             self._check_engine()
             self.background.check()
-            await self._check_prompt(conversation)
-        stored = StoredResponse(queued, conversation.input, conversation.origin)
-        return await asyncio.shield(self._accept(stored, conversation))  # completes even if the client disconnects
+            await self._check_prompt(request)
+        stored = StoredResponse(queued, request.input, request.origin)
+        return await asyncio.shield(self._accept(stored, request))  # completes even if the client disconnects
 
-    async def _accept(self, stored: StoredResponse, conversation: ResolvedRequest) -> Run:
+    async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):
-            await self.store.accept(stored, conversation)
+            await self.store.accept(stored, request)
         run = self.runs.queue(stored)
-        self.background.add(run, conversation.tools.servers)
+        self.background.add(run, request.tools.servers)
         return run
 
     def _check_engine(self) -> None:
@@ -149,9 +149,9 @@ class Scheduler:
         if not self.engine.is_alive:
             raise errors.EngineDead("The engine has died.")
 
-    async def _check_prompt(self, conversation: ResolvedRequest) -> None:
+    async def _check_prompt(self, request: ResolvedRequest) -> None:
         """Render the prompt once, to raise its errors now rather than when its turn comes."""
-        async with self._rendering.open(source_of([conversation])) as prompts:
+        async with self._rendering.open(source_of([request])) as prompts:
             length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:
             raise errors.ContextTooLong(length, self.engine.context_length)
@@ -166,23 +166,23 @@ class Scheduler:
                 self.store.conversations.unlock(response.conversation.id, response.id)
             raise
 
-    # Making
+    # Running
 
-    async def _in_front(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+    async def _in_foreground(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
-        response_id = conversation.response.id
-        async with self._making.open(source_of([conversation])) as events:
-            with self._unlocking(conversation.response):
+        response_id = request.response.id
+        async with self._after_normalize.open(source_of([request])) as events:
+            with self._unlocking(request.response):
                 event = await first(events)
-            run, reader = self._run_of(conversation), _Reader(asyncio.current_task(), events)
-            self._interrupts[response_id] = reader.interrupt
+            run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
+            self._interrupts[response_id] = foreground.interrupt
             try:
                 yield event
                 async for event in events:
                     yield event
                 _check_ended(run)
             except asyncio.CancelledError:
-                if not reader.has_been_interrupted():
+                if not foreground.has_been_interrupted():
                     raise
             except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
@@ -193,42 +193,42 @@ class Scheduler:
                 async for event in rest:
                     yield event
 
-    async def _in_background(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
-        run = await self.queue(conversation)
+    async def _in_background(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+        run = await self.queue(request)
         async with aclosing(run.follow()) as events:
             async for event in events:
                 yield event
 
-    async def _detached(self, conversation: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+    async def _detached(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._make_detached(conversation, begun))
-        self._interrupts[conversation.response.id] = task.cancel
-        task.add_done_callback(lambda _: self._interrupts.pop(conversation.response.id))
+        task = asyncio.create_task(self._run_detached(request, begun))
+        self._interrupts[request.response.id] = task.cancel
+        task.add_done_callback(lambda _: self._interrupts.pop(request.response.id))
         await asyncio.shield(begun)
-        async with aclosing(self._run_of(conversation).follow()) as events:
+        async with aclosing(self._run_of(request).follow()) as events:
             async for event in events:
                 yield event
 
-    async def _make_detached(self, conversation: ResolvedRequest, begun: asyncio.Future[None]) -> None:
+    async def _run_detached(self, request: ResolvedRequest, begun: asyncio.Future[None]) -> None:
         try:
-            with self._unlocking(conversation.response), self.in_flight:
-                await self._make(conversation, partial(begun.set_result, None))
+            with self._unlocking(request.response), self.in_flight:
+                await self._run(request, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
-    async def _make(self, conversation: ResolvedRequest, begun: Callable[[], None] = lambda: None) -> None:
+    async def _run(self, request: ResolvedRequest, begun: Callable[[], None] = lambda: None) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
-        async with self._making.open(source_of([conversation])) as events:
+        async with self._after_normalize.open(source_of([request])) as events:
             try:
                 await first(events)
             except Exception as error:
-                run = self.runs.get(conversation.response.id, conversation.origin.owner)
+                run = self.runs.get(request.response.id, request.origin.owner)
                 if run and run.response.status == "in_progress":
                     _fail(run, error)
                 raise
             begun()
-            run = self._run_of(conversation)
+            run = self._run_of(request)
             try:
                 async for _ in events:
                     pass
@@ -236,8 +236,8 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
 
-    def _run_of(self, conversation: ResolvedRequest) -> Run:
-        run = self.runs.get(conversation.response.id, conversation.origin.owner)
+    def _run_of(self, request: ResolvedRequest) -> Run:
+        run = self.runs.get(request.response.id, request.origin.owner)
         if run is None:
             raise RuntimeError("a response that has begun is among the live ones")
         return run
@@ -247,10 +247,10 @@ class Scheduler:
     async def find(self, response_id: str, owner: str) -> Run | StoredResponse | Server:
         """Find a response: the live run, its stored copy once it has ended, or the peer that is running it.
 
-        If the server that ran it is dead, wait until a server has settled it.  Raises `ResponseNotFound`, and
+        If the server that ran it is dead, wait until another server has recovered it.  Raises `ResponseNotFound`, and
         `ServerUnreachable` if that takes too long.
         """
-        for _ in range(LOOKS):
+        for _ in range(FIND_ATTEMPTS):
             if run := self.runs.get(response_id, owner):
                 return run
             stored = await self.store.get(response_id, owner)
@@ -261,13 +261,15 @@ class Scheduler:
             server = await self.store.runner(response_id)
             if server and server.is_alive and server.id != self.store.server_id:
                 return server
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(FIND_PAUSE)
         raise errors.ServerUnreachable
 
     async def cancel(self, run: Run) -> Response:
         """Cancel a response, unless it ends by itself first; return it as it ended, usually once that is stored.
 
-        Raises `RunReleased` if another server has taken it over by then.
+        If the engine is generating, it ends the generation, and `emit` ends the response as cancelled, with all its
+        tokens.  Otherwise, or if that takes too long, `Run.cancel` ends it.  Raises `RunReleased` if another server has
+        taken it over by then.
         """
         try:
             with suppress(TimeoutError):
@@ -282,7 +284,7 @@ class Scheduler:
         return run.response
 
     async def drain(self, seconds: float) -> None:
-        """Take on no more responses, wait up to ``seconds`` for the running ones, and end the rest as failed.
+        """Refuse new responses, wait up to ``seconds`` for the running ones, and end the rest as failed.
 
         Queued responses, and with ``restarts`` also running background ones, are left to the next server instead.
         """
@@ -292,13 +294,13 @@ class Scheduler:
         if self.restarts:
             self.background.release_running()
         await self.engine.stop()
-        for wait in (STOP_WAIT, LAST_WORDS):  # twice, as a request may still begin during the first
+        for wait in (STOP_WAIT, FINISH_WAIT):  # twice, as a request may still begin during the first
             await self.in_flight.drain(wait)
             for run in self.runs:
                 self._end_early(run, errors.RunInterrupted())
 
     async def release_lost(self) -> None:
-        """Hand over the responses that other servers took over, considering this one dead; clients can resume there."""
+        """Release the responses that other servers took over when this one seemed dead; clients can resume there."""
         for run in self.runs:
             if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
                 logger.warning("Response %s is another server's now: this one was silent", run.response.id)

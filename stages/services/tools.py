@@ -84,7 +84,7 @@ class Citable(Protocol):
 class Host(Protocol):
     """Runs the calls of one built-in tool."""
 
-    def session(self, conversation: ResolvedRequest) -> Session:
+    def session(self, request: ResolvedRequest) -> Session:
         """Return a new session for one response."""
         ...
 

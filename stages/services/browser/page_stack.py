@@ -49,8 +49,8 @@ class Visit:
 class PageStack:
     """The stack of one response."""
 
-    def __init__(self, conversation: ResolvedRequest) -> None:
-        self._stack = dict(_restored(conversation))
+    def __init__(self, request: ResolvedRequest) -> None:
+        self._stack = dict(_restored(request))
         self._pages: OrderedDict[str, Page] = OrderedDict()
 
     @property
@@ -92,9 +92,9 @@ class PageStack:
             self._pages.popitem(last=False)
 
 
-def _restored(conversation: ResolvedRequest) -> Iterator[tuple[int, Visit]]:
-    for call in _recent((*conversation.history, *conversation.input)):
-        if match := _HEADING.match(conversation.results.get(call.id, "")):
+def _restored(request: ResolvedRequest) -> Iterator[tuple[int, Visit]]:
+    for call in _recent((*request.history, *request.input)):
+        if match := _HEADING.match(request.results.get(call.id, "")):
             yield int(match[1]), _visit(call.action, match[2])
 
 

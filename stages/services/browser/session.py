@@ -32,9 +32,9 @@ class BrowserHost:
         self._backend = backend
         self._reader = Reader(allowed)
 
-    def session(self, conversation: ResolvedRequest) -> BrowserSession:
+    def session(self, request: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
-        return BrowserSession(self._backend, self._reader, PageStack(conversation))
+        return BrowserSession(self._backend, self._reader, PageStack(request))
 
     async def close(self) -> None:
         """Close all connections."""

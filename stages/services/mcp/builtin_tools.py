@@ -29,9 +29,9 @@ class McpHost:
         self._servers = servers
         self._kind: HostedKind = kind
 
-    def session(self, conversation: ResolvedRequest) -> Session:
+    def session(self, request: ResolvedRequest) -> Session:
         """Return a session for one response."""
-        inner = self._servers.private_session(self._kind, {SESSION_HEADER: conversation.response.id})
+        inner = self._servers.private_session(self._kind, {SESSION_HEADER: request.response.id})
         return _SESSIONS[self._kind](inner)
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ Output = dict[str, Any]
 class ContainerHost(SandboxHost):
     """Runs commands."""
 
-    def session(self, conversation: ResolvedRequest) -> ContainerSession:
+    def session(self, request: ResolvedRequest) -> ContainerSession:
         """Return a session for one response."""
         return ContainerSession(self.lease())
 

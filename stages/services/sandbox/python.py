@@ -18,7 +18,7 @@ _NOTHING: Final = "(The code wrote nothing.)"
 class PythonHost(SandboxHost):
     """Runs Python code."""
 
-    def session(self, conversation: ResolvedRequest) -> PythonSession:
+    def session(self, request: ResolvedRequest) -> PythonSession:
         """Return a session for one response."""
         return PythonSession(self.lease())
 

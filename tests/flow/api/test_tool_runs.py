@@ -74,7 +74,7 @@ async def busy(request: pytest.FixtureRequest, store_at: str, tool: ScriptedTool
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
-    monkeypatch.setattr(scheduler, "LAST_WORDS", 3600)
+    monkeypatch.setattr(scheduler, "FINISH_WAIT", 3600)
 
 
 @pytest.mark.defect("V17", "B22")
