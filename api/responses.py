@@ -194,7 +194,7 @@ class Responses:
         """List the input items of a stored response page by page, including the history that it continues."""
         page = PageRequest.read(request)
         response_id, owner = request.match_info["response_id"], request[OWNER]
-        input_items = await self.store.given(response_id, owner)
+        input_items = await self.store.input_items(response_id, owner)
         if input_items is None:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)

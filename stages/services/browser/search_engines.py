@@ -78,29 +78,29 @@ class SearchEngine:
     """Meaning of its status 403, for the error message."""
 
 
-def _ask_searxng(key: str, words: str, topn: int) -> Query:
+def _ask_searxng(key: str, query: str, topn: int) -> Query:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return Query("/search", headers, {"q": words, "format": "json"})
+    return Query("/search", headers, {"q": query, "format": "json"})
 
 
-def _ask_brave(key: str, words: str, topn: int) -> Query:
-    parameters = {"q": _short(words), "count": str(min(topn, 20)), "text_decorations": "false"}
+def _ask_brave(key: str, query: str, topn: int) -> Query:
+    parameters = {"q": _short(query), "count": str(min(topn, 20)), "text_decorations": "false"}
     return Query("/res/v1/web/search", {"X-Subscription-Token": key}, parameters)
 
 
-def _ask_tavily(key: str, words: str, topn: int) -> Query:
-    body = {"query": _short(words), "max_results": min(topn, 20), "search_depth": "basic"}
+def _ask_tavily(key: str, query: str, topn: int) -> Query:
+    body = {"query": _short(query), "max_results": min(topn, 20), "search_depth": "basic"}
     return Query("/search", {"Authorization": f"Bearer {key}"}, body=body)
 
 
-def _ask_exa(key: str, words: str, topn: int) -> Query:
+def _ask_exa(key: str, query: str, topn: int) -> Query:
     contents = {"text": {"maxCharacters": _LONGEST_TEXT}, "summary": True}
-    return Query("/search", {"x-api-key": key}, body={"query": words, "numResults": topn, "contents": contents})
+    return Query("/search", {"x-api-key": key}, body={"query": query, "numResults": topn, "contents": contents})
 
 
-def _short(words: str) -> str:
+def _short(query: str) -> str:
     """Shorten a query to Brave's limits on words and characters."""
-    return " ".join(words.split()[:50])[:_LONGEST_QUERY]
+    return " ".join(query.split()[:50])[:_LONGEST_QUERY]
 
 
 def _searxng_hits(answer: Any) -> list[Hit]:

@@ -100,7 +100,7 @@ class Endpoint(Generic[Logprobs]):
 
     path: str
     body: Callable[[Prompt], dict[str, Any]]
-    question: Callable[[str, list[int], dict[str, Any]], dict[str, Any]]
+    probe_body: Callable[[str, list[int], dict[str, Any]], dict[str, Any]]
     """Build a body for a probe from model name, token ids and sampling parameters; its answer is not streamed."""
     decoder: msgspec.json.Decoder[_Line[Logprobs]]
     logprobs: Callable[[Logprobs, int | None], tuple[TokenLogprob, ...]]
@@ -222,10 +222,10 @@ def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
         "logprobs": logprobs,
         "skip_special_tokens": False,
     }
-    return params if prompt.grammar is None else params | held_to(prompt.grammar)
+    return params if prompt.grammar is None else params | constrained_to(prompt.grammar)
 
 
-def held_to(grammar: str) -> dict[str, Any]:
+def constrained_to(grammar: str) -> dict[str, Any]:
     """Sampling parameters that constrain the answer to the grammar."""
     return {"structured_outputs": {"grammar": _DIALECT + grammar}}
 

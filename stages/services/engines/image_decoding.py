@@ -43,5 +43,5 @@ def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixe
 
 def _pixels(image: bytes) -> int:
     """Read the number of pixels from the image's header, without decoding them."""
-    with Image.open(BytesIO(image)) as opened:
-        return opened.width * opened.height
+    with Image.open(BytesIO(image)) as file:
+        return file.width * file.height

@@ -18,7 +18,13 @@ import aiohttp
 import msgspec
 
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
-from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused, held_to, read_refusal
+from penstock.stages.services.engines.http_endpoints import (
+    ENDPOINTS,
+    Endpoint,
+    RequestRefused,
+    constrained_to,
+    read_refusal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -198,22 +204,22 @@ class Replica:
         """Return a few generated tokens for a probe; raise `RequestRefused` if the server refuses."""
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
         if grammar:
-            sampling |= held_to(grammar)
-        answer = await self._ask(endpoint.path, _Completion, endpoint.question(name, token_ids, sampling))
+            sampling |= constrained_to(grammar)
+        answer = await self._ask(endpoint.path, _Completion, endpoint.probe_body(name, token_ids, sampling))
         return answer.choices[0].token_ids or [] if answer.choices else []
 
     async def _speaks_harmony(self, name: str) -> bool | None:
-        question = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
+        body = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
         with suppress(RequestRefused):
-            return (await self._ask("/tokenize", _Tokenized, question)).tokens == _MARKER_IDS
+            return (await self._ask("/tokenize", _Tokenized, body)).tokens == _MARKER_IDS
         return None
 
-    async def _ask(self, path: str, kind: type[Answered], question: dict[str, Any] | None = None) -> Answered:
+    async def _ask(self, path: str, kind: type[Answered], request_body: dict[str, Any] | None = None) -> Answered:
         """Return the decoded JSON; raise `RequestRefused` or, for unexpected JSON, `UnusableServer`."""
         async with self.session.request(
-            "GET" if question is None else "POST",
+            "GET" if request_body is None else "POST",
             self.url + path,
-            data=None if question is None else msgspec.json.encode(question),
+            data=None if request_body is None else msgspec.json.encode(request_body),
             timeout=aiohttp.ClientTimeout(PROBE_TIMEOUT, sock_connect=CONNECT_TIMEOUT),
             allow_redirects=False,
         ) as answer:

@@ -274,7 +274,7 @@ def _placing(prompt: Prompt) -> Iterator[None]:
         if not prompt.images:
             raise
         if isinstance(error, AssertionError):
-            reason = "The model's chat template has no place for an image where this conversation shows one."
+            reason = "The model's chat template has no place for an image of this conversation."
         else:
             reason = shortened(str(error.__cause__ or error))
         raise errors.InvalidPrompt(reason, param="input") from error

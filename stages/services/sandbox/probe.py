@@ -48,7 +48,7 @@ async def probe(
     reasons = []
     for mode in modes:
         if mode == "landlock" and kind == "container" and not drops_user:
-            reasons.append("landlock: processes can only be counted where the server starts as root")
+            reasons.append("landlock: processes can only be counted if the server starts as root")
             continue
         for python in interpreters(interpreter):
             plan = Plan(kind, mode, python, limits or Limits(), packages, drops_user)

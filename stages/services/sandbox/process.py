@@ -108,7 +108,7 @@ class Process:
         """Kill the sandbox, wait for its processes to exit, and remove its folder."""
         self.kill()
         if self._ending is None:
-            self._ending = asyncio.create_task(self._gone())
+            self._ending = asyncio.create_task(self._clean_up())
         await asyncio.shield(self._ending)
 
     @property
@@ -120,7 +120,7 @@ class Process:
         return self._greeted and not self._plan.isolates and self._plan.kind == "container"
 
     async def _begin(self) -> None:
-        _first_to_go(self._outer.pid)
+        _prefer_for_oom_kill(self._outer.pid)
         self._output.watch()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
         try:
@@ -132,7 +132,7 @@ class Process:
         if self._plan.isolates:
             inner = _inner(self._status)
             self._watched.append(os.pidfd_open(inner))
-            _first_to_go(inner)
+            _prefer_for_oom_kill(inner)
             self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN)
         self._greeted = True
         self._watching = asyncio.create_task(self._watch())
@@ -143,22 +143,22 @@ class Process:
 
     async def _watch(self) -> None:
         """End the sandbox if its files exceed the limits.  Also checks between calls, because threads keep running."""
-        while not await self._fills():
+        while not await self._exceeds_disk_limit():
             await asyncio.sleep(_LOOK_SECONDS)
         self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
         self.kill()
 
-    async def _fills(self) -> bool:
+    async def _exceeds_disk_limit(self) -> bool:
         if self._folder is None:
-            return any(map(_is_crowded, self._places))
-        return await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk)
+            return any(map(_has_too_many_files, self._places))
+        return await asyncio.to_thread(_folder_exceeds, str(self._folder), self._plan.limits.disk)
 
     def _kill_watched(self) -> None:
         for process in self._watched:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
 
-    async def _gone(self) -> None:
+    async def _clean_up(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -212,7 +212,7 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
     return control, status, output, process
 
 
-def _first_to_go(pid: int) -> None:
+def _prefer_for_oom_kill(pid: int) -> None:
     """Make the kernel kill this process before any server if memory runs out."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
@@ -253,13 +253,13 @@ def _make_folder(plan: Plan) -> Path:
     return folder
 
 
-def _is_crowded(place: int) -> bool:
+def _has_too_many_files(place: int) -> bool:
     """True if a file system in memory has too many files; empty ones take memory too."""
     stats = os.statvfs(place)
     return stats.f_files - stats.f_ffree > _MOST_FILES
 
 
-def _fills(folder: str, most: int) -> bool:
+def _folder_exceeds(folder: str, most: int) -> bool:
     """True if a folder has too many bytes or files, or if its tree cannot be walked."""
     size, files, pending = 0, 0, [folder]
     while pending:

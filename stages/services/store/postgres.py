@@ -105,8 +105,8 @@ class PostgresDatabase:
         connection = await self._connected()
         async with connection.transaction():
             for counted, group in groupby(units, attrgetter("counted")):
-                together = tuple(group)
-                counts += await (_counted(connection, together) if counted else _in_bulk(connection, together))
+                merged = tuple(group)
+                counts += await (_counted(connection, merged) if counted else _in_bulk(connection, merged))
         return counts
 
     async def _connected(self) -> Any:

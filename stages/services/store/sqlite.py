@@ -91,8 +91,8 @@ class SqliteDatabase:
         counts: list[tuple[int, ...]] = []
         with _transaction(self._writing):
             for counted, group in groupby(units, attrgetter("counted")):
-                together = tuple(group)
-                counts += self._counted(together) if counted else self._in_bulk(together)
+                merged = tuple(group)
+                counts += self._counted(merged) if counted else self._in_bulk(merged)
         return counts
 
     def _counted(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:

@@ -192,8 +192,8 @@ class Store:
                 item_id = item.id if rows.can_exist(item.id) else None
                 tokens = rows.token_ids_column(stored.tokens.get(item.id))
                 result = rows.result_column(stored.results.get(item.id))
-                what = (len(items) - number, item_id, now, rows.to_json(item), tokens, result)
-                yield Statement(run_sql.ADD, (conversation_id, *what, response_id, self.server_id))
+                columns = (len(items) - number, item_id, now, rows.to_json(item), tokens, result)
+                yield Statement(run_sql.ADD, (conversation_id, *columns, response_id, self.server_id))
         yield run_sql.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse, now: float) -> Statement:
@@ -232,7 +232,7 @@ class Store:
             results |= stored.results
         return History((*_items_read(before, chain), *chain[-1].response.output), tokens, results)
 
-    async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
+    async def input_items(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """Return all items that a response has read, ending with its own input; None if there is no such response."""
         chain = await self.chain(response_id, owner)
         if not chain:

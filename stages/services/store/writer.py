@@ -73,7 +73,7 @@ class _Change:
     size: int = UNKNOWN
     rows_changed: tuple[int, ...] = ()
 
-    def made(self) -> Unit:
+    def built(self) -> Unit:
         """Return the unit, built on the first call."""
         if self.unit is None:
             statements = self.statements() if callable(self.statements) else self.statements
@@ -90,7 +90,7 @@ class Writer:
         self._database = database
         self._queue: deque[_Change] = deque()
         self._last: dict[str | None, _Change] = {}  # latest lasting change by key; under None, of all keys
-        self._alone = 0  # changes to write one by one, after the database refused their group
+        self._one_by_one = 0  # changes to write one by one, after the database refused their group
         self._flushing: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
         self._try_began = 0.0
@@ -130,7 +130,7 @@ class Writer:
         self.check_open()
         change = _Change(statements, keys, is_urgent, asyncio.get_running_loop().create_future())
         if not callable(statements):
-            change.size = _size(change.made())
+            change.size = _size(change.built())
         if is_first:
             self._queue.appendleft(change)
         else:
@@ -192,7 +192,7 @@ class Writer:
 
         If the database refuses a group, its changes are retried one by one, so that a bad one does not harm the others.
         """
-        group = list(islice(self._queue, 1 if self._alone else GROUP))
+        group = list(islice(self._queue, 1 if self._one_by_one else GROUP))
         self._wakened.clear()
         self._try_began = time.monotonic()
         try:
@@ -202,7 +202,7 @@ class Writer:
             return False
         except Exception as exc:  # noqa: BLE001 - any other error belongs to this group
             if len(group) > 1:
-                self._alone = len(group)
+                self._one_by_one = len(group)
                 return True
             _log.exception("the store refuses a change of %s", group[0].keys[:1])
             _fail(self._take_out(group[0]), _failed("The store refuses this.", exc))
@@ -210,20 +210,20 @@ class Writer:
             for change, rows_changed in zip(group, counts, strict=True):
                 change.rows_changed = rows_changed
                 self._take_out(change).set_result(None)
-        self._alone = max(0, self._alone - 1)
+        self._one_by_one = max(0, self._one_by_one - 1)
         self._over()
         return True
 
     async def _units(self, group: Sequence[_Change]) -> list[Unit]:
         """Return the units of a group; those not built yet are built in a thread."""
-        unmade = [change for change in group if change.unit is None]
-        if unmade:
-            await asyncio.to_thread(lambda: [change.made() for change in unmade])
-        for change in unmade:
-            size = _size(change.made())
+        unbuilt = [change for change in group if change.unit is None]
+        if unbuilt:
+            await asyncio.to_thread(lambda: [change.built() for change in unbuilt])
+        for change in unbuilt:
+            size = _size(change.built())
             self.backlog += size - change.size
             change.size = size
-        return [change.made() for change in group]
+        return [change.built() for change in group]
 
     def _take_out(self, change: _Change) -> asyncio.Future[None]:
         """Remove a change from the queue, and return its future."""
@@ -242,7 +242,7 @@ class Writer:
         if self._outage_began is None:
             self._outage_began = time.monotonic()
             _log.error("the store cannot be written, and changes wait in memory: %s", error)
-        self._alone = 0
+        self._one_by_one = 0
         for change in [change for change in self._queue if change.is_urgent]:
             _fail(self._take_out(change), _failed("The store cannot be reached.", error))
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, grammar_from
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from penstock.pipeline.frames import Scheduling, TokenChunk
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
+from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
@@ -216,7 +216,7 @@ def test_grammars_are_readable_for_guidance_only() -> None:
     xgrammar = import_module("xgrammar")
     grammar = "start: /x/ <[5]>"
     xgrammar.Grammar.from_lark(grammar)
-    told = held_to(grammar)["structured_outputs"]["grammar"]
+    told = constrained_to(grammar)["structured_outputs"]["grammar"]
     with pytest.raises(RuntimeError, match="not supported"):
         xgrammar.Grammar.from_lark(told)
     assert not LLMatcher.validate_grammar(grammar_from("grammar", told))
