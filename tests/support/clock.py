@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -42,7 +43,7 @@ async def clock() -> Clock:
 
 
 def count_instructions(run: Callable[[], object]) -> int:
-    """Count the bytecode instructions that ``run`` takes in this thread; a call into C counts as one."""
+    """Count the bytecode instructions that ``run`` takes, in the threads it starts too; a call into C counts as one."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -51,10 +52,12 @@ def count_instructions(run: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
-    previous = sys.gettrace()
+    previous = sys.gettrace(), threading.gettrace()
     sys.settrace(trace)
+    threading.settrace(trace)
     try:
         run()
     finally:
-        sys.settrace(previous)
+        sys.settrace(previous[0])
+        threading.settrace(previous[1])
     return count

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
     StringConstraints,
+    Tag,
     ValidatorFunctionWrapHandler,
     model_validator,
 )
@@ -75,14 +77,13 @@ def type_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
-def text_or_list(value: Any) -> str:
-    """Return the union tag of a text or a list."""
-    return "as_text" if isinstance(value, str) else "as_list"
-
-
-def text_or_object(value: Any) -> str:
-    """Return the union tag of a text or an object."""
-    return "as_text" if isinstance(value, str) else "as_object"
+Text = TypeVar("Text")
+Value = TypeVar("Value")
+TextOr: TypeAlias = Annotated[
+    Annotated[Text, Tag("as_text")] | Annotated[Value, Tag("as_other")],
+    Discriminator(lambda value: "as_text" if isinstance(value, str) else "as_other"),
+]
+"""A text or a value of one other type; errors are about the type that the client means."""
 
 
 def one_of(*types: str, tag: str) -> Callable[[Any], str]:

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from penstock.pipeline.protocol.items import ImageDetail, ItemStatus, Phase, Role
 from penstock.pipeline.protocol.params import common
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, CallId, Echoed, Name, text_or_list
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, CallId, Echoed, Name, TextOr
 from penstock.pipeline.protocol.params.tools import ToolParam
 
 _Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
@@ -60,14 +60,8 @@ MessagePart: TypeAlias = Annotated[
     InputTextPart | OutputTextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")
 ]
 OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
-_MessageContent: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], FAIL_FAST, Tag("as_list")],
-    Discriminator(text_or_list),
-]
-_CallOutput: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], FAIL_FAST, Tag("as_list")],
-    Discriminator(text_or_list),
-]
+_MessageContent: TypeAlias = TextOr[str, Annotated[list[MessagePart], FAIL_FAST]]
+_CallOutput: TypeAlias = TextOr[str, Annotated[list[OutputPart], FAIL_FAST]]
 
 # Items
 
@@ -226,9 +220,7 @@ class ListedToolPart(Body):
     annotations: dict[str, Any] | None = None
 
 
-_Error: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")], Discriminator(common.text_or_object)
-]
+_Error: TypeAlias = TextOr[str, dict[str, Any]]
 
 
 class McpListToolsItem(_TypedCallItem):
@@ -384,10 +376,7 @@ class RawMessage(Body):
     author: RawAuthor | None = None
     role: _RawRole | None = None
     name: str | None = None
-    content: Annotated[
-        Annotated[str, Tag("as_text")] | Annotated[list[RawPart], FAIL_FAST, Tag("as_list")],
-        Discriminator(text_or_list),
-    ]
+    content: TextOr[str, Annotated[list[RawPart], FAIL_FAST]]
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None

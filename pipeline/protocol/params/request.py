@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.protocol.params.common import (
@@ -18,8 +18,7 @@ from penstock.pipeline.protocol.params.common import (
     Echoed,
     Metadata,
     Name,
-    text_or_list,
-    text_or_object,
+    TextOr,
 )
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
@@ -74,20 +73,17 @@ class PromptCacheOptions(Body):
 
 
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_TextOrObject: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")], Discriminator(text_or_object)
-]
 
 
 class StructuredOutputs(Body):
     """Exactly one constraint.  JSON is written with minimal white space; options for that are read but not used."""
 
-    json_: _TextOrObject | None = Field(default=None, alias="json")
+    json_: TextOr[str, dict[str, Any]] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True, min_length=1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: _TextOrObject | None = None
+    structural_tag: TextOr[str, dict[str, Any]] | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
     disable_additional_properties: Literal[False] | None = None
@@ -117,13 +113,7 @@ class CreateResponse(Body):
     """A request for one response.  A parameter that is not given is None."""
 
     model: str | None = None
-    input: (
-        Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], FAIL_FAST, Tag("as_list")],
-            Discriminator(text_or_list),
-        ]
-        | None
-    ) = None
+    input: TextOr[str, Annotated[list[InputItem], FAIL_FAST]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -149,13 +139,7 @@ class CreateResponse(Body):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     service_tier: ServiceTier | None = None
     background: bool | None = None
-    conversation: (
-        Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[ConversationReferenceParam, Tag("as_object")],
-            Discriminator(text_or_object),
-        ]
-        | None
-    ) = None
+    conversation: TextOr[str, ConversationReferenceParam] | None = None
 
     # Read here, but refused by ``normalize`` if they are set
     prompt: Any = None
@@ -171,14 +155,7 @@ class CreateResponse(Body):
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     seed: _Int64 | None = None
-    stop: (
-        Annotated[
-            Annotated[_StopText, Tag("as_text")]
-            | Annotated[list[_StopText], Field(fail_fast=True, max_length=4), Tag("as_list")],
-            Discriminator(text_or_list),
-        ]
-        | None
-    ) = None
+    stop: TextOr[_StopText, Annotated[list[_StopText], Field(fail_fast=True, max_length=4)]] | None = None
     cache_salt: _CacheSalt | None = None
     priority: _Int64 | None = None
     chat_template: str | None = None

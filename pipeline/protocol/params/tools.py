@@ -18,9 +18,9 @@ from penstock.pipeline.protocol.params.common import (
     Body,
     Echoed,
     Name,
+    TextOr,
     at_most,
     one_of,
-    text_or_object,
 )
 
 MOST_IN_A_NAMESPACE = 500
@@ -72,12 +72,7 @@ class CodeInterpreterToolParam(Echoed):
     """The code interpreter, whose sandbox this server chooses, not the client."""
 
     type: Literal["code_interpreter"]
-    container: (
-        Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[AutoContainer, Tag("as_object")], Discriminator(text_or_object)
-        ]
-        | None
-    ) = None
+    container: TextOr[str, AutoContainer] | None = None
 
 
 class Environment(Body):
@@ -186,13 +181,7 @@ class McpToolParam(Echoed):
         ]
         | None
     ) = None
-    require_approval: (
-        Annotated[
-            Annotated[Literal["always", "never"], Tag("as_text")] | Annotated[Approval, Tag("as_object")],
-            Discriminator(text_or_object),
-        ]
-        | None
-    ) = None
+    require_approval: TextOr[Literal["always", "never"], Approval] | None = None
 
     @field_validator("connector_id")
     @classmethod

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Tag, TypeAdapter, ValidationError
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
@@ -149,25 +149,23 @@ _JSON_WORDS = {
 }
 """Pydantic's messages for JSON input, in place of its messages for Python values, which are validated here."""
 
-_TEXT_OR_LIST = frozenset({"as_text", "as_list"})
-_TEXT_OR_OBJECT = frozenset({"as_text", "as_object"})
-
+_TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
 _TAGS = {
-    **dict.fromkeys(("input", "content", "output", "stop"), _TEXT_OR_LIST),
-    **dict.fromkeys(("conversation", "container", "require_approval", "error"), _TEXT_OR_OBJECT),
+    **dict.fromkeys(("input", "content", "output", "stop", "conversation", "container"), _TEXT_OR_OTHER),
+    **dict.fromkeys(("require_approval", "error", "json", "structural_tag"), _TEXT_OR_OTHER),
     "allowed_tools": frozenset({"as_list", "as_object"}),
     "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
 }
 """Pydantic's tags for the branches of open types, by the key before them in a location."""
 
-_ELEMENT_TAGS = frozenset(
-    {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
-    | {"item_reference", "additional_tools"}
-    | {"local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"}
-    | {"apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "web_search_call"}
-    | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
-    | {"input_text", "output_text", "refusal", "input_image", "input_file"}
-    | {"function", "custom", "namespace", "mcp", "code_interpreter", "shell", "other"}
-)
+
+def _tags(union: Any) -> frozenset[str]:
+    """Return the tags of a union's branches."""
+    branches = get_args(get_args(union)[0])
+    return frozenset(tag.tag for branch in branches for tag in branch.__metadata__ if isinstance(tag, Tag))
+
+
+_PART_TAGS = frozenset({"input_text", "output_text", "refusal", "input_image", "input_file"})
+_ELEMENT_TAGS = _tags(InputItem) | _tags(ToolParam) | _PART_TAGS
 """Pydantic's tags for list elements, which follow an index."""
