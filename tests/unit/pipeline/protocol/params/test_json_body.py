@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
-from penstock.pipeline.protocol.params.json_body import MOST_COMMAS, PIECE, Pace, read_json
+from penstock.pipeline.protocol.params.json_body import MOST_COMMAS, PIECE, YieldPoint, read_json
 
 Json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -23,7 +23,7 @@ Json = st.recursive(
 async def test_body_equals_what_json_reads(value: Any, times: int) -> None:
     """The same holds for a body that is read in pieces."""
     body = {"many": [value] * times * 20, "one": value, "long": "x" * PIECE}
-    assert await read_json(json.dumps(body).encode(), Pace()) == body
+    assert await read_json(json.dumps(body).encode(), YieldPoint()) == body
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ async def test_body_equals_what_json_reads(value: Any, times: int) -> None:
 async def test_body_with_too_many_commas_is_refused(body: bytes) -> None:
     """Values are counted before any of them is made, which would take gigabytes."""
     with pytest.raises(BodyTooLarge, match="1,000,000 commas"):
-        await read_json(body, Pace())
+        await read_json(body, YieldPoint())
 
 
 async def test_text_may_have_commas_up_to_limit() -> None:
     """The limit is inclusive."""
     text = "," * MOST_COMMAS
-    assert await read_json(json.dumps(text).encode(), Pace()) == text
+    assert await read_json(json.dumps(text).encode(), YieldPoint()) == text
 
 
 async def test_other_tasks_run_while_a_long_list_is_read() -> None:
@@ -52,7 +52,7 @@ async def test_other_tasks_run_while_a_long_list_is_read() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(take_turns())
-    assert len(await read_json(b"[" + b"{}," * 200_000 + b"{}]", Pace())) == 200_001
+    assert len(await read_json(b"[" + b"{}," * 200_000 + b"{}]", YieldPoint())) == 200_001
     task.cancel()
     assert turns > 5
 
@@ -62,4 +62,4 @@ async def test_long_body_with_a_flaw_is_refused(flaw: bytes) -> None:
     """It is refused as a short one is."""
     some = b'{"a": [1, 2]},' * PIECE
     with pytest.raises(InvalidRequest, match="not valid JSON"):
-        await read_json(b"[" + some + flaw + some + b"{}]", Pace())
+        await read_json(b"[" + some + flaw + some + b"{}]", YieldPoint())

@@ -56,7 +56,7 @@ def test_body_that_is_no_object_is_refused(body: Json) -> None:
 TYPES = [
     ({"model": 5}, "valid string", "model"),
     ({"input": 5}, "valid array", "input"),
-    ({"input": {"as_list": 5}}, "valid array", "input"),
+    ({"input": {"as_other": 5}}, "valid array", "input"),
     ({"input": ["hello"]}, "an object", "input[0]"),
     ({"input": [{"role": "user", "content": "x"}, None]}, "an object", "input[1]"),
     ({"instructions": ["Be brief."]}, "valid string", "instructions"),
