@@ -215,6 +215,10 @@ class RunInterrupted(StageError):
         super().__init__("The server ended while it ran this response.")
 
 
+class CannotStart(Exception):
+    """The server cannot start; the operator can mend what the message names."""
+
+
 class CannotRun(Exception):
     """A command cannot do its work: it exits with this message and status 2."""
 

@@ -1,21 +1,29 @@
-"""The pipelines that make a response: all stages, in order, on one screen."""
+"""The pipeline that makes a response: all stages, in order, on one screen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
 from penstock.pipeline.core import Pipeline, Stage
-from penstock.pipeline.frames import ParsedFrame, Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import Encoding
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_on_demand
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import ModelTraits, Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
+from penstock.stages.recordings.converse import ConverseAsRecorded, RenderIfRecorded
+from penstock.stages.recordings.recordings import Recordings
 from penstock.stages.render.chat.chat import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine
@@ -24,65 +32,93 @@ from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.web.image_cache import Images
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
 
 
-def harmony_responses(
-    models: tuple[str, ...],
+def responses_pipeline(
+    model: ModelStages,
     engine: Engine,
-    encoding: HarmonyEncoding,
     runs: RunRegistry,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
+    *,
+    salt_caches: bool = False,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline for a model that speaks Harmony.
-
-    ``models`` are the names that clients may use for it, and ``runs`` holds the responses in progress.
-    """
-    normalize = Normalize(runs.store, models, toolbox.kinds, toolbox.mcp.labels)
-    turn = _turn(RenderHarmony(encoding, engine.context_length), engine, ParseHarmony(encoding))
-    return _responses(normalize, Converse(turn, toolbox, limits), runs)
-
-
-def chat_responses(
-    models: tuple[str, ...],
-    engine: Engine,
-    chat: ChatModel,
-    runs: RunRegistry,
-    toolbox: Toolbox = NO_TOOLS,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline for a model with a chat template; the arguments are as in `harmony_responses`."""
-    normalize = Normalize(
-        runs.store,
-        models,
-        toolbox.kinds,
-        toolbox.mcp.labels,
-        sees_images=chat.sees_images,
-        has_template=True,
-        recommended=chat.sampling,
+    """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``."""
+    tools = (toolbox.kinds, toolbox.labels)
+    turn = (
+        Pipeline.start("render", model.render(engine.context_length))
+        .then("generate", Generate(engine))
+        .then("parse", model.parse)
     )
-    turn = _turn(RenderChat(chat, engine.context_length), engine, ParseChat(chat))
-    return _responses(normalize, Converse(turn, toolbox, limits), runs)
-
-
-def _turn(
-    render: Stage[ResolvedRequest, Prompt], engine: Engine, parse: Stage[TokenFrame, ParsedFrame]
-) -> Pipeline[ResolvedRequest, ParsedFrame]:
-    return Pipeline.start("render", render).then("generate", Generate(engine)).then("parse", parse)
-
-
-def _responses(normalize: Normalize, converse: Converse, runs: RunRegistry) -> Pipeline[CreateResponse, ResponseEvent]:
     return (
-        Pipeline.start("normalize", normalize)
-        .then("converse", converse)
+        Pipeline.start("normalize", Normalize(runs.store, engine.models, *tools, model.traits, salt_caches))
+        .then("converse", model.converse(turn, toolbox, limits))
         .then("emit", emit)
         .then("persist", Persist(runs))
     )
 
 
+MakeConverse: TypeAlias = Callable[
+    [Pipeline[ResolvedRequest, ParsedFrame], Toolbox, Limits], Stage[ResolvedRequest, ConversedFrame]
+]
+"""Makes the converse stage from the stages of one turn, the tools and the limits."""
+
+
+@dataclass(frozen=True)
+class ModelStages:
+    """The stages that depend on the model, and the traits of the model that normalize must know.
+
+    ``render`` takes the context length of the engine.  ``description`` continues a sentence that begins with the name
+    of the model.
+    """
+
+    encoding: Encoding
+    description: str
+    traits: ModelTraits
+    render: Callable[[int], Stage[ResolvedRequest, Prompt]]
+    parse: Stage[TokenFrame, ParsedFrame]
+    converse: MakeConverse = Converse
+
+
+def harmony_stages(encoding: HarmonyEncoding) -> ModelStages:
+    """Return the stages for a gpt-oss, which speaks Harmony."""
+    render = partial(RenderHarmony, encoding)
+    return ModelStages("harmony", "speaks Harmony", ModelTraits(), render, ParseHarmony(encoding))
+
+
+def chat_stages(chat: ChatModel, images: Images) -> ModelStages:
+    """Return the stages for a model with a chat template; ``images`` fetches images from the web."""
+    parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
+    return ModelStages(
+        "chat",
+        f"has a chat template, is read by {parsers}",
+        ModelTraits(chat.sees_images, has_template=True, sampling=chat.sampling),
+        partial(RenderChat, chat, images=images),
+        ParseChat(chat),
+    )
+
+
+def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: float | None = None) -> ModelStages:
+    """Return stages that answer from recordings, ``speed`` times as fast as recorded; None means without waiting.
+
+    They accept all that recorded requests may contain.
+    """
+    harmony = harmony_stages(encoding)
+    return ModelStages(
+        "harmony",
+        f"is answered from {len(recordings.all)} recordings",
+        ModelTraits(sees_images=True, has_template=recordings.has_templates),
+        lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
+        harmony.parse,
+        lambda turn, _, __: ConverseAsRecorded(turn, recordings, speed),
+    )
+
+
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the same pipeline without a model or a store, to draw it and to replay recordings through it."""
-    return harmony_responses(("recorded",), ScriptedEngine(), encoding_on_demand(), RunRegistry(Store(Nowhere())))
+    engine = ScriptedEngine(models=("recorded",))
+    return responses_pipeline(harmony_stages(encoding_on_demand()), engine, RunRegistry(Store(Nowhere())))

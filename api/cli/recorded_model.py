@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.recordings.format import Header
 from penstock.pipeline.recordings.model import RecordedModel, Spelling
-from penstock.stages.models.chat.load import ChatModelsNeedVllm, ChatOptions, load_chat_model, read_config
+from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
-from penstock.stages.responses import chat_responses, harmony_responses
+from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.web.image_cache import Images
 
 
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
@@ -22,9 +24,9 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
 
     A model with a chat template needs vLLM and the files of the model.  Without them, the result has no ``spelling``.
     """
+    engine = TokenReplayEngine(tokens or Path(), models=(header.model,))
     runs = RunRegistry(Store(Nowhere()))
-    engine = TokenReplayEngine(tokens or Path())
-    harmony = harmony_responses((header.model,), engine, encoding_on_demand(), runs)
+    harmony = responses_pipeline(harmony_stages(encoding_on_demand()), engine, runs)
     if header.encoding == "harmony":
         return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
     if header.source is None:
@@ -33,10 +35,11 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
         return RecordedModel(harmony, missing=f"nobody here knows its options {', '.join(sorted(unknown))}")
     try:
         chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
-    except (ChatModelsNeedVllm, OSError, ValueError) as error:
+    except (CannotStart, OSError, ValueError) as error:
         return RecordedModel(harmony, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())
-    return RecordedModel(chat_responses((header.model,), engine, chat, runs), _chat_spelling(chat), marks.__contains__)
+    pipeline = responses_pipeline(chat_stages(chat, Images()), engine, runs)
+    return RecordedModel(pipeline, _chat_spelling(chat), marks.__contains__)
 
 
 def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:

@@ -15,7 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from penstock.api.http.errors import Handler
-from penstock.pipeline.errors import Unauthorized
+from penstock.pipeline.errors import CannotStart, Unauthorized
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 """The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed."""
@@ -27,7 +27,7 @@ LEAST_LENGTH = 16
 """The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
 
 
-class UnusableKeys(ValueError):
+class UnusableKeys(CannotStart):
     """The configured keys are missing, too short to protect the server, or impossible to send in a header."""
 
 

@@ -70,6 +70,17 @@ def draw_suffix() -> str:
 
 
 @dataclass(frozen=True)
+class ModelTraits:
+    """Facts about the model that decide how its requests are read."""
+
+    sees_images: bool = False
+    has_template: bool = False
+    """True if the model has a chat template, and so does not speak Harmony."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The model makers' sampling defaults, such as ``temperature``; used for parameters that a request leaves out."""
+
+
+@dataclass(frozen=True)
 class Normalize:
     """Turn a request for one of ``models`` into a conversation.
 
@@ -83,16 +94,11 @@ class Normalize:
     """The namespaces of the built-in tools that this server can run."""
     labels: frozenset[str] = frozenset()
     """The labels of the operator's MCP servers."""
-    draw: Callable[[], str] = draw_suffix
-    clock: Callable[[], float] = time.time
-    sees_images: bool = False
-    """True if the model reads images."""
-    has_template: bool = False
-    """True if the model has a chat template, and so does not speak Harmony."""
-    recommended: Mapping[str, float] = field(default_factory=dict)
-    """The model makers' sampling defaults, such as ``temperature``; used for parameters that a request leaves out."""
+    traits: ModelTraits = ModelTraits()
     salt_caches: bool = False
     """True if ``prompt_cache_key`` separates prefix caches for requests without a ``cache_salt``."""
+    draw: Callable[[], str] = draw_suffix
+    clock: Callable[[], float] = time.time
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield one resolved request per request.
@@ -113,7 +119,7 @@ class Normalize:
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
         items, toolset, echo = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
-        sampling = _sampling(request, self.recommended)
+        sampling = _sampling(request, self.traits.sampling)
         return ResolvedRequest(
             response=_response(request, echo, sampling, response_id, int(now), model),
             history=past.items,
@@ -141,11 +147,13 @@ class Normalize:
         builder = ToolsetBuilder(self.hosted, self.labels)
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
-        if not self.sees_images and any(map(images_of, history)):  # the history may be another model's
+        if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
             param = "conversation" if request.conversation_id is not None else "previous_response_id"
             raise unreadable("input_image", param, sees_images=False)
         builder.inherit(history)
-        items = InputReader("input", suffix, referenced, builder, self.sees_images).read(request.input_items, history)
+        items = InputReader("input", suffix, referenced, builder, self.traits.sees_images).read(
+            request.input_items, history
+        )
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), items)
         if not items and not before and not history:
@@ -156,12 +164,12 @@ class Normalize:
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
-        if self.has_template and request.previous_input_messages is not None:
+        if self.traits.has_template and request.previous_input_messages is not None:
             raise UnsupportedParameter(
                 "previous_input_messages are Harmony's, and this model does not speak it.",
                 param="previous_input_messages",
             )
-        if not self.has_template and (template := _template(request)) != NO_TEMPLATE_OPTIONS:
+        if not self.traits.has_template and (template := _template(request)) != NO_TEMPLATE_OPTIONS:
             param = "chat_template" if template.source is not None else "chat_template_kwargs"
             raise UnsupportedParameter("This model speaks Harmony, and has no chat template.", param=param)
 

@@ -7,68 +7,65 @@ No model and no tool runs.  Recorded frames enter the pipeline after the stage t
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
     ConversedFrame,
     GenerationStarted,
     McpCallOpened,
     ParsedFrame,
+    Prompt,
     ResolvedRequest,
     ResponseStarted,
     TurnFinished,
 )
-from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import HOSTED
+from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.stages.recordings.recordings import Recorded, Recordings
 from penstock.stages.recordings.request import Asked
+from penstock.stages.services.tools import Toolbox
 
 Frame = TypeVar("Frame")
 
 
-def answered_from(
-    recordings: Recordings, speed: float | None, pipeline: Pipeline[CreateResponse, ResponseEvent]
-) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline with ``recordings`` in place of the model and its tools.
+@dataclass(frozen=True)
+class RecordedTools(Toolbox):
+    """The tools that recorded requests name; none runs, as recordings have the results."""
 
-    Its normalize stage accepts all that recorded requests may contain: hosted tools, recorded MCP servers, and images.
-    ``speed`` is a factor; None means without waiting.
-    """
-    normalize = dataclasses.replace(
-        pipeline.stage("normalize"),
-        hosted=frozenset(HOSTED),
-        labels=recordings.labels,
-        has_template=recordings.has_templates,
-        sees_images=True,
-    )
-    converse = ConverseAsRecorded(pipeline.inner("converse"), recordings, speed)
-    return (
-        pipeline.replace("normalize", normalize)
-        .replace("converse", converse)
-        .insert_before("converse", "match", Match(recordings))
-    )
+    recordings: Recordings = field(kw_only=True)
+
+    @property
+    def kinds(self) -> frozenset[HostedKind]:
+        """All built-in tools."""
+        return frozenset(HOSTED)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The MCP servers in recorded requests."""
+        return self.recordings.labels
 
 
 @dataclass(frozen=True)
-class Match:
-    """Checks that a recording answers each conversation; raises `NotRecorded` if none does."""
+class RenderIfRecorded:
+    """Renders a conversation that a recording answers; raises `NotRecorded` for any other."""
 
     recordings: Recordings
+    render: Stage[ResolvedRequest, Prompt]
 
-    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
-        """Yield the same conversations."""
+    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
+        """Yield one prompt for each conversation."""
         async for conversation in source:
             self.recordings.find(conversation)
-            yield conversation
+            async with aclosing(self.render(source_of([conversation]))) as prompts:
+                async for prompt in prompts:
+                    yield prompt
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,11 @@ class Toolbox:
         """The built-in tools that this server can run."""
         return frozenset(kind for kind in HOSTED if kind in self.hosts)
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """The labels of the operator's MCP servers."""
+        return self.mcp.labels
+
     async def close(self) -> None:
         """Close all hosts and MCP connections."""
         await self.mcp.close()

@@ -22,7 +22,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.protocol.events import ResponseCompleted, to_sse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.figures import Comparison, Figure
@@ -112,7 +112,9 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
     with TemporaryDirectory() as folder:
         async with open_store(str(Path(folder) / "store.sqlite3")) as store:
             runs = RunRegistry(store)
-            scheduler = Scheduler(harmony_responses(engine.models, engine, load_encoding(), runs), engine, runs, store)
+            scheduler = Scheduler(
+                responses_pipeline(harmony_stages(load_encoding()), engine, runs), engine, runs, store
+            )
 
             async def events(data: bytes) -> AsyncGenerator[Any, None]:
                 conversation = await scheduler.prepare(await read_request(data))

@@ -28,11 +28,12 @@ from penstock.pipeline.frames import ChatTurn, GenerationFinished, GenerationSta
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.responses import chat_responses
+from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.web.image_cache import Images
 from tests.support.chat_families import family_model
 from tests.support.stored_responses import response
 
@@ -87,7 +88,7 @@ async def ours(output: Written) -> float:
     )
     chunks: list[TokenFrame] = [TokenChunk((token,)) for token in output.token_ids]
     frames = [started, *chunks, GenerationFinished("stop", 0, 1.0)]
-    responses = chat_responses(("m",), ScriptedEngine(), output.model, RunRegistry(Store(Nowhere())))
+    responses = responses_pipeline(chat_stages(output.model, Images()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
     begun = time.process_time_ns()
     async with responses.from_stage("parse").open(source_of(frames)) as events:
         async for event in events:

@@ -19,7 +19,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -90,7 +90,7 @@ class Ready:
 async def ours(outputs: Outputs) -> None:
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
-    pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
     async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
         async for event in events:
             to_sse(event)

@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -148,7 +148,7 @@ async def outcome(**body: Json) -> Outcome:
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
-        pipeline = harmony_responses(engine.models, engine, encoding, RunRegistry(store)).replace("normalize", stage)
+        pipeline = responses_pipeline(harmony_stages(encoding), engine, RunRegistry(store)).replace("normalize", stage)
         async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]
         is_kept = await store.get("resp_1", "") is not None

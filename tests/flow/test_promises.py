@@ -12,7 +12,7 @@ import pytest
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -40,7 +40,7 @@ LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 
 async def ended(said: str, body: Json, size: int = 1) -> Response:
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
-    pipeline = harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": "?", **body}))
 
 

@@ -17,12 +17,14 @@ from pydantic_settings import CliApp
 
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.logs import name_response
-from penstock.server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
+from penstock.pipeline.logs import log_to_stderr, name_response
+from penstock.server import Started, assembled, database, drawn, main, over_http, serve, stages, toolbox
 from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.runs.run import RunRegistry
@@ -38,6 +40,7 @@ from tests.support.paths import ROOT, TINY_QWEN
 from tests.support.processes import free_port
 from tests.support.sandboxes import available
 
+HARMONY = harmony_stages(encoding_on_demand())
 README = (ROOT / "README.md").read_text()
 
 
@@ -46,22 +49,22 @@ def chosen(**settings: Any) -> Settings:
     return Settings(engine_arguments=[], **settings)
 
 
-def stages(**settings: Any) -> dict[str, Any]:
+def stages_by_name(**settings: Any) -> dict[str, Any]:
     live = RunRegistry(Store(Nowhere()))
     return {
         step.name: step.stage
-        for step in assembled(chosen(**settings), Started(ScriptedEngine()), live, Toolbox()).steps
+        for step in assembled(chosen(**settings), Started(ScriptedEngine(), HARMONY), live, Toolbox()).steps
     }
 
 
 def test_outputs_are_logged_only_if_enabled() -> None:
-    assert "log" not in stages()
-    assert [*stages(log_outputs=True)][-3:] == ["emit", "log", "persist"]
+    assert "log" not in stages_by_name()
+    assert [*stages_by_name(log_outputs=True)][-3:] == ["emit", "log", "persist"]
 
 
 def test_caches_are_salted_only_if_enabled() -> None:
     for salted in (False, True):
-        normalize = stages(salt_caches=salted)["normalize"]
+        normalize = stages_by_name(salt_caches=salted)["normalize"]
         assert isinstance(normalize, Normalize)
         assert normalize.salt_caches is salted
 
@@ -172,11 +175,11 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
     async def loading(_: Settings) -> AsyncGenerator[Started]:
         bound.set()
         await loaded.wait()
-        yield Started(ScriptedEngine())
+        yield Started(ScriptedEngine(), HARMONY)
 
     late = asyncio.create_task(serve(settings, loading))
     await bound.wait()
-    early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine()))))
+    early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine(), HARMONY))))
     async with asyncio.timeout(120):
         while not (known := servers(path)):
             await asyncio.sleep(0.02)
@@ -195,7 +198,8 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
     live = RunRegistry(Store(Nowhere()))
-    settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), load_model())
+    settings = chosen(allow_address=["10.0.0.0/8"])
+    running = Started(ScriptedEngine(), stages(settings, load_model()))
     turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
     assert isinstance(render := turn["render"], RenderChat)
     assert isinstance(turn["parse"], ParseChat)
@@ -276,8 +280,8 @@ async def test_chat_model_of_an_http_engine_is_read_here(model: str | None) -> N
     async with running_fakes(engine):
         settings = chosen(engine=[engine.url], model=model)
         async with over_http(settings) as running:
-            assert running.chat is not None
-            assert running.chat.parsers.thinking == ("<think>", "</think>")
+            assert isinstance(running.model.parse, ParseChat)
+            assert running.model.parse.chat.parsers.thinking == ("<think>", "</think>")
         assert "has a chat template, is read by the parsers qwen3 and hermes, and runs on" in await drawn(settings)
 
 
@@ -288,4 +292,4 @@ async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
     engine = FakeVllm(markers=None, root=str(tmp_path))
     async with running_fakes(engine), over_http(chosen(engine=[engine.url])) as running:
-        assert running.chat is None
+        assert running.model.encoding == "harmony"

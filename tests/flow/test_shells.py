@@ -53,7 +53,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
-    async with running_server(ScriptedEngine(), tmp_path, models=("tiny-gpt-oss",)) as served:
+    async with running_server(ScriptedEngine(models=("tiny-gpt-oss",)), tmp_path) as served:
         yield served
 
 

@@ -40,7 +40,7 @@ REFUSED: list[Json] = [
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
     engine = ScriptedEngine(Script(load_encoding().encode_markup("<|channel|>final<|message|>Hi.<|return|>")))
-    async with running_server(engine, tmp_path, models=("tiny-gpt-oss",)) as served:
+    async with running_server(engine, tmp_path) as served:
         yield served
 
 

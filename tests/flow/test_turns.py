@@ -18,7 +18,7 @@ from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -38,7 +38,7 @@ THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assis
 
 
 def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    return harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(Store(Nowhere())))
+    return responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
 
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
@@ -138,7 +138,9 @@ async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(number: int, tmp
     reached = asyncio.Event()
 
     async def consume(live: RunRegistry) -> None:
-        async with harmony_responses(("tiny",), engine, load_encoding(), live).open(source_of([request])) as events:
+        async with responses_pipeline(harmony_stages(load_encoding()), engine, live).open(
+            source_of([request])
+        ) as events:
             async for event in events:
                 seen.append(event)
                 if event.sequence_number == number:
@@ -168,7 +170,7 @@ async def test_prompt_after_a_call_has_the_engines_tokens(size: int, tmp_path: P
     )
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = harmony_responses(("tiny",), engine, load_encoding(), RunRegistry(store))
+        pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store))
         called = final(await run_request(pipeline, BODY))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)

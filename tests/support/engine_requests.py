@@ -19,12 +19,13 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import chat_responses, harmony_responses
+from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.web.image_cache import Images
 from tests.support.event_streams import final, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE
@@ -52,7 +53,7 @@ def adapted(asked: Prompt) -> Prompt:
 
 async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
     """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
-    pipeline = harmony_responses(engine.models, engine, load_encoding(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
@@ -135,7 +136,7 @@ class ChatEngine:
     chat: ChatModel
 
     def pipeline(self, store: Store) -> Pipeline[CreateResponse, ResponseEvent]:
-        return chat_responses(self.engine.models, self.engine, self.chat, RunRegistry(store))
+        return responses_pipeline(chat_stages(self.chat, Images()), self.engine, RunRegistry(store))
 
     async def respond(self, question: str, /, *, thinking: bool | None = None, **body: Any) -> Response:
         """Ask one question and check every event of the response; greedy unless ``body`` differs."""
@@ -146,5 +147,5 @@ class ChatEngine:
 
 async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
     """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
-    pipeline = chat_responses(engine.models, engine, chat, RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(chat_stages(chat, Images()), engine, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

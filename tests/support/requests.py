@@ -18,7 +18,7 @@ from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import ModelTraits, Normalize
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store, StoredResponse
 from tests.support.clock import count_instructions
@@ -108,7 +108,13 @@ async def normalize(
 ) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
     stage = Normalize(
-        store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels, sees_images=sees
+        store,
+        (MODEL,),
+        draw=lambda: suffix,
+        clock=lambda: NOW,
+        hosted=hosted,
+        labels=labels,
+        traits=ModelTraits(sees_images=sees),
     )
     request = (await read_request(json.dumps(body).encode())).owned_by(owner)
     async with aclosing(stage(source_of([request]))) as conversations:

@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
+from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_stages, harmony_stages, responses_pipeline
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -35,6 +35,7 @@ from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.heartbeats import STALE
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.web.image_cache import Images
 from tests.support.api_clients import USER_MESSAGE, ApiClient, Json, wait_until
 from tests.support.stores import database_at
 
@@ -72,7 +73,6 @@ async def running_server(
     stale: float = STALE,
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
-    models: tuple[str, ...] = ("tiny",),
     keys: Keys | None = None,
     peers: Peers | None = None,
     edit: Any = lambda pipeline: pipeline,
@@ -91,13 +91,11 @@ async def running_server(
     store = Store(database_at(where) if isinstance(where, str) else where, stale)
     await store.open()
     runs = RunRegistry(store)
-    if model:
-        responses = chat_responses(models, engine, model, runs, toolbox, limits)
-    else:
-        responses = harmony_responses(models, engine, load_encoding(), runs, toolbox, limits)
+    stages = chat_stages(model, Images()) if model else harmony_stages(load_encoding())
+    responses = responses_pipeline(stages, engine, runs, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
-    api = Api(scheduler, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
+    api = Api(scheduler, engine.models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.pipeline.errors import CannotStart
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed
@@ -28,7 +29,7 @@ NO_PARSER = "none"
 """The option value that turns a parser off."""
 
 
-class ChatModelsNeedVllm(ImportError):
+class ChatModelsNeedVllm(CannotStart):
     """vLLM is not installed; chat models need its templates and parsers."""
 
     def __init__(self, model: str) -> None:
@@ -38,7 +39,7 @@ class ChatModelsNeedVllm(ImportError):
         )
 
 
-class WrongChatOptions(ValueError):
+class WrongChatOptions(CannotStart):
     """An option names a template or parser that vLLM does not have, or that does not fit the model."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
@@ -50,7 +51,7 @@ _FIRST_LETTERS: Mapping[str, frozenset[str]] = dict.fromkeys(
 """First characters of the marks, for parsers that do not declare them."""
 
 
-class UnknownParser(ValueError):
+class UnknownParser(CannotStart):
     """There is no parser with that name, or it does not fit the model."""
 
 

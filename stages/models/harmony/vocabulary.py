@@ -18,6 +18,7 @@ from typing import TypeVar
 import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
     CodeInterpreterCall,
@@ -81,7 +82,7 @@ _PIECE = 500_000
 """Characters encoded at a time: tiktoken's splitter overflows its stack and panics on a million spaces in a row."""
 
 
-class ClobberedInstall(RuntimeError):
+class ClobberedInstall(CannotStart):
     """Two installed distributions own the module ``openai_harmony`` and have overwritten each other's files."""
 
 

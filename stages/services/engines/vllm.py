@@ -43,11 +43,11 @@ _TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
 """vLLM's message about a prompt longer than the context.  Nothing else identifies this error."""
 
 
-class UnknownModel(ValueError):
+class UnknownModel(errors.CannotStart):
     """This server cannot run the model or LoRA adapter."""
 
 
-class NoVllm(ImportError):
+class NoVllm(errors.CannotStart):
     """vLLM is not installed."""
 
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.tools import is_web_url
 
 HttpTransport: TypeAlias = Literal["http", "sse"]
@@ -47,7 +48,7 @@ class HttpServer:
 ServerConfig: TypeAlias = StdioServer | HttpServer
 
 
-class WrongServers(ValueError):
+class WrongServers(CannotStart):
     """The file cannot be read or is invalid; the message is for the operator."""
 
 

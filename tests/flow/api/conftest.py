@@ -26,7 +26,7 @@ def where(tmp_path: Path) -> Path | str:
 
 @pytest.fixture
 async def served(where: Path | str, models: tuple[str, ...]) -> AsyncGenerator[PacedServer, None]:
-    async with running_server(PacedEngine(script()), where, models=models) as served:
+    async with running_server(PacedEngine(script(), models=models), where) as served:
         yield served
 
 

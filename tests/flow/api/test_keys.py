@@ -10,10 +10,11 @@ from pathlib import Path
 import openai
 import pytest
 
+from penstock.api.cli.serve import greeting
 from penstock.api.http.auth import Keys, UnusableKeys, load_keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import Unauthorized
-from penstock.server import greeting, main
+from penstock.server import main
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer, running_server, script

@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.format import replay_recording
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from tests.support import server
@@ -44,7 +44,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 
 async def replayed(folder: Path, stage: str, source: str) -> bytes:
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
-        pipeline = harmony_responses(("tiny",), ScriptedEngine(), load_encoding(), RunRegistry(store))
+        pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(store))
         async with pipeline.from_stage(stage).open(replay_recording(server.read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 

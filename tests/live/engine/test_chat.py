@@ -95,9 +95,7 @@ async def test_too_long_prompt_is_refused(model: engine_requests.ChatEngine) -> 
 
 @asynccontextmanager
 async def served(model: engine_requests.ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
-    async with running_server(
-        engine_requests.stoppable(model.engine), folder, model=model.chat, models=model.engine.models
-    ) as server:
+    async with running_server(engine_requests.stoppable(model.engine), folder, model=model.chat) as server:
         yield server
 
 

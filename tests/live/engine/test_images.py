@@ -21,8 +21,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.render.chat.chat import RenderChat
-from penstock.stages.responses import chat_responses
+from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -66,8 +65,7 @@ class Seeing:
 
     def pipeline(self, allowed: AllowedNetworks) -> Pipeline[CreateResponse, ResponseEvent]:
         live = RunRegistry(self.store)
-        whole = chat_responses(self.engine.models, self.engine, self.chat, live)
-        whole = whole.replace("render", RenderChat(self.chat, self.engine.context_length, Images(allowed)))
+        whole = responses_pipeline(chat_stages(self.chat, Images(allowed)), self.engine, live)
         return whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated
         )

@@ -22,7 +22,7 @@ from penstock.pipeline.tap import Tap
 from penstock.server import toolbox
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
@@ -88,7 +88,7 @@ class Turns:
 
     async def events(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> list[Any]:
         live = RunRegistry(self.store)
-        whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
+        whole = responses_pipeline(harmony_stages(self.encoding), self.engine, live, self.tools, limits or Limits())
         whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.api.cli.__main__ import COMMANDS, main
+from penstock.stages.responses import responses_pipeline
 from tests.support.paths import ROOT
 
 Run = Callable[..., bytes]
@@ -28,6 +30,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
 def test_readme_shows_drawn_pipeline(run: Run) -> None:
     """The drawing in the README equals the output of the code."""
     assert run("show").decode() in (ROOT / "README.md").read_text()
+
+
+def test_readme_of_stages_shows_the_factory() -> None:
+    assert inspect.getsource(responses_pipeline) in (ROOT / "stages" / "README.md").read_text()
 
 
 def test_unknown_command_lists_the_known_ones(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

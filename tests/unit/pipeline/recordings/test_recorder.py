@@ -33,7 +33,7 @@ from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.converse.exchange import Limits
 from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_responses
+from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -58,7 +58,9 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
 def flow(taps: Recorder, engine: ScriptedEngine) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
     live = RunRegistry(Store(Nowhere()))
-    return taps.tapped(harmony_responses(("tiny",), engine, load_encoding(), live, limits=Limits(retry_seconds=0.0)))
+    return taps.tapped(
+        responses_pipeline(harmony_stages(load_encoding()), engine, live, limits=Limits(retry_seconds=0.0))
+    )
 
 
 async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
@@ -283,7 +285,7 @@ async def test_disk_that_was_full_leaves_no_gap(
 @pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
 async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, name: str, told: str) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
-    pipeline = harmony_responses(("tiny",), ScriptedEngine(), load_encoding(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
     steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{told}"):

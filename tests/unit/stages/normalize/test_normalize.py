@@ -13,7 +13,7 @@ from penstock.pipeline.frames import Sampling, Scheduling
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
-from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
+from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, ModelTraits, Normalize, draw_suffix
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
@@ -165,7 +165,8 @@ async def test_sampling_parameters_reach_the_engine(
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
     """The response shows the values that were used."""
-    stage = Normalize(store, (MODEL,), recommended={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
+    traits = ModelTraits(sampling={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
+    stage = Normalize(store, (MODEL,), traits=traits)
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         conversation = await anext(conversations)

@@ -11,9 +11,13 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.recordings.format import UnreadableRecording, read_frames
-from penstock.stages.recordings.converse import answered_from
+from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.recordings.recordings import read_recordings
-from penstock.stages.responses import recorded_responses
+from penstock.stages.responses import recorded_stages, responses_pipeline
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.paths import HARMONY
 
 GREETING = HARMONY / "greeting"
@@ -23,14 +27,18 @@ GREETING = HARMONY / "greeting"
 async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None) -> None:
     """The client gets the recording's name; the cause of the error has the file and the line."""
     tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
-    pipeline = answered_from(read_recordings(tmp_path), None, recorded_responses())
+    pipeline = responses_pipeline(
+        recorded_stages(encoding_on_demand(), read_recordings(tmp_path)),
+        ScriptedEngine(),
+        RunRegistry(Store(Nowhere())),
+    )
     if cut is None:
         shutil.rmtree(tmp_path / "greeting")
     else:
         tokens.write_bytes(tokens.read_bytes()[:cut])
     asked = source_of(read_frames(GREETING / "conversation.jsonl", ResolvedRequest))
     with pytest.raises(EngineFailed) as failed:
-        async with pipeline.from_stage("match").open(asked) as events:
+        async with pipeline.from_stage("converse").open(asked) as events:
             await anext(events)
     assert failed.value.message == "The recording 'greeting' can no longer be read."
     assert isinstance(failed.value.__cause__, UnreadableRecording)

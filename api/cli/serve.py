@@ -1,0 +1,42 @@
+"""The command line of ``penstock serve``: its settings, and the greeting."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from penstock.api.settings import Settings, mistakes
+from penstock.pipeline.errors import CannotRun
+
+KEY_PLACES = {
+    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
+    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--engine-key": "PENSTOCK_ENGINE_KEY",
+    "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
+}
+"""Options that would show a key in the process list, each with the right place for the key."""
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Read the settings; raise `CannotRun` for wrong ones, and `SystemExit` for a key on the command line."""
+    for argument in arguments:
+        if place := KEY_PLACES.get(argument.split("=")[0]):
+            sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
+    try:
+        return CliApp.run(Settings, cli_args=list(arguments))
+    except ValidationError as error:
+        raise CannotRun(mistakes(error)) from error
+
+
+def greeting(settings: Settings, model: str) -> str:
+    """The message that is printed once the server is up, with a first request to try."""
+    body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}/v1"
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key_file or settings.api_keys else ""
+    command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"Serving {model} at {url}. Try:\n\n  {command}\n"

@@ -1,0 +1,50 @@
+"""The tools that the server runs for the model, as the operator configured them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from penstock.pipeline.protocol.tools import HOSTED
+from penstock.stages.services.browser.search_engines import search_backend
+from penstock.stages.services.browser.session import BrowserHost
+from penstock.stages.services.mcp.builtin_tools import McpHost
+from penstock.stages.services.mcp.config import read_servers
+from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.sandbox.container import ContainerHost
+from penstock.stages.services.sandbox.probe import Sandbox, probe
+from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.tools import Host, Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+logger = logging.getLogger(__name__)
+
+
+async def open_toolbox(
+    allowed: AllowedNetworks, mcp_config: Path | None, web_search: str | None, search_key: str, *, sandbox: bool
+) -> Toolbox:
+    """Return the tools of these settings.
+
+    An MCP server of the operator replaces the built-in tool of the same kind.
+    """
+    configured = read_servers(mcp_config) if mcp_config else {}
+    servers = McpServers(configured, allowed)
+    hosts: dict[str, Host] = await _sandboxed() if sandbox else {}
+    if web_search:
+        kind, _, url = web_search.partition("=")
+        hosts["browser"] = BrowserHost(search_backend(kind, url, search_key), allowed)
+    own: dict[str, Host] = {kind: McpHost(servers, kind) for kind in HOSTED if kind in configured}
+    return Toolbox({**hosts, **own}, servers)
+
+
+async def _sandboxed() -> dict[str, Host]:
+    """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
+    python, container = await probe("python"), await probe("container")
+    hosts: dict[str, Host] = {}
+    if isinstance(python, Sandbox):
+        hosts["python"] = PythonHost(python)
+    if isinstance(container, Sandbox):
+        hosts["container"] = ContainerHost(container)
+    for name, probed in (("Python", python), ("Shell", container)):
+        logger.info("%s for the model: %s", name, probed.describe() if isinstance(probed, Sandbox) else probed.reason)
+    return hosts
