@@ -122,17 +122,6 @@ async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
     assert len(served.scheduler.runs) == 3
 
 
-@pytest.mark.defect("31")
-async def test_background_response_needs_no_client(served: PacedServer) -> None:
-    served.engine.hold(5)
-    async with served.open_stream({"background": True}) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_item.added")
-    served.engine.say_all()
-    assert (await served.wait_for_end(response_id))["status"] == "completed"
-    assert served.engine.aborted == 0
-
-
 async def test_busy_engine_is_retried(served: ScriptedServer) -> None:
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
     response_id = await served.start_background()
@@ -163,20 +152,6 @@ async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str,
     await served.wait_until_idle()
     background = served.scheduler.background
     assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
-
-
-async def test_background_response_locks_its_conversation(served: PacedServer) -> None:
-    served.engine.hold()
-    _, conversation = await served.post({}, "/v1/conversations")
-    body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await served.start_background(body)
-    status, error = await served.post(body)
-    assert (status, error["error"]["code"]) == (409, "conversation_locked")
-    served.engine.say_all()
-    await served.wait_for_end(response_id)
-    _, items = await served.get(f"/v1/conversations/{conversation['id']}/items?order=asc")
-    assert [item["type"] for item in items["data"]] == ["message", "reasoning", "message"]
-    assert (await served.post(body))[0] == 200
 
 
 async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
-from penstock.pipeline.protocol.events import ResponseIncomplete
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunReleased
@@ -22,8 +19,6 @@ from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase, database_at, open_store
-
-ENDINGS: list[dict[str, Any]] = [{}, {"error": EngineFailed("It failed.")}]
 
 
 @pytest.fixture
@@ -50,19 +45,7 @@ async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer
 
 
 @pytest.mark.defect("13")
-@pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_finished_background_response_cannot_be_cancelled(served: ScriptedServer, fault: dict[str, Any]) -> None:
-    served.engine.script = script(**fault)
-    answer = await served.wait_for_end(await served.start_background())
-    for _ in range(2):
-        assert await served.cancel(answer["id"]) == (200, answer)
-    assert await served.get_response(answer["id"]) == answer
-
-
-@pytest.mark.defect("13")
-@pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_finished_foreground_response_is_not_cancellable(served: ScriptedServer, fault: dict[str, Any]) -> None:
-    served.engine.script = script(**fault)
+async def test_finished_foreground_response_is_not_cancellable(served: ScriptedServer) -> None:
     _, answer = await served.post({"input": "Hi"})
     status, error = await served.cancel(answer["id"])
     assert (status, error["error"]["param"]) == (400, "response_id")
@@ -90,33 +73,10 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> N
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
 
-@pytest.mark.defect("V17", "B22")
-async def test_cancelled_background_response_keeps_its_output(
-    served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
-    endless(served)
-    async with served.open_stream({"background": True}) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        status, answer = await served.cancel(response_id)
-        assert (status, served.engine.running) == (200, 0)
-        events = read_sse(await stream.rest())
-    assert_cancelled(answer)
-    assert_cancelled(final(events))
-    assert isinstance(events[-1], ResponseIncomplete)
-    assert answer["output"][-1]["status"] == "incomplete"
-    assert answer["output"][-1]["content"][0]["text"].startswith("la")
-    assert answer["usage"]["output_tokens"] > 0
-    assert await served.get_response(response_id) == answer
-    assert await served.replay(response_id) == stream.read
-
-
 @pytest.mark.defect("42")
-@pytest.mark.parametrize("store", [True, False])
-async def test_any_stream_can_be_cancelled(served: ScriptedServer, store: bool) -> None:
+async def test_unstored_stream_can_be_cancelled(served: ScriptedServer) -> None:
     endless(served)
-    async with served.open_stream({"store": store}) as stream:
+    async with served.open_stream({"store": False}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         status, answer = await served.cancel(response_id)
@@ -124,22 +84,7 @@ async def test_any_stream_can_be_cancelled(served: ScriptedServer, store: bool) 
     assert (status, served.engine.running) == (200, 0)
     assert_cancelled(answer)
     assert_cancelled(response)
-    if store:
-        assert await served.cancel(response_id) == (200, answer)
-        assert await served.get_response(response_id) == answer
-    else:
-        assert (await served.cancel(response_id))[0] == 404
-
-
-@pytest.mark.defect("42")
-async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer) -> None:
-    endless(served)
-    asked = asyncio.create_task(served.post({"input": "Hi"}))
-    await api_clients.wait_until(lambda: len(served.scheduler.runs.running) == 1)
-    (run,) = served.scheduler.runs
-    _, answer = await served.cancel(run.response.id)
-    assert await asked == (200, answer)
-    assert_cancelled(answer)
+    assert (await served.cancel(response_id))[0] == 404
 
 
 @pytest.mark.defect("B22")
@@ -279,16 +224,12 @@ async def test_deleting_a_running_response_cancels_it(served: ScriptedServer) ->
     assert (await served.get(f"/v1/responses/{response_id}"))[0] == 404
 
 
-@pytest.mark.parametrize("limit", [0, 1])
-async def test_cancelled_response_unlocks_its_conversation(served: ScriptedServer, limit: int) -> None:
-    endless(served)
-    served.scheduler.background.limit = limit
+async def test_cancelled_queued_response_unlocks_its_conversation(served: ScriptedServer) -> None:
+    served.scheduler.background.limit = 0
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
     response_id = await served.start_background(body)
-    await api_clients.wait_until(lambda: served.engine.running == limit)
     await served.cancel(response_id)
-    served.engine.script = script()
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
     assert len(items["data"]) == 3
@@ -318,12 +259,3 @@ async def test_input_items_stay_the_same_when_a_response_ends(where: str) -> Non
         assert [item["role"] for item in listed["data"]] == ["user"]
         _, again = await served.get(f"/v1/responses/{response_id}/input_items")
         assert again == listed
-
-
-async def test_cancelled_response_cannot_be_continued(served: ScriptedServer) -> None:
-    endless(served)
-    response_id = await served.start_background()
-    await served.cancel(response_id)
-    status, error = await served.post({"input": "Go on", "previous_response_id": response_id})
-    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
-    assert "cancelled" in error["error"]["message"]

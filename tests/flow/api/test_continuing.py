@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.errors import EngineFailed
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedServer, script
 
@@ -49,29 +48,6 @@ async def test_queued_response_cannot_be_continued(served: PacedServer) -> None:
     served.engine.say_all()
     assert (await served.wait_for_end(queued["id"]))["status"] == "completed"
     assert (await served.post(following))[0] == 200
-
-
-@pytest.mark.defect("V16")
-async def test_abandoned_response_cannot_be_continued(served: ScriptedServer) -> None:
-    """Its client left, so it is stored as cancelled."""
-    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
-    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
-        left = name_of(await answer.content.readuntil(b"\n\n"))
-        await answer.content.readuntil(b"output_text.delta")
-        answer.close()
-    assert (await served.wait_for_end(left))["status"] == "cancelled"
-    status, error = await served.post({"input": "Go on", "previous_response_id": left})
-    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
-
-
-@pytest.mark.defect("V16")
-async def test_failed_response_cannot_be_continued(served: ScriptedServer) -> None:
-    """The client did not ask for its partial output."""
-    served.engine.script = script(ENDLESS, error=EngineFailed("It failed."))
-    _, failed = await served.post({"input": "Hi"})
-    assert failed["status"] == "failed"
-    status, error = await served.post({"input": "Go on", "previous_response_id": failed["id"]})
-    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
 async def test_truncated_response_can_be_continued(served: ScriptedServer) -> None:

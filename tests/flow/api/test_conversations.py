@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,10 +10,8 @@ import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItem, ConversationItemList
 from pydantic import TypeAdapter
 
-from penstock.api.http.auth import Keys
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, conversation_id, openai_client
-from tests.support.server import CONVERSATION_ITEMS, ScriptedServer, running_server, script
+from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, conversation_id
+from tests.support.server import CONVERSATION_ITEMS, ScriptedServer
 from tests.support.tool_servers import data_url, png
 
 
@@ -216,49 +212,3 @@ async def test_missing_item_is_not_found(served: ScriptedServer) -> None:
         status, error = await served.ask(method, f"{path}/items/msg_1")
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "item_id")
     assert len(await served.conversation_items(other)) == 1
-
-
-# Owners
-
-ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
-
-
-@pytest.fixture
-async def shared(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys((ALICE, BOB))) as served:
-        yield served
-
-
-@pytest.mark.defect("V21")
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/v1/conversations/{}", None),
-        ("POST", "/v1/conversations/{}", {"metadata": {}}),
-        ("DELETE", "/v1/conversations/{}", None),
-        ("GET", "/v1/conversations/{}/items", None),
-        ("POST", "/v1/conversations/{}/items", {"items": [USER_MESSAGE]}),
-        ("GET", "/v1/conversations/{}/items/msg_1", None),
-        ("DELETE", "/v1/conversations/{}/items/msg_1", None),
-        ("POST", "/v1/responses", {"input": "Hi", "conversation": "{}"}),
-    ],
-)
-async def test_other_owners_conversation_does_not_exist(
-    shared: ScriptedServer, method: str, path: str, body: Json | None
-) -> None:
-    async def ask(key: str, name: str) -> tuple[int, Any]:
-        said = body and {field: name if value == "{}" else value for field, value in body.items()}
-        headers = {"Authorization": f"Bearer {key}"}
-        async with shared.client.request(method, shared.url + path.format(name), json=said, headers=headers) as answer:
-            return answer.status, await answer.json()
-
-    async with openai_client(shared.url, ALICE) as alice:
-        item: Any = {**USER_MESSAGE, "id": "msg_1", "type": "message"}
-        conversation = await alice.conversations.create(items=[item])
-    nothing = f"conv_{'0' * 32}"
-    status, theirs = await ask(BOB, conversation.id)
-    assert status == 404
-    assert (await ask(BOB, nothing))[1] == {
-        "error": theirs["error"] | {"message": theirs["error"]["message"].replace(conversation.id, nothing)}
-    }
-    assert (await ask(ALICE, conversation.id))[0] == 200

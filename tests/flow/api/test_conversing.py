@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.pipeline.errors import EngineFailed
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import Unit
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -84,55 +83,6 @@ async def test_calls_and_outputs_go_through_a_conversation(served: server.Script
     kinds = [item["type"] for item in await served.conversation_items(path)]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
     assert '{"city":"Paris"}<|call|>' in served.prompt_text()
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        ({}, None, "completed", 3),
-        ({"endless": True}, 16, "incomplete", 3),
-        ({"error": EngineFailed("It failed.")}, None, "failed", 0),
-    ],
-)
-async def test_failed_response_is_not_added(
-    served: server.ScriptedServer, background: bool, outcome: tuple[Json, int | None, str, int]
-) -> None:
-    options, limit, status, added = outcome
-    path = await served.create_conversation()
-    served.engine.script = server.script(server.HELLO.removesuffix("<|return|>"), **options)
-    asked = {"input": "Hi", "conversation": conversation_id(path), "max_output_tokens": limit, "background": background}
-    _, response = await served.post(asked)
-    assert (await served.wait_for_end(response["id"]))["status"] == status
-    assert len(await served.conversation_items(path)) == added
-    served.engine.script = server.script()
-    assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
-
-
-async def test_cancelled_response_is_not_added(served: server.ScriptedServer) -> None:
-    path = await served.create_conversation()
-    served.engine.script = server.script(server.ENDLESS, endless=True, latency=0.005)
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
-    _, response = await served.post({**asked, "background": True})
-    _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
-    assert cancelled["status"] == "cancelled"
-    assert await served.conversation_items(path) == []
-    served.engine.script = server.script()
-    assert (await served.post(asked))[0] == 200
-
-
-async def test_abandoned_response_is_not_added(served: server.ScriptedServer) -> None:
-    path = await served.create_conversation()
-    served.engine.script = server.script(server.ENDLESS, endless=True, latency=0.005)
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
-    async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
-        await answer.content.readuntil(b"output_text.delta")
-        answer.close()
-    served.engine.script = server.script()
-    async with asyncio.timeout(120):
-        while (await served.post(asked))[0] != 200:
-            await asyncio.sleep(0.02)
-    assert len(await served.conversation_items(path)) == 3
 
 
 async def test_unstored_response_is_added_to_its_conversation(served: server.ScriptedServer) -> None:

@@ -66,15 +66,6 @@ async def test_engine_fault_at_any_token_fails_the_response(
             assert all(item.status == "completed" for item in response.output[:-1])
 
 
-@pytest.mark.defect("12")
-async def test_dead_engine_refuses_later_requests(served: ScriptedServer) -> None:
-    async with drill(served):
-        served.engine.script = script(HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True)
-        assert (await streamed(served)).status == "failed"
-        assert (await served.post(BODY))[0] == 503
-        served.engine.is_alive = True
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stopped_engine_refuses_admitted_requests(tmp_path: Path, stream: bool) -> None:
     engine = ScriptedEngine(script(ENDLESS, endless=True))

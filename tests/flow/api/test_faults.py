@@ -14,7 +14,7 @@ from penstock.pipeline.errors import EngineDead, EngineFailed
 from penstock.pipeline.protocol.events import OutputTextDelta, ResponseEvent
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.event_streams import final, read_sse
-from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, running_server, script
+from tests.support.server import HELLO, PacedEngine, ScriptedServer, running_server, script
 
 
 @pytest.mark.defect("V6")
@@ -27,20 +27,6 @@ async def test_fault_in_mid_stream_is_one_failed_event(error: Exception, served:
     assert "bug" not in response.error.message
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
-
-
-async def test_health_reports_a_dead_engine(served: ScriptedServer) -> None:
-    assert await served.get("/health") == (200, {"status": "ok"})
-    served.engine.script = script(error=EngineDead("The engine has died."), dies=True)
-    assert final(read_sse(await served.stream({"input": "Hi"}))).status == "failed"
-    assert (await served.get("/health"))[0] == 503
-    assert (await served.post({"input": "Hi"}))[0] == 503
-
-
-async def test_unstreamed_fault_is_a_failed_response(served: ScriptedServer) -> None:
-    served.engine.script = script(error=EngineFailed("It failed."))
-    status, answer = await served.post({"input": "Hi"})
-    assert (status, answer["status"], answer["error"]["message"]) == (200, "failed", "It failed.")
 
 
 async def break_at_text(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
@@ -65,22 +51,6 @@ async def test_broken_stage_after_emit_ends_the_stream(tmp_path: Path) -> None:
 # Clients that leave, and silence
 
 
-@pytest.mark.defect("31")
-async def test_leaving_client_aborts_the_engine(served: ScriptedServer) -> None:
-    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
-    async with served.open_stream() as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        assert served.engine.running == 1
-    await served.wait_until_idle()
-    assert served.engine.aborted == 1
-    answer = await served.wait_for_end(response_id)
-    assert (answer["status"], answer["output"][-1]["status"]) == ("cancelled", "incomplete")
-    again = await served.replay(response_id)
-    assert again.startswith(stream.read)
-    assert final(read_sse(again)).status == "cancelled"
-
-
 async def test_client_that_leaves_before_any_event_aborts_the_engine(served: ScriptedServer) -> None:
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
@@ -89,26 +59,13 @@ async def test_client_that_leaves_before_any_event_aborts_the_engine(served: Scr
     assert served.engine.aborted == 1
 
 
-async def test_silent_stream_sends_comments_between_events(tmp_path: Path) -> None:
-    silent = PacedEngine(script(), initial=5)
+@pytest.mark.defect("44")
+@pytest.mark.parametrize("initial", [0, 5])
+async def test_silent_stream_sends_comments_between_events(tmp_path: Path, initial: int) -> None:
+    silent = PacedEngine(script(), initial=initial)
     async with running_server(silent, tmp_path, keep_alive=0.02) as served, served.open_stream() as stream:
+        await stream.upto(b"response.created")
         await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
         silent.say_all()
         body = await stream.rest()
     assert final(read_sse(body)).status == "completed"
-
-
-# Stopping
-
-
-async def test_stopping_server_fails_running_responses(served: ScriptedServer) -> None:
-    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
-    reading = asyncio.create_task(served.stream({"input": "Hi"}))
-    while not served.engine.running:
-        await asyncio.sleep(0.01)
-    await served.scheduler.drain(0.1)
-    assert (await served.post({"input": "Hi"}))[0] == 503
-    assert served.scheduler.in_flight.count == 0
-    response = final(read_sse(await reading))
-    assert response.status == "failed"
-    assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"

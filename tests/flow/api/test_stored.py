@@ -105,16 +105,6 @@ async def test_bad_page_query_is_refused(served: ScriptedServer, query: str, par
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_pages_end_with_repeated_ids(served: ScriptedServer) -> None:
-    """A client may send items of one id: their pages still come to an end."""
-    items = [{"type": "message", "role": "user", "id": "msg_same", "content": str(number)} for number in range(5)]
-    _, answer = await served.post({"input": items})
-    path, after, pages = f"/v1/responses/{answer['id']}/input_items?limit=1", "", 0
-    while (page := (await served.get(path + after))[1])["data"]:
-        after, pages = f"&after={page['last_id']}", pages + 1
-        assert pages <= 5
-
-
 async def test_repeated_item_is_listed_once(served: ScriptedServer) -> None:
     _, first = await served.post({"input": "Hi"})
     again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]

@@ -12,12 +12,12 @@ from aiohttp import ClientPayloadError, ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from penstock.api.http.errors import STREAMING, errors_as_json
-from penstock.pipeline.errors import EngineFailed, EngineOverloaded
+from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol.events import DONE
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, WEATHER, PacedEngine, ScriptedServer, running_server, script
+from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase
 
 FIELDS = {
@@ -38,19 +38,6 @@ async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> No
     assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
 
 
-@pytest.mark.defect("27")
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("body", "refusal"),
-    [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
-)
-async def test_error_body_never_has_status_200(served: ScriptedServer, body: Any, refusal: Any, stream: bool) -> None:
-    served.engine.script = Script(refusal=refusal)
-    status, answer = await served.post(body | {"stream": stream})
-    assert status >= 400
-    assert (answer["error"]["type"] == "server_error") is (status >= 500)
-
-
 @pytest.mark.defect("36", "45", "B29")
 @pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
 async def test_response_is_stored_by_default(served: ScriptedServer, said: dict[str, Any]) -> None:
@@ -63,7 +50,8 @@ async def test_response_is_stored_by_default(served: ScriptedServer, said: dict[
 async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> None:
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False
-    assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
+    status, error = await served.get(f"/v1/responses/{answer['id']}")
+    assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
 @pytest.mark.defect("B29")
@@ -126,32 +114,6 @@ async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer) -> 
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": parts}
     status, second = await served.post({"input": [output], "previous_response_id": first["id"], "tools": tools})
     assert (status, second["status"]) == (200, "completed")
-
-
-@pytest.mark.defect("44")
-async def test_streams_are_not_buffered(tmp_path: Path) -> None:
-    silent = PacedEngine(script(), initial=0)
-    async with running_server(silent, tmp_path, keep_alive=0.02) as served:
-        body = {"input": "Hi", "stream": True}
-        async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
-            assert answer.headers["X-Accel-Buffering"] == "no"
-            assert answer.headers["Cache-Control"] == "no-cache"
-            async with asyncio.timeout(120):
-                assert b"response.created" in await answer.content.readuntil(b"\n\n")
-                await answer.content.readuntil(b": keep-alive\n\n: keep-alive\n\n")
-
-
-@pytest.mark.defect("B31")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_early_errors_have_their_status(served: ScriptedServer, stream: bool) -> None:
-    served.engine.context_length = 8192
-    for body, code in (
-        ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_not_found"),
-        ({"input": "long " * 9_000}, "context_length_exceeded"),
-        ({"input": "Hi", "background": True, "store": False}, "invalid_request"),
-    ):
-        status, answer = await served.post(body | {"stream": stream})
-        assert (status, answer["error"]["code"]) == (400, code)
 
 
 async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
