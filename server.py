@@ -31,7 +31,7 @@ from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import Recorder, make_folder
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding

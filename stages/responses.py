@@ -13,7 +13,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
 from penstock.stages.converse.converse import Converse
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.chat.model import ChatModel

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
-from penstock.stages.converse.exchange import Exchange, Limits
+from penstock.pipeline.frames import ConversedFrame, ParsedFrame, ResolvedRequest
+from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.tools import Toolbox
 
 
@@ -34,33 +34,30 @@ class Converse:
 
         An error in the first prompt is raised before the first frame, unless MCP frames had to come before the prompt.
         """
-        async for conversation in source:
-            exchange = Exchange(conversation, self.toolbox, self.limits, self.clock)
-            append = exchange.transcript.texts.append
+        async for request in source:
+            loop = ToolLoop(request, self.toolbox, self.limits, self.clock)
             try:
-                async with aclosing(exchange.begin()) as frames:
-                    async for frame in frames:
-                        yield exchange.noted(frame)
-                while (turn := exchange.next_turn()) is not None:
-                    async with self._accepted(exchange) as (first_frame, parsed):
-                        for passed_frame in turn.feed(first_frame) if first_frame else ():
-                            yield exchange.noted(passed_frame)
+                for step in loop.begin():
+                    yield loop.note(await step if isinstance(step, asyncio.Task) else step)
+                while loop.next_turn():
+                    async with self._accepted(loop) as (first, parsed):
+                        for passed in loop.feed(first) if first else ():
+                            yield passed
                         async for frame in parsed:
-                            if turn.is_plain and type(frame) is ItemDelta:  # fast path: nearly every frame
-                                append(frame.text)
-                                yield frame
-                            else:
-                                for passed_frame in turn.feed(frame):
-                                    yield exchange.noted(passed_frame)
-                    async with aclosing(exchange.run(turn)) as frames:
-                        async for frame in frames:
-                            yield exchange.noted(frame)
+                            delta = loop.feed_text(frame)  # hot path: see `penstock.pipeline.core`
+                            if delta is not None:
+                                yield delta
+                                continue
+                            for passed in loop.feed(frame):
+                                yield passed
+                    for step in loop.end_turn():
+                        yield loop.note(await step if isinstance(step, asyncio.Task) else step)
             finally:
-                await exchange.close()
+                await loop.close()
 
     @asynccontextmanager
     async def _accepted(
-        self, exchange: Exchange
+        self, loop: ToolLoop
     ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
         """Open the next turn; return its first frame, or None if there is none, and the stream of the rest.
 
@@ -68,11 +65,11 @@ class Converse:
         Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
-            async with self.inner.open(source_of([exchange.conversation])) as parsed:
+            async with self.inner.open(source_of([loop.request])) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
                 except EngineOverloaded:
-                    if not exchange.has_begun:
+                    if not loop.has_begun:
                         raise
                 else:
                     yield first_frame, parsed

@@ -1,15 +1,30 @@
-"""The tool sessions of one response: each is opened at the first call that needs it, and all are closed together."""
+"""The tool sessions of one response, and the calls that run in them.
+
+Each session is opened at the first call that needs it, and all are closed together.  Each call runs in a task of its
+own, and none outlives the response.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import BrowserAction, CallData, CallFinished, CodeOutputs, ResolvedRequest
+from penstock.pipeline.frames import (
+    BrowserAction,
+    CallData,
+    CallFinished,
+    CallStarted,
+    CodeOutputs,
+    ConversedFrame,
+    ItemClosed,
+    ResolvedRequest,
+    ShellOutputOpened,
+)
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
-from penstock.stages.converse.turn import Called
+from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.tools import Citable, Outcome, Session, Source, Toolbox, bounded
 
 logger = logging.getLogger(__name__)
@@ -21,20 +36,50 @@ OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
 
 
+Step: TypeAlias = ConversedFrame | asyncio.Task[CallFinished]
+"""The next frame of a response, or the task whose result is that frame."""
+
+
+@dataclass(frozen=True)
+class RunningCall:
+    """A call that has been started; ``action`` is what its item shows while it runs, if anything."""
+
+    call: ToolCall
+    action: dict[str, Any] | None
+    task: asyncio.Task[CallFinished]
+
+    def frames(self, closed: ItemClosed) -> Iterator[Step]:
+        """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item.
+
+        The output of the shell is an item of its own, so a shell call ends before it runs.
+        """
+        if self.call.namespace == "container":
+            yield closed
+            yield ShellOutputOpened()
+            yield CallStarted()
+            yield self.task
+            yield ItemClosed(complete=True)
+        else:
+            yield CallStarted(self.action)
+            yield self.task
+            yield closed
+
+
 class Sessions:
     """The sessions that one response has open.
 
     A call may take ``seconds``, and the model reads at most ``longest`` characters of its result.
     """
 
-    def __init__(self, toolbox: Toolbox, conversation: ResolvedRequest, seconds: float, longest: int) -> None:
+    def __init__(self, toolbox: Toolbox, request: ResolvedRequest, seconds: float, longest: int) -> None:
         self._toolbox = toolbox
-        self._conversation = conversation
+        self._request = request
         self._seconds = seconds
         self._longest = longest
-        self._servers = {server.label: server for server in conversation.tools.servers}
-        self._has_browsed = any(of_type((*conversation.history, *conversation.input), WebSearchCall))
+        self._servers = {server.label: server for server in request.tools.servers}
+        self._has_browsed = any(of_type((*request.history, *request.input), WebSearchCall))
         self._open: dict[str, Session] = {}
+        self._tasks: set[asyncio.Task[CallFinished]] = set()
 
     @property
     def source(self) -> Callable[[int], Source | None] | None:
@@ -44,12 +89,20 @@ class Sessions:
         browser: object = self._session("browser")
         return browser.source if isinstance(browser, Citable) else None
 
-    def action(self, call: Called) -> dict[str, Any] | None:
-        """Return the ``action`` that the call's item shows while the call runs, or None if it shows none."""
-        session = self._session(call.namespace)
-        return session.action(call.name, call.text) if session else None
+    def start(self, work: Coroutine[Any, Any, CallFinished]) -> asyncio.Task[CallFinished]:
+        """Start ``work`` in a task."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def run(self, call: Called) -> CallFinished:
+    def call(self, call: ToolCall) -> RunningCall:
+        """Start a call."""
+        session = self._session(call.namespace)
+        action = session.action(call.name, call.text) if session else None
+        return RunningCall(call, action, self.start(self._run(call)))
+
+    async def _run(self, call: ToolCall) -> CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
         outcome = await self._outcome(call)
         is_read = not outcome.error or outcome.error == outcome.result
@@ -58,13 +111,17 @@ class Sessions:
         return CallFinished(result, outcome.error, self._shown(outcome.data))
 
     async def close(self) -> None:
-        """Close all open sessions; log errors instead of raising them."""
+        """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         sessions, self._open = self._open, {}
         for error in await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True):
             if isinstance(error, Exception):
                 logger.error("A session of tools could not be closed", exc_info=error)
 
-    async def _outcome(self, call: Called) -> Outcome:
+    async def _outcome(self, call: ToolCall) -> Outcome:
         session = self._session(call.namespace)
         if session is None:
             return Outcome(error=f"There is no tool {call.namespace}.{call.name} here.")
@@ -82,15 +139,15 @@ class Sessions:
             if namespace in self._servers:
                 self._open[namespace] = self._toolbox.mcp.session(self._servers[namespace])
             elif host := self._toolbox.hosts.get(namespace):
-                self._open[namespace] = host.session(self._conversation)
+                self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)
 
     def _shown(self, data: CallData | None) -> CallData | None:
         """Return the data that the item shows: code outputs and web sources only if the request includes them."""
         match data:
-            case CodeOutputs() if OUTPUTS not in self._conversation.include:
+            case CodeOutputs() if OUTPUTS not in self._request.include:
                 return None
-            case BrowserAction(action) if SOURCES not in self._conversation.include:
+            case BrowserAction(action) if SOURCES not in self._request.include:
                 return BrowserAction({key: value for key, value in action.items() if key != "sources"})
             case _:
                 return data

@@ -26,8 +26,8 @@ from penstock.stages.converse.citations import Citations
 from penstock.stages.services.tools import Source
 
 
-@dataclass(eq=False)
-class Called:
+@dataclass(frozen=True)
+class ToolCall:
     """A call that the server has to run; ``name`` is the function within its ``namespace``."""
 
     namespace: str
@@ -35,25 +35,25 @@ class Called:
     text: str
 
 
-def called(opening: ServerCallOpened, text: str) -> Called:
+def tool_call(opening: ServerCallOpened, text: str) -> ToolCall:
     """Return the call that ``opening`` began, with its whole text."""
     match opening:
         case McpCallOpened(label, name):
-            return Called(label, name, text)
+            return ToolCall(label, name, text)
         case CodeCallOpened():
-            return Called("python", "python", text)
+            return ToolCall("python", "python", text)
         case WebCallOpened(name):
-            return Called("browser", name, text)
+            return ToolCall("browser", name, text)
         case ShellCallOpened():
-            return Called("container", "exec", text)
+            return ToolCall("container", "exec", text)
 
 
 @dataclass(slots=True)
-class Turn:
+class ModelTurn:
     """State machine, one per turn; ``source`` finds the page of a browser cursor, None if the browser was not used."""
 
     source: Callable[[int], Source | None] | None = None
-    calls: list[Called] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     """The complete calls of the turn, in order."""
     held: list[ParsedFrame] = field(default_factory=list)
     """The frames that have to wait, beginning with the end of the first call."""
@@ -92,7 +92,7 @@ class Turn:
                     self._texts.append(text)
             case ItemClosed(complete):
                 if self._opening is not None and complete:
-                    self.calls.append(called(self._opening, "".join(self._texts)))
+                    self.calls.append(tool_call(self._opening, "".join(self._texts)))
                 self._opening = None
             case ReasoningOpened(recipient):
                 self.recipient = recipient

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from itertools import takewhile
 from typing import TypeAlias
 
 from penstock.pipeline.errors import EngineFailed
@@ -71,6 +72,7 @@ class TurnParser(ABC):
         self._plain_texts: Mapping[int, str] | None = None
         """The tokens whose text is passed on unchanged in the present state; None if there are none."""
         self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
+        self._add_token = self._tokens.append
         self._reasoning_tokens = 0
 
     def feed_text(self, frame: TokenFrame) -> ItemDelta | None:
@@ -79,16 +81,18 @@ class TurnParser(ABC):
         Nearly every chunk takes this fast path.  It is one function and returns a single frame, because an extra call
         or loop would be noticeable at every token.
         """
-        texts = self._plain_texts
+        texts, add = self._plain_texts, self._add_token
         if texts is None or type(frame) is not TokenChunk:
             return None
         text = ""
         try:
             for token in frame.token_ids:
                 text += texts[token]
+                add(token)
         except KeyError:  # a special token, part of a character, or text that the parser has to look at
+            for _ in takewhile(texts.__contains__, frame.token_ids):
+                self._tokens.pop()
             return None
-        self._tokens.extend(frame.token_ids)
         return ItemDelta(text)
 
     def feed(self, frame: EngineFrame) -> Iterator[ParsedFrame]:

@@ -18,7 +18,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
 from tests.support.stored_responses import response
 

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, FORMAT, Header, Recording, read_recording
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_stages, harmony_stages, responses_pipeline

@@ -19,7 +19,7 @@ from aiohttp import web
 from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.browser.session import BrowserHost

@@ -15,7 +15,7 @@ from pydantic_settings import CliApp
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.server import toolbox
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.mcp_servers import HttpServers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support import tool_servers
 from tests.support.event_streams import final, read_sse

@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
 from penstock.server import toolbox
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine

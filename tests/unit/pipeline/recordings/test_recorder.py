@@ -30,7 +30,7 @@ from penstock.pipeline.recordings import response_folder
 from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline

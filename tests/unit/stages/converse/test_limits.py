@@ -14,7 +14,7 @@ from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
 from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
 from penstock.pipeline.protocol.tools import Toolset
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.scripted_tools import (
     DOCS,

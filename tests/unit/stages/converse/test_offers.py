@@ -22,7 +22,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
-from penstock.stages.converse.exchange import Limits
+from penstock.stages.converse.tool_loop import Limits
 from tests.support.scripted_tools import (
     DOCS,
     SERVER_DOWN,

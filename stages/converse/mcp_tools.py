@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -21,36 +20,26 @@ _CALLABLE = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """The tool names that MCP recommends; the model cannot write other names in a call, so their tools are left out."""
 
 
-@dataclass
-class Listing:
-    """The request to one server for its tools; ``tools`` is its answer, empty if it failed."""
-
-    server: McpServer
-    hosts: McpHosts
-    seconds: float
-    tools: tuple[ListedTool, ...] = ()
-
-    async def ask(self) -> CallFinished:
-        """Request the tools; return an error instead of raising it, so that a failing server only offers no tools."""
-        try:
-            async with asyncio.timeout(self.seconds):
-                self.tools = await self.hosts.tools(self.server, self.seconds)
-        except ServerUnavailable as error:
-            return CallFinished(error=str(error))
-        except TimeoutError:
-            return CallFinished(error=f"The server did not answer within {self.seconds:g} seconds.")
-        except Exception:
-            logger.exception("The MCP server %s could not be asked", self.server.label)
-            return CallFinished(error="Internal error.")
-        return CallFinished(data=ListedTools(self.tools))
+async def list_tools(server: McpServer, servers: McpHosts, seconds: float) -> CallFinished:
+    """Request the tools of a server; return an error instead of raising it: a failing server only offers no tools."""
+    try:
+        async with asyncio.timeout(seconds):
+            return CallFinished(data=ListedTools(await servers.tools(server, seconds)))
+    except ServerUnavailable as error:
+        return CallFinished(error=str(error))
+    except TimeoutError:
+        return CallFinished(error=f"The server did not answer within {seconds:g} seconds.")
+    except Exception:
+        logger.exception("Listing the tools of the MCP server %s failed", server.label)
+        return CallFinished(error="Internal error.")
 
 
-def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
+def known_tools(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
     """Return the tools that the conversation already lists, by server label; these servers are not listed again."""
     return {item.server_label: item.tools for item in of_type(items, McpListTools) if not item.error}
 
 
-def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
+def with_mcp_tools(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
     """Return ``tools`` with those tools of its servers added that the request lets the model call."""
     mcp_tools = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
     descriptions = {server.label: server.description for server in tools.servers if server.description}

@@ -1,0 +1,241 @@
+"""The loop of one response between the model and server-side tools.
+
+The state machine decides, and the stage waits: where a frame depends on work in progress, the machine yields the task
+whose result is the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from penstock.pipeline.frames import (
+    CallFinished,
+    CallStarted,
+    ConversedFrame,
+    FinishReason,
+    ItemClosed,
+    ItemDelta,
+    ListedTools,
+    McpCallOpened,
+    McpListToolsOpened,
+    ParsedFrame,
+    ResolvedRequest,
+    ResponseStarted,
+    ServerCallOpened,
+    TurnFinished,
+)
+from penstock.pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
+from penstock.pipeline.protocol.tools import McpTool
+from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
+from penstock.stages.converse.sessions import Sessions, Step
+from penstock.stages.converse.transcript import Transcript
+from penstock.stages.converse.turn import ModelTurn, ToolCall
+from penstock.stages.services.tools import Toolbox
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one response; a request may allow fewer calls (``max_tool_calls``)."""
+
+    call_seconds: float = 120.0
+    listing_seconds: float = 10.0
+    """Seconds for an MCP server to list its tools."""
+    turns: int = 100
+    result_characters: int = 100_000
+    """The most characters of a call's result that the model reads; the middle of a longer one is left out."""
+    retry_seconds: float = 1.0
+    """Seconds before retrying a turn that the engine had no room for."""
+
+
+class ToolLoop:
+    """State machine, one per response; ``request`` is what the model reads in its next turn."""
+
+    def __init__(self, request: ResolvedRequest, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]) -> None:
+        self.request = request
+        self.has_begun = False
+        """True if a frame of the response has been yielded."""
+        self._transcript = Transcript(request.response)
+        self._add_text = self._transcript.feed_text
+        self._toolbox = toolbox
+        self._limits = limits
+        self._clock = clock
+        self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
+        self._turn = ModelTurn()
+        self._passes_text = False
+        self._goes_on = True
+        self._turns = 0
+        self._calls = 0
+        self._tokens_left = request.sampling.max_tokens
+        self._has_corrected = False
+        self._seconds_before = 0.0  # spent before the next turn, and counted as part of it
+
+    def note(self, frame: ConversedFrame) -> ConversedFrame:
+        """Record a frame that is about to be yielded, and return it."""
+        self.has_begun = True
+        self._transcript.feed(frame)
+        return frame
+
+    async def close(self) -> None:
+        """Cancel all calls that still run, and close the sessions."""
+        await self._sessions.close()
+
+    # Before the first turn
+
+    def begin(self) -> Iterator[Step]:
+        """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
+        request = self.request
+        known = known_tools((*request.history, *request.input))
+        unlisted = [server for server in request.tools.servers if server.label not in known]
+        approved = _approved(request)
+        if not unlisted and not approved:
+            self.request = replace(request, tools=with_mcp_tools(request.tools, known))
+            return
+        started = self._clock()
+        yield ResponseStarted(request.response, request.input, request.origin)
+        seconds = self._limits.listing_seconds
+        tasks = [self._sessions.start(list_tools(server, self._toolbox.mcp, seconds)) for server in unlisted]
+        for server, task in zip(unlisted, tasks, strict=True):
+            yield McpListToolsOpened(server.label)
+            yield CallStarted()
+            yield task
+            yield ItemClosed(complete=True)
+            listed = task.result().data
+            known[server.label] = listed.tools if isinstance(listed, ListedTools) else ()
+        self.request = replace(request, tools=with_mcp_tools(request.tools, known))
+        for approval in approved:
+            yield from self._approved_call(approval)
+        self._seconds_before = self._clock() - started
+
+    def _approved_call(self, approval: McpApprovalRequest) -> Iterator[Step]:
+        self._calls += 1
+        yield McpCallOpened(approval.server_label, approval.name, approval.id)
+        if approval.arguments:
+            yield ItemDelta(approval.arguments)
+        if self._may_call(approval):
+            call = ToolCall(approval.server_label, approval.name, approval.arguments)
+            yield from self._sessions.call(call).frames(ItemClosed(complete=True))
+            return
+        yield CallStarted()
+        yield CallFinished(error="The servers of this request offer no such tool.")
+        yield ItemClosed(complete=True)
+
+    def _may_call(self, approval: McpApprovalRequest) -> bool:
+        """Return True if the request offers this MCP tool; approval alone does not permit a call."""
+        key = (approval.server_label, approval.name)
+        return any(
+            isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.tools.tools
+        )
+
+    # Turns
+
+    def next_turn(self) -> bool:
+        """Begin the next turn; return False if the response is over."""
+        if not self._goes_on:
+            return False
+        self._goes_on = False
+        self._turns += 1
+        self._turn = ModelTurn(self._sessions.source)
+        self._passes_text = self._turn.is_plain
+        self.request = self._transcript.continued(self.request)
+        if self._tokens_left is not None:
+            sampling = replace(self.request.sampling, max_tokens=self._tokens_left)
+            self.request = replace(self.request, sampling=sampling)
+        return True
+
+    def feed_text(self, frame: ParsedFrame) -> ItemDelta | None:
+        """Return the delta if it may be passed on as it is; None for any other frame, which `feed` has to read."""
+        if self._passes_text and type(frame) is ItemDelta:
+            self._add_text(frame.text)
+            return frame
+        return None
+
+    def feed(self, frame: ParsedFrame) -> Iterator[ConversedFrame]:
+        """Take a frame of the turn, and yield the frames that may be passed on."""
+        frames = self._turn.feed(frame)
+        self._passes_text = self._turn.is_plain
+        return map(self.note, frames)
+
+    def end_turn(self) -> Iterator[Step]:
+        """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
+        turn, finished, started = self._turn, self._turn.finished, self._clock()
+        if finished is None:  # the engine's stream broke off: a later stage reports it
+            return
+        if self._tokens_left is not None:
+            self._tokens_left -= finished.output_tokens
+        reason, count = self._allowed(turn, finished.reason)
+        yield from self._run(turn, count)
+        duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
+        self._seconds_before = 0.0
+        yield replace(finished, reason=reason, duration=duration)
+        if reason == "stop":
+            self._go_on(turn)
+
+    def _allowed(self, turn: ModelTurn, reason: FinishReason) -> tuple[FinishReason, int]:
+        """Return how the turn ends and how many of its calls to run.
+
+        If a limit rules out another turn, no call is run, because the model would not read the results.
+        """
+        count = len(turn.calls)
+        if reason != "stop" or not count:
+            return reason, 0
+        if not turn.waits_for_client and (limit := self._limit()):
+            return limit, 0
+        most = self.request.response.max_tool_calls
+        if most is not None and self._calls + count > most:
+            return "max_tool_calls", max(0, most - self._calls)
+        return "stop", count
+
+    def _limit(self) -> FinishReason | None:
+        """Return the limit that rules out another turn, or None."""
+        if self._tokens_left is not None and self._tokens_left <= 0:
+            return "length"
+        return "max_turns" if self._turns >= self._limits.turns else None
+
+    def _run(self, turn: ModelTurn, count: int) -> Iterator[Step]:
+        """Yield the held frames of a turn, running its first ``count`` calls.
+
+        All of them start now if the request allows parallel calls, else one by one.  A further call is closed as
+        incomplete, and nothing after it is yielded.
+        """
+        self._calls += count
+        one_by_one = map(self._sessions.call, turn.calls[:count])
+        calls = iter(list(one_by_one)) if self.request.tools.parallel else one_by_one
+        is_call = bool(turn.calls)
+        for frame in turn.held:
+            if isinstance(frame, ItemClosed) and is_call and frame.complete:
+                running = next(calls, None)
+                if running is None:
+                    yield ItemClosed(complete=False)
+                    return
+                yield from running.frames(frame)
+            elif not isinstance(frame, TurnFinished):
+                yield frame
+            if not isinstance(frame, ItemDelta):
+                is_call = isinstance(frame, ServerCallOpened)
+
+    def _go_on(self, turn: ModelTurn) -> None:
+        """Schedule another turn if the model has something new to read.
+
+        That is the results of its calls or, once per response, an error about a tool that does not exist.
+        """
+        if turn.calls:
+            self._goes_on = not turn.waits_for_client
+            if self.request.tools.choice == "required":  # met now; else every turn would have to call
+                self.request = replace(self.request, tools=replace(self.request.tools, choice="auto"))
+        elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():
+            self._has_corrected = self._goes_on = True
+            self._transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
+
+
+def _approved(request: ResolvedRequest) -> list[McpApprovalRequest]:
+    """Return the approval requests that the client has granted in its input and whose calls have not been made."""
+    items = (*request.history, *request.input)
+    approvals = {item.id: item for item in of_type(items, McpApprovalRequest)}
+    made = {item.approval_request_id for item in of_type(items, McpCall)}
+    granted = dict.fromkeys(
+        item.approval_request_id for item in of_type(request.input, McpApprovalResponse) if item.approve
+    )
+    return [approvals[approval_id] for approval_id in granted if approval_id in approvals and approval_id not in made]
