@@ -47,7 +47,7 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -131,7 +131,7 @@ class Responses:
         """Count the input tokens of a request, by rendering it."""
         body = await request.read()
         with self.scheduler.in_flight:
-            create_request = (await read_request(body)).owned_by(request[OWNER])
+            create_request = await read_request(body, Envelope(request[OWNER]))
             async with self._rendering.open(source_of([create_request])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
@@ -202,8 +202,9 @@ class Responses:
 
     async def _prepare(self, request: web.Request, body: bytes) -> _PreparedRequest:
         """Read a create request; its parsed body can be freed before the stream begins."""
-        create_request = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
-        create_request = create_request.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
+        is_recorded = self.recorded_if.is_met_by(request.headers)
+        envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded)
+        create_request = await read_request(body, envelope)
         options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
         return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)

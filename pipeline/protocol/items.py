@@ -313,48 +313,35 @@ class McpListTools(BaseItem, frozen=True, tag="mcp_list_tools"):
     server_label: str
     tools: tuple[ListedTool, ...]
     error: str | UnsetType = UNSET
-
-    @property
-    def status(self) -> CallStatus:
-        """Always ``completed``: the item has no status on the wire."""
-        return "completed"
+    status: ClassVar[CallStatus] = "completed"  # the item has no status on the wire
 
 
-class McpCall(BaseItem, frozen=True, tag="mcp_call"):
-    """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
-
-    id_prefix: ClassVar[str] = "mcp"
+class _McpCall(BaseItem, frozen=True):
     server_label: str
     name: str
     arguments: str
+
+    @property
+    def text(self) -> str:
+        """The model's text."""
+        return self.arguments
+
+
+class McpCall(_McpCall, frozen=True, tag="mcp_call"):
+    """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
+
+    id_prefix: ClassVar[str] = "mcp"
     status: CallStatus
     output: str | None = None
     error: dict[str, Any] | None = None
     approval_request_id: str | None = None
 
-    @property
-    def text(self) -> str:
-        """The model's text."""
-        return self.arguments
 
-
-class McpApprovalRequest(BaseItem, frozen=True, tag="mcp_approval_request"):
+class McpApprovalRequest(_McpCall, frozen=True, tag="mcp_approval_request"):
     """A call that the client must approve before this server makes it."""
 
     id_prefix: ClassVar[str] = "mcpr"
-    server_label: str
-    name: str
-    arguments: str
-
-    @property
-    def status(self) -> CallStatus:
-        """Always ``completed``: the item has no status on the wire."""
-        return "completed"
-
-    @property
-    def text(self) -> str:
-        """The model's text."""
-        return self.arguments
+    status: ClassVar[CallStatus] = "completed"  # the item has no status on the wire
 
 
 class McpApprovalResponse(BaseItem, frozen=True, tag="mcp_approval_response"):

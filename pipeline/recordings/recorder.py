@@ -240,5 +240,5 @@ class KeepBody:
                 async for conversation in conversations:
                     response_id = conversation.response.id
                     is_recorded = self.condition.chooses(response_id, conversation.origin)
-                    _latest_request.set((response_id, request.body if is_recorded else b""))
+                    _latest_request.set((response_id, request.envelope.body if is_recorded else b""))
                     yield conversation

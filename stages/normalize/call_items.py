@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -12,71 +12,59 @@ from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.common import Body
 
 
-def client_item(item: params.ClientCallItem, suffix: str) -> wire.FormCall | wire.FormCallOutput:
-    """Return a call that the client runs, or its output; an item without an id gets one that ends in ``suffix``."""
+def client_item(item: params.ClientCallItem, item_id: str) -> wire.FormCall | wire.FormCallOutput:
+    """Return a call that the client runs, or its output."""
+    status = _status(item)
     match item:
         case params.LocalShellCallItem():
-            item_id = item.id if item.id != item.call_id else None  # call_id becomes the id of the output item
-            action = {"type": "exec", "env": {}} | _fields(item.action)
-            return wire.LocalShellCall(item_id or f"lsh_{suffix}", item.call_id, action, _status(item))
+            return wire.LocalShellCall(
+                item_id, item.call_id, {"type": "exec", "env": {}} | _fields(item.action), status
+            )
         case params.LocalShellCallOutputItem():
-            return wire.LocalShellCallOutput(item.call_id, item.output, _status(item))
+            return wire.LocalShellCallOutput(item_id, item.output, status)
         case params.ShellCallItem():
-            item_id, environment = (
-                item.id or f"sh_{suffix}",
-                None if item.environment is None else _fields(item.environment),
-            )
-            return wire.ShellCall(item_id, item.call_id, _fields(item.action), _status(item), environment)
+            environment = None if item.environment is None else _fields(item.environment)
+            return wire.ShellCall(item_id, item.call_id, _fields(item.action), status, environment)
         case params.ShellCallOutputItem():
-            item_id, output = item.id or f"sho_{suffix}", tuple(map(_shell_output, item.output))
-            return wire.ShellCallOutput(item_id, item.call_id, output, _status(item), item.max_output_length)
+            output = tuple(map(_shell_output, item.output))
+            return wire.ShellCallOutput(item_id, item.call_id, output, status, item.max_output_length)
         case params.ApplyPatchCallItem():
-            return wire.ApplyPatchCall(item.id or f"apc_{suffix}", item.call_id, _fields(item.operation), _status(item))
+            return wire.ApplyPatchCall(item_id, item.call_id, _fields(item.operation), status)
         case params.ApplyPatchCallOutputItem():
-            item_id = item.id or f"apco_{suffix}"
-            return wire.ApplyPatchCallOutput(
-                item_id, item.call_id, "failed" if item.status == "failed" else "completed", item.output
-            )
+            outcome: Literal["completed", "failed"] = "failed" if item.status == "failed" else "completed"
+            return wire.ApplyPatchCallOutput(item_id, item.call_id, outcome, item.output)
 
 
-def server_item(item: params.ServerCallItem, suffix: str) -> wire.Item:
-    """Return an item of a server-side tool, or of an approval; without an id it gets one that ends in ``suffix``."""
+def server_item(item: params.ServerCallItem, item_id: str) -> wire.Item:
+    """Return an item of a server-side tool, or of an approval."""
     match item:
         case params.McpListToolsItem():
             tools = tuple(map(_listed_tool, item.tools or ()))
             error = item.error if isinstance(item.error, str | None) else msgspec.json.encode(item.error).decode()
-            return wire.McpListTools(item.id or f"mcpl_{suffix}", item.server_label, tools, error or UNSET)
+            return wire.McpListTools(item_id, item.server_label, tools, error or UNSET)
         case params.McpCallItem():
-            return _mcp_call(item, suffix)
+            return _mcp_call(item, item_id)
         case params.McpApprovalRequestItem():
-            return wire.McpApprovalRequest(item.id or f"mcpr_{suffix}", item.server_label, item.name, item.arguments)
+            return wire.McpApprovalRequest(item_id, item.server_label, item.name, item.arguments)
         case params.McpApprovalResponseItem():
-            item_id, request_id = item.id or f"mcpa_{suffix}", item.approval_request_id
-            return wire.McpApprovalResponse(item_id, request_id, item.approve, item.reason)
+            return wire.McpApprovalResponse(item_id, item.approval_request_id, item.approve, item.reason)
         case params.CodeInterpreterCallItem():
             outputs = None if item.outputs is None else tuple(map(_code_output, item.outputs))
             code, container = item.code or "", item.container_id or ""
-            return wire.CodeInterpreterCall(item.id or f"ci_{suffix}", code, container, _call_status(item), outputs)
+            return wire.CodeInterpreterCall(item_id, code, container, _call_status(item), outputs)
         case params.WebSearchCallItem(action=action):
             sent = {} if action is None else action.sent
             known = {key: value for key, value in sent.items() if value is not None}
-            return wire.WebSearchCall(item.id or f"ws_{suffix}", {"type": "search"} | known, _call_status(item))
+            return wire.WebSearchCall(item_id, {"type": "search"} | known, _call_status(item))
 
 
-def _mcp_call(item: params.McpCallItem, suffix: str) -> wire.McpCall:
+def _mcp_call(item: params.McpCallItem, item_id: str) -> wire.McpCall:
     error = item.error or None
     if isinstance(error, str):
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
-    return wire.McpCall(
-        item.id or f"mcp_{suffix}",
-        item.server_label,
-        item.name,
-        item.arguments,
-        "failed" if error is not None and item.status is None else _call_status(item),
-        item.output,
-        error,
-        item.approval_request_id,
-    )
+    status = "failed" if error is not None and item.status is None else _call_status(item)
+    called = (item.server_label, item.name, item.arguments)
+    return wire.McpCall(item_id, *called, status, item.output, error, item.approval_request_id)
 
 
 def _fields(value: Body) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
 
@@ -20,6 +20,8 @@ MOST_IMAGES = 500
 """The most images in one conversation."""
 
 Value = TypeVar("Value")
+
+_KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
 
 
 def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:
@@ -61,13 +63,18 @@ class InputReader:
             if isinstance(item, params.ItemReference):
                 read.append(self._referenced(item, path))
                 continue
-            fresh_item = item.model_copy(update={"id": None}) if item.id in taken else item
-            converted = self._item(fresh_item, f"{self.suffix}i{position:04x}", path)
+            converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path)
             if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
                 raise _duplicate(converted.id, f"{path}.call_id")
             read.append(converted)
             taken.add(converted.id)
         return read
+
+    def _id(self, item: params.InputItem, suffix: str, taken: Container[str]) -> str:
+        if isinstance(item, params.LocalShellCallOutputItem):
+            return item.call_id
+        is_free = item.id not in taken and not (isinstance(item, params.LocalShellCallItem) and item.id == item.call_id)
+        return item.id if item.id and is_free else _KINDS[item.type or "message"].new_id(suffix)
 
     def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:
         if (item := self.referenced.get(reference.id)) is None:
@@ -78,25 +85,26 @@ class InputReader:
             self.toolset.add_stored(item, path)
         return item
 
-    def _item(self, item: params.InputItem, suffix: str, path: str) -> wire.Item:
+    def _item(self, item: params.InputItem, item_id: str, path: str) -> wire.Item:
         if isinstance(item, params.ClientCallItem):
-            return client_item(item, suffix)
+            return client_item(item, item_id)
         if isinstance(item, params.ServerCallItem):
-            return server_item(item, suffix)
+            return server_item(item, item_id)
         match item:
             case params.MessageItem(status=status):
                 content = self._message_parts(item, f"{path}.content")
-                return wire.Message(
-                    item.id or f"msg_{suffix}", status or "completed", item.role, content, _unset(item.phase)
-                )
+                return wire.Message(item_id, status or "completed", item.role, content, _unset(item.phase))
             case params.ReasoningItem():
-                return _reasoning(item, suffix)
-            case params.AdditionalToolsItem():
-                return self._additional_tools(item, suffix, path)
+                return _reasoning(item, item_id)
             case params.FunctionCallItem() | params.CustomToolCallItem():
-                return _call(item, suffix)
+                return _call(item, item_id)
             case params.FunctionCallOutputItem() | params.CustomToolCallOutputItem():
-                return self._call_output(item, suffix, f"{path}.output")
+                kind = wire.FunctionCallOutput if item.type == "function_call_output" else wire.CustomToolCallOutput
+                return kind(item_id, item.call_id, self._output(item.output, path), item.status or "completed")
+            case params.AdditionalToolsItem():
+                for position, tool in enumerate(item.tools):
+                    self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
+                return wire.AdditionalTools(item_id, item.role, tuple(tool.without_secrets for tool in item.tools))
             case params.ItemReference():
                 raise AssertionError("a reference is resolved by now")
 
@@ -116,18 +124,10 @@ class InputReader:
                     parts.append(self._input_part(part, path, position))
         return tuple(parts)
 
-    def _call_output(
-        self, item: params.FunctionCallOutputItem | params.CustomToolCallOutputItem, suffix: str, path: str
-    ) -> wire.FunctionCallOutput | wire.CustomToolCallOutput:
-        status, output = item.status or "completed", item.output
-        content = (
-            output
-            if isinstance(output, str)
-            else tuple(self._input_part(part, path, position) for position, part in enumerate(output))
-        )
-        if isinstance(item, params.FunctionCallOutputItem):
-            return wire.FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, content, status)
-        return wire.CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, content, status)
+    def _output(self, output: str | Sequence[params.OutputPart], path: str) -> str | tuple[wire.InputPart, ...]:
+        if isinstance(output, str):
+            return output
+        return tuple(self._input_part(part, f"{path}.output", position) for position, part in enumerate(output))
 
     def _input_part(self, part: params.OutputPart, path: str, position: int) -> wire.InputPart:
         if isinstance(part, params.InputTextPart):
@@ -135,13 +135,6 @@ class InputReader:
         if isinstance(part, params.ImagePart) and self.sees_images:
             return _image(part, f"{path}[{position}]")
         raise unreadable(part.type, f"{path}[{position}]", sees_images=self.sees_images)
-
-    def _additional_tools(self, item: params.AdditionalToolsItem, suffix: str, path: str) -> wire.AdditionalTools:
-        for position, tool in enumerate(item.tools):
-            self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
-        return wire.AdditionalTools(
-            item.id or f"at_{suffix}", item.role, tuple(tool.without_secrets for tool in item.tools)
-        )
 
 
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:
@@ -182,18 +175,18 @@ def _image(part: params.ImagePart, path: str) -> wire.InputImage:
 
 
 def _call(
-    item: params.FunctionCallItem | params.CustomToolCallItem, suffix: str
+    item: params.FunctionCallItem | params.CustomToolCallItem, item_id: str
 ) -> wire.FunctionCall | wire.CustomToolCall:
     status, namespace = item.status or "completed", _unset(item.namespace)
     if isinstance(item, params.FunctionCallItem):
-        return wire.FunctionCall(item.id or f"fc_{suffix}", item.call_id, item.name, item.arguments, status, namespace)
-    return wire.CustomToolCall(item.id or f"ctc_{suffix}", item.call_id, item.name, item.input, status, namespace)
+        return wire.FunctionCall(item_id, item.call_id, item.name, item.arguments, status, namespace)
+    return wire.CustomToolCall(item_id, item.call_id, item.name, item.input, status, namespace)
 
 
-def _reasoning(item: params.ReasoningItem, suffix: str) -> wire.Reasoning:
+def _reasoning(item: params.ReasoningItem, item_id: str) -> wire.Reasoning:
     content = None if item.content is None else tuple(wire.ReasoningText(part.text) for part in item.content)
     return wire.Reasoning(
-        item.id or f"rs_{suffix}",
+        item_id,
         tuple(wire.SummaryText(part.text) for part in item.summary or ()),
         _unset(content),
         _unset(item.encrypted_content),

@@ -115,7 +115,7 @@ class Normalize:
         model = self._model(request)
         past, position = await self._past(request)
         ids = references(request.input_items, "input")
-        referenced = await self.store.items(ids, request.owner) if ids else {}
+        referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
         items, toolset, echo = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
@@ -129,7 +129,7 @@ class Normalize:
             tools=toolset,
             scheduling=self._scheduling(request),
             raw_messages=request.enable_response_messages is True,
-            origin=Origin(request.owner, position, request.is_recorded),
+            origin=Origin(request.envelope.owner, position, request.envelope.is_recorded),
             tokens=past.tokens,
             results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),
@@ -184,12 +184,12 @@ class Normalize:
     async def _past(self, request: CreateResponse) -> tuple[History, int]:
         """Return the history that the request continues, and the number of items in its ``conversation``."""
         if (conversation_id := request.conversation_id) is not None:
-            conversation = await self.store.conversations.items(conversation_id, request.owner)
+            conversation = await self.store.conversations.items(conversation_id, request.envelope.owner)
             if conversation is None:
                 raise errors.ConversationNotFound(shortened(conversation_id), param="conversation")
             return conversation, len(conversation.items)
         if (previous := request.previous_response_id) is not None:
-            return await self._continued(previous, request.owner), 0
+            return await self._continued(previous, request.envelope.owner), 0
         return History((), {}), 0
 
     async def _continued(self, previous: str, owner: str) -> History:
@@ -209,7 +209,7 @@ class Normalize:
         """
         item_ids = [item.id for item in items if type(item) in _RUN_HERE]
         try:
-            return await self.store.results(item_ids, request.owner) if item_ids else {}
+            return await self.store.results(item_ids, request.envelope.owner) if item_ids else {}
         except errors.StoreFailed:
             if request.store is not False:
                 raise
@@ -219,7 +219,7 @@ class Normalize:
         salt = request.cache_salt
         if salt is None and self.salt_caches and request.prompt_cache_key:
             salt = quote(request.prompt_cache_key, safe="")  # vLLM rejects slashes and the like in a salt
-        return Scheduling(salt, request.priority or 0, request.trace_headers)
+        return Scheduling(salt, request.priority or 0, request.envelope.trace_headers)
 
 
 def refuse_unsupported(request: CreateResponse) -> None:

@@ -89,9 +89,11 @@ class MessageReader:
         if message.recipient and message.recipient not in ("all", "user"):
             return self._call(message, message.recipient, text, suffix)
         if message.channel == "analysis":
-            return wire.Reasoning(f"rs_{suffix}", content=(wire.ReasoningText(text),), status="completed")
+            return wire.Reasoning(
+                wire.Reasoning.new_id(suffix), content=(wire.ReasoningText(text),), status="completed"
+            )
         phase: wire.Phase = "commentary" if message.channel == "commentary" else "final_answer"
-        return wire.Message(f"msg_{suffix}", "completed", "assistant", (wire.OutputText(text),), phase)
+        return wire.Message(wire.Message.new_id(suffix), "completed", "assistant", (wire.OutputText(text),), phase)
 
     def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> wire.Call:
         head, _, name = recipient.rpartition(".")
@@ -101,9 +103,13 @@ class MessageReader:
         namespace_field = UNSET if namespace is None else namespace
         call: wire.Call
         if message.content_type == "code" or isinstance(tool, CustomTool):
-            call = wire.CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
+            call = wire.CustomToolCall(
+                wire.CustomToolCall.new_id(suffix), f"call_{suffix}", name, text, "completed", namespace_field
+            )
         else:
-            call = wire.FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
+            call = wire.FunctionCall(
+                wire.FunctionCall.new_id(suffix), f"call_{suffix}", name, text, "completed", namespace_field
+            )
         self._open[call.call_id] = call
         self._named[name].append(call.call_id)
         return call
@@ -113,8 +119,8 @@ class MessageReader:
         if call is None:
             raise InvalidRequest("No call comes before this output of a tool.", param=path)
         if isinstance(call, wire.CustomToolCall):
-            return wire.CustomToolCallOutput(f"ctco_{suffix}", call.call_id, text, "completed")
-        return wire.FunctionCallOutput(f"fco_{suffix}", call.call_id, text, "completed")
+            return wire.CustomToolCallOutput(wire.CustomToolCallOutput.new_id(suffix), call.call_id, text, "completed")
+        return wire.FunctionCallOutput(wire.FunctionCallOutput.new_id(suffix), call.call_id, text, "completed")
 
     def _answered(self, name: str) -> wire.Call | None:
         """Remove and return the first open call of that name, or else the latest open call, or None."""
@@ -126,7 +132,7 @@ class MessageReader:
 
 
 def _client_message(role: wire.Role, text: str, suffix: str) -> wire.Message:
-    return wire.Message(f"msg_{suffix}", "completed", role, (wire.InputText(text),))
+    return wire.Message(wire.Message.new_id(suffix), "completed", role, (wire.InputText(text),))
 
 
 def _author(message: RawMessage, path: str) -> tuple[str, str | None]:

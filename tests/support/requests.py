@@ -15,7 +15,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import OutputItem
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
@@ -116,7 +116,7 @@ async def normalize(
         labels=labels,
         traits=ModelTraits(sees_images=sees),
     )
-    request = (await read_request(json.dumps(body).encode())).owned_by(owner)
+    request = await read_request(json.dumps(body).encode(), Envelope(owner))
     async with aclosing(stage(source_of([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation

@@ -7,6 +7,7 @@ of the value.  The ``normalize`` stage refuses parameters that are read here but
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
@@ -23,9 +24,6 @@ from penstock.pipeline.protocol.params.common import (
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort
-
-TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-"""The headers of W3C Trace Context."""
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 Summary: TypeAlias = Literal["auto", "concise", "detailed"]
@@ -109,6 +107,24 @@ _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 _CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
 
+@dataclass(frozen=True)
+class Envelope:
+    """Facts about a request that do not come from its parameters."""
+
+    owner: str = ""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """The headers of W3C Trace Context, names in lower case."""
+    body: bytes = b""
+    """The raw body, secrets included; empty if it is not known."""
+    is_recorded: bool = False
+    """True if the headers ask for a recording."""
+
+
+def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of W3C Trace Context among ``headers``, names in lower case."""
+    return {name.lower(): value for name, value in headers.items() if name.lower() in ("traceparent", "tracestate")}
+
+
 class CreateResponse(Body):
     """A request for one response.  A parameter that is not given is None."""
 
@@ -164,44 +180,18 @@ class CreateResponse(Body):
     enable_response_messages: bool | None = None
     previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
 
-    _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
-    _owner: str = PrivateAttr(default="")
-    _is_recorded: bool = PrivateAttr(default=False)
-    _body: bytes = PrivateAttr(default=b"")
+    _envelope: Envelope = PrivateAttr(default=Envelope())
 
-    def traced(self, headers: Mapping[str, str]) -> Self:
-        """Return a copy with the trace headers among ``headers``."""
+    def inside(self, envelope: Envelope) -> Self:
+        """Return a copy in this envelope."""
         copy = self.model_copy()
-        trace_headers = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
-        copy._trace_headers = trace_headers  # noqa: SLF001 - its own
-        return copy
-
-    def owned_by(self, owner: str) -> Self:
-        """Return a copy that belongs to ``owner``."""
-        copy = self.model_copy()
-        copy._owner = owner  # noqa: SLF001 - its own
-        return copy
-
-    def recorded(self, body: bytes, *, asks: bool) -> Self:
-        """Return a copy with the raw ``body``; ``asks`` is True if its headers ask for a recording."""
-        copy = self.model_copy()
-        copy._body, copy._is_recorded = body, asks  # noqa: SLF001 - its own
+        copy._envelope = envelope  # noqa: SLF001 - its own
         return copy
 
     @property
-    def body(self) -> bytes:
-        """The raw body of the request, secrets included; empty if it is not known."""
-        return self._body
-
-    @property
-    def is_recorded(self) -> bool:
-        """True if the request asks to be recorded; never read from the body."""
-        return self._is_recorded
-
-    @property
-    def owner(self) -> str:
-        """The owner of the request; never read from the body."""
-        return self._owner
+    def envelope(self) -> Envelope:
+        """The facts about the request that its body cannot set."""
+        return self._envelope
 
     @property
     def conversation_id(self) -> str | None:
@@ -212,8 +202,3 @@ class CreateResponse(Body):
     def input_items(self) -> Sequence[InputItem]:
         """The items of ``input``; a plain string is a user message."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input or ()
-
-    @property
-    def trace_headers(self) -> Mapping[str, str]:
-        """The trace headers of the request, names in lower case; never read from the body."""
-        return self._trace_headers

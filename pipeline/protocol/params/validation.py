@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
 from penstock.pipeline.protocol.params.items import InputItem, RawMessage
 from penstock.pipeline.protocol.params.json_body import PIECE, YieldPoint, read_json, shortened
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.tools import ToolParam
 
 Value = TypeVar("Value")
@@ -34,9 +34,10 @@ _CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
 """The number of parts of an item to validate at once; it is 1 for tools, because a tool may contain many others."""
 
 
-async def read_request(body: bytes) -> CreateResponse:
+async def read_request(body: bytes, envelope: Envelope | None = None) -> CreateResponse:
     """Read the body of a request for a response, as `read_body` does."""
-    return await read_body(body, CreateResponse)
+    request = await read_body(body, CreateResponse)
+    return request.inside(envelope) if envelope else request
 
 
 async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:

@@ -23,7 +23,7 @@ import pytest
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
 from penstock.pipeline.frames import EngineFrame, GenerationStarted, Prompt, ResolvedRequest, TokenChunk
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings import recorder as module
 from penstock.pipeline.recordings import response_folder
@@ -71,7 +71,7 @@ async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
 
 async def request_of(text: str = "Hi") -> CreateResponse:
     body = b'{"model": "tiny", "input": "%b"}' % text.encode()
-    return (await read_request(body)).recorded(body, asks=True)
+    return await read_request(body, Envelope(body=body, is_recorded=True))
 
 
 async def asked(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:

@@ -11,6 +11,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.pipeline.frames import Sampling, Scheduling
 from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
 from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, ModelTraits, Normalize, draw_suffix
@@ -196,7 +197,7 @@ async def test_cache_salt_is_set(store: Store, salted: bool, said: dict[str, Any
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
     """A request has its own priority, and the trace of its headers."""
-    request = (await read_request(b'{"input": "Hi", "priority": -3}')).traced({"traceparent": "00-1"})
+    request = await read_request(b'{"input": "Hi", "priority": -3}', Envelope(trace_headers={"traceparent": "00-1"}))
     async with aclosing(Normalize(store, (MODEL,))(source_of([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 

@@ -69,7 +69,7 @@ WORDS = sorted(
         "other",
         "text",
     }
-    | {"[key]", "_sent", "sent", "_trace_headers"}
+    | {"[key]", "_sent", "sent", "_envelope"}
 )
 words = st.sampled_from(WORDS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.pipeline.protocol.params import tools
 from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.params.validation import read_request
 from tests.support.clock import count_instructions
 from tests.support.request_bodies import CLIENTS, CODEX
@@ -110,23 +110,20 @@ def test_conversation_is_named_by_its_id(said: Json) -> None:
     assert read_body({}).conversation_id is None
 
 
-def test_body_cannot_set_the_owner() -> None:
-    """The owner comes from the server that admits the request."""
-    request = read_body({"input": "x", "owner": "a", "_owner": "a"})
-    assert request.owner == ""
-    assert (request.owned_by("b").owner, request.owned_by("b").input) == ("b", "x")
-    assert request.owner == ""
+@pytest.mark.parametrize("name", ["envelope", "_envelope", "owner", "trace_headers", "is_recorded"])
+def test_body_cannot_set_its_envelope(name: str) -> None:
+    """The owner, the trace and the wish for a recording come from the server and from headers."""
+    for value in ("a", True, {"owner": "a", "traceparent": "00-1"}):
+        request = read_body({"input": "x", name: value})
+        assert request.envelope == Envelope()
+    assert (request.inside(Envelope("b")).envelope.owner, request.inside(Envelope("b")).input) == ("b", "x")
+    assert request.envelope.owner == ""
 
 
-def test_trace_is_read_from_headers_only() -> None:
-    """The trace headers are kept, and a body cannot set them."""
-    said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}
-    request = read_body({"input": "x", **said})
-    assert request.trace_headers == {}
-    traced = request.traced({"TraceParent": "00-2", "tracestate": "a=1", "Authorization": "secret"})
-    assert traced.trace_headers == {"traceparent": "00-2", "tracestate": "a=1"}
-    assert request.trace_headers == {}
-    assert traced.input == "x"
+def test_trace_headers_are_found_in_any_case() -> None:
+    """All other headers are left out, as they may hold secrets."""
+    headers = {"TraceParent": "00-2", "tracestate": "a=1", "Authorization": "secret"}
+    assert trace_headers(headers) == {"traceparent": "00-2", "tracestate": "a=1"}
 
 
 @pytest.mark.parametrize(
