@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.models.images import NoImage, is_data_url
+from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
+    from aiohttp import ClientResponse
     from aiohttp.abc import AbstractResolver
 
 LARGEST_SUM = 128 << 20
 """Limit on all data URLs of a prompt together, in characters: almost five images of the largest size."""
 
+_HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "image/png,image/jpeg,image/webp,image/gif"}
 _AT_ONCE = 8
 """Concurrent fetches per conversation, so that slow servers in one conversation do not delay another."""
 _KEPT_CHARACTERS = 64 << 20
@@ -85,9 +87,22 @@ class Images:
         return image
 
     async def _fetch(self, url: str) -> str:
-        from penstock.stages.services.web.image_fetch import fetch_image  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
+        """Fetch the image at a URL and return it as a data URL; raises `NoImage`."""
+        from penstock.stages.services.web import fetch  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
 
-        return await fetch_image(url, self._allowed, self._resolver)
+        async def read(answer: ClientResponse) -> str:
+            image = await fetch.read_start(answer.content, LARGEST_IMAGE + 1)
+            if len(image) > LARGEST_IMAGE:
+                raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
+            return await asyncio.to_thread(as_data_url, image)
+
+        fetcher = fetch.Fetcher(_HEADERS, self._allowed, self._resolver)
+        try:
+            return await fetcher.fetch(url, read)
+        except fetch.NotFetched as error:
+            raise NoImage(str(error)) from error
+        finally:
+            await fetcher.close()
 
     def _cached(self, url: str) -> str | None:
         if url not in self._kept:

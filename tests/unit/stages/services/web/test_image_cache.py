@@ -10,7 +10,6 @@ import pytest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models import images as limits
 from penstock.stages.services.web import image_cache as fetching
-from penstock.stages.services.web import image_fetch as fetch
 from penstock.stages.services.web.image_cache import Images
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.tool_servers import BLUE, IMAGES, LOOPBACK, Gallery, data_url, png, web_server
@@ -98,10 +97,10 @@ async def test_failure_shows_url_and_reason_only(url: str) -> None:
 
 
 async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fetch, limits):
+    for module in (fetching, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
     assert await Images(LOOPBACK).resolve(f"{url}/a") == PICTURE
-    monkeypatch.setattr(fetch, "LARGEST_IMAGE", len(png()) - 1)
+    monkeypatch.setattr(fetching, "LARGEST_IMAGE", len(png()) - 1)
     assert "larger" in await refusal(f"{url}/a")
 
 
