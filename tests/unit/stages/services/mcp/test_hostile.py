@@ -166,10 +166,7 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
 
 @pytest.mark.parametrize(
     "tools",
-    [
-        [{**TOOL, "description": "x" * (3 << 20)}],
-        [{**TOOL, "name": f"do{number}"} for number in range(2001)],
-    ],
+    [[{**TOOL, "description": "x" * (3 << 20)}], [{**TOOL, "name": f"do{number}"} for number in range(2001)]],
     ids=["long", "many"],
 )
 async def test_listing_is_bounded(make: MakeServers, tools: list[Json]) -> None:

@@ -273,8 +273,7 @@ def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
 
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize(
-    ("call", "done"),
-    [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")],
+    ("call", "done"), [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")]
 )
 def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
     events = written_events((started(), *call, finished()))
@@ -285,8 +284,7 @@ def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "frames",
-    [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()],
+    "frames", [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()]
 )
 def test_predictable_event_takes_one_byte(frames: Frames) -> None:
     events = written_events(frames)

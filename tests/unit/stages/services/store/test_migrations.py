@@ -44,10 +44,7 @@ def _json(value: object) -> str:
 
 OLD = stored_response("resp_1", *ITEMS[:2])
 LEFT: tuple[Change, ...] = (
-    (
-        RESPONSE,
-        ("resp_1", _json(OLD.response), _json(OLD.input), msgspec.msgpack.encode({"msg_resp_1": (1, 2)})),
-    ),
+    (RESPONSE, ("resp_1", _json(OLD.response), _json(OLD.input), msgspec.msgpack.encode({"msg_resp_1": (1, 2)}))),
     (ITEM, ("msg_1",)),
     (CONVERSATION, ()),
     (CONVERSATION_ITEM, (_json(ITEMS[0]), msgspec.msgpack.encode((3,)))),
