@@ -127,7 +127,6 @@ class NoServers:
     labels: frozenset[str] = frozenset()
 
     async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
-        """Raise `ServerUnavailable`."""
         raise ServerUnavailable(f"This server calls no MCP servers, and so not {server.label} ({seconds:g} s).")
 
     def session(self, server: McpServer) -> Session:
@@ -148,7 +147,6 @@ class Toolbox:
 
     @property
     def kinds(self) -> frozenset[HostedKind]:
-        """The built-in tools that this server can run."""
         return frozenset(kind for kind in HOSTED if kind in self.hosts)
 
     @property
@@ -157,7 +155,6 @@ class Toolbox:
         return self.mcp.labels
 
     async def close(self) -> None:
-        """Close all hosts and MCP connections."""
         await self.mcp.close()
         for host in self.hosts.values():
             await host.close()

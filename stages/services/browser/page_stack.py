@@ -74,7 +74,6 @@ class PageStack:
         return visit
 
     def source(self, cursor: int) -> Source | None:
-        """Return the source for citations of a cursor; None if there is none."""
         visit = self._stack.get(cursor)
         return visit.source() if visit else None
 

@@ -50,7 +50,6 @@ class Page:
     """The title for citations, if it is not ``title``."""
 
     def source(self) -> Source:
-        """Return the source for citations of this page."""
         if self.kind != "results":
             return Source(self.cited_as or self.title, self.url.removeprefix(SOURCE_PREFIX))
         sources = tuple(Source(self._name(at), url) for at, url in enumerate(self.links))

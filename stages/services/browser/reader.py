@@ -73,7 +73,6 @@ class Reader:
             raise CallFailed(str(error)) from None
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._fetcher.close()
 
 

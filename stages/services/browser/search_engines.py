@@ -169,7 +169,6 @@ class WebSearch:
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, query: str, topn: int) -> list[Hit]:
-        """Send the query to the engine and return its results; raises `CallFailed`."""
         engine_query = self._engine.ask(self._key, query, topn)
         try:
             answer = await self._answer(engine_query)
@@ -182,7 +181,6 @@ class WebSearch:
         return [hit for hit in hits if _is_web(hit.url)][:topn]
 
     async def close(self) -> None:
-        """Close all connections."""
         session, self._session = self._session, None
         if session:
             await session.close()

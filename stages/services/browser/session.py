@@ -37,7 +37,6 @@ class BrowserHost:
         return BrowserSession(self._backend, self._reader, PageStack(request))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._reader.close()
         await self._backend.close()
 
@@ -61,7 +60,6 @@ class BrowserSession:
             return _unclear(name)
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Run a call of search, open or find."""
         action = self.action(name, text)
         try:
             async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
@@ -83,7 +81,6 @@ class BrowserSession:
             deadline.reschedule(0)
 
     def source(self, cursor: int) -> Source | None:
-        """Return the source to cite for a cursor; None if there is none."""
         return self._stack.source(cursor)
 
     # Actions

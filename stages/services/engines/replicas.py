@@ -169,7 +169,6 @@ class Replica:
             logger.warning("%s It gets no prompts.", reason)
 
     def include(self) -> None:
-        """Send the server prompts again."""
         if self._complaint:
             logger.info("The engine at %s is back", self.url)
         if self.grammar_fault:

@@ -52,12 +52,10 @@ class ScriptedEngine:
 
     @property
     def running(self) -> int:
-        """Number of running generations."""
         return len(self._runs)
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Play the script once."""
         if not self.is_alive:
             raise EngineDead("The engine has died.")
         if self.is_stopping:
@@ -75,7 +73,6 @@ class ScriptedEngine:
             self._leave(run)
 
     async def cancel(self, response_id: str) -> bool:
-        """Break off the generations for a response."""
         runs = [run for run in self._runs if run.response_id == response_id and not run.is_finished]
         for run in runs:
             run.is_cancelled = True
@@ -84,13 +81,11 @@ class ScriptedEngine:
         return bool(runs)
 
     async def stop(self) -> None:
-        """Break off all generations, and refuse new prompts."""
         self.is_stopping = True
         for run in self._runs:
             run.woken.set()
 
     async def close(self) -> None:
-        """Mark the engine as dead."""
         self.is_alive = False
 
     def _next_script(self, response_id: str) -> Script:

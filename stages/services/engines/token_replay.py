@@ -28,7 +28,6 @@ class TokenReplayEngine:
 
     @property
     def is_alive(self) -> bool:
-        """True if the recording exists."""
         return self.path.is_file()
 
     @asynccontextmanager
@@ -71,7 +70,6 @@ class TokenReplayEngine:
             yield frame
 
     async def cancel(self, response_id: str) -> bool:
-        """End the frames of a response."""
         is_running = response_id in self._running
         self._running.discard(response_id)
         return is_running

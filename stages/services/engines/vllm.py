@@ -70,7 +70,6 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        """True if no worker has died."""
         return not self._llm.errored
 
     @asynccontextmanager
@@ -108,7 +107,6 @@ class VllmEngine:
             reading.collector.put(errors.EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
-        """End the worker processes."""
         if self._pacing:
             self._pacing.cancel()
         self._llm.shutdown()

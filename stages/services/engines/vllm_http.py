@@ -67,7 +67,6 @@ class VllmHttpEngine:
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Send the prompt to a server, and close the connection on exit."""
         if self._stopping.is_set():
             raise ServerStopping
         generation = HttpGeneration(self._replicas, prompt, time.monotonic())
@@ -96,7 +95,6 @@ class VllmHttpEngine:
             generation.finish("stopped")
 
     async def close(self) -> None:
-        """Stop the health checks, and close all connections."""
         self._checking.cancel()
         with suppress(asyncio.CancelledError):
             await self._checking

@@ -30,7 +30,6 @@ class McpHost:
         self._kind: HostedKind = kind
 
     def session(self, request: ResolvedRequest) -> Session:
-        """Return a session for one response."""
         inner = self._servers.private_session(self._kind, {SESSION_HEADER: request.response.id})
         return _SESSIONS[self._kind](inner)
 
@@ -56,7 +55,6 @@ class _HostedSession:
         return replace(outcome, data=self._shown(outcome))
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._inner.close()
 
     def _arguments(self, text: str) -> dict[str, Any]:

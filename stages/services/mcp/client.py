@@ -62,7 +62,6 @@ class McpClient:
         self._delay = _FIRST_DELAY
 
     async def tools(self, seconds: float) -> Tools:
-        """Return all tools that the server offers; raise `McpFailure`."""
         return await self._run(_listed, seconds, is_repeatable=True)
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
@@ -75,7 +74,6 @@ class McpClient:
         return outcome_of(result, self._secrets)
 
     async def close(self) -> None:
-        """Close the connection, and open no more."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.end()

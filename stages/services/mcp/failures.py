@@ -25,7 +25,6 @@ class McpFailure(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of a call that failed with this error."""
         return Outcome(error=str(self), data=McpError(self.form))
 
 

@@ -54,7 +54,6 @@ class Listings:
         self._asking.pop(key, None)
 
     async def close(self) -> None:
-        """Cancel all requests in flight."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

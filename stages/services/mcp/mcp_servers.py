@@ -69,11 +69,9 @@ class McpServers:
 
     @property
     def labels(self) -> frozenset[str]:
-        """The labels of the operator's servers."""
         return frozenset(self._servers)
 
     async def tools(self, server: McpServer, seconds: float) -> Tools:
-        """Return all tools of a server; raise `ServerUnavailable` if they cannot be listed."""
         try:
             target = self._target(server)
             return await self._listings.get(target.key, partial(self._list, target, seconds))
@@ -98,7 +96,6 @@ class McpServers:
         return McpSession(partial(self._client, Target(config, (label, b""))))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._listings.close()
         await asyncio.gather(*(client.close() for client in self._clients.values()))
         connections = tuple(self._connections)
@@ -168,7 +165,6 @@ class McpSession:
         return None
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Call a tool with the JSON arguments that the model wrote."""
         try:
             return await self.call(name, arguments(text), seconds)
         except McpFailure as failure:
@@ -183,7 +179,6 @@ class McpSession:
         return await self._client.call(name, call_arguments, seconds, is_repeatable=self._is_repeatable(name))
 
     async def close(self) -> None:
-        """Close the connection unless it is shared."""
         self._is_closed = True
         if self._client is not None and not self._is_shared:
             await self._client.close()

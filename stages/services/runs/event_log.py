@@ -98,7 +98,6 @@ class EventLog:
 
     @property
     def next_number(self) -> int:
-        """The sequence number of the next event."""
         return self.last_number + 1
 
     def load(self, block: Block) -> None:
@@ -108,7 +107,6 @@ class EventLog:
         self._keep(block.data)
 
     def append(self, event: ResponseEvent) -> None:
-        """Append the next event."""
         self.fresh.append(event)
 
     def begin(self) -> None:
@@ -147,7 +145,6 @@ class EventLog:
             yield from reader.read()
 
     def sealed(self, number: int) -> bytes:
-        """Return the data of the block with this index."""
         begin, end = self._ends[number : number + 2]
         return bytes(self._data[begin:end])
 

@@ -243,12 +243,10 @@ class RunRegistry:
 
     @property
     def queued(self) -> tuple[Run, ...]:
-        """The runs waiting in the queue."""
         return tuple(run for run in self if run.response.status == "queued")
 
     @property
     def running(self) -> tuple[Run, ...]:
-        """The runs in progress."""
         return tuple(run for run in self if run.response.status == "in_progress")
 
     def get(self, response_id: str, owner: str) -> Run | None:

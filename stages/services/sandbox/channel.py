@@ -103,7 +103,6 @@ class Output:
         os.set_blocking(end, False)
 
     def watch(self) -> None:
-        """Read whenever output is available."""
         self._loop = asyncio.get_running_loop()
         assert self._end is not None
         self._loop.add_reader(self._end, self.read)
@@ -113,7 +112,6 @@ class Output:
         self._kept = HeadTailBuffer(self._most)
 
     def text(self) -> str:
-        """Return the kept output."""
         return self._kept.text()
 
     def read(self) -> None:
@@ -126,7 +124,6 @@ class Output:
                 return
 
     def close(self) -> None:
-        """Stop reading, and close the descriptor."""
         if self._end is not None:
             if self._loop is not None:
                 self._loop.remove_reader(self._end)

@@ -29,7 +29,6 @@ class ContainerHost(SandboxHost):
     """Runs commands."""
 
     def session(self, request: ResolvedRequest) -> ContainerSession:
-        """Return a session for one response."""
         return ContainerSession(self.lease())
 
 
@@ -45,7 +44,6 @@ class ContainerSession:
         return shell_action(text)
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Run the commands of a call one after another."""
         try:
             call = shell_call(text)
         except ArgumentsInvalid as exc:
@@ -64,7 +62,6 @@ class ContainerSession:
             return _outcome(outputs)
 
     async def close(self) -> None:
-        """End the sandbox, wait for its processes to exit, and remove its files."""
         await self._lease.close()
 
     async def _run(self, call: ShellCall, seconds: float, outputs: list[Output]) -> None:

@@ -16,7 +16,6 @@ class HeadTailBuffer:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Add more output."""
         self.total += len(data)
         room = self._half - len(self._head)
         if room > 0:

@@ -59,7 +59,6 @@ class SandboxLease:
 
     @property
     def written(self) -> str:
-        """Output of the latest call."""
         return "" if self._process is None else self._process.written
 
     def kill(self) -> None:

@@ -19,7 +19,6 @@ class PythonHost(SandboxHost):
     """Runs Python code."""
 
     def session(self, request: ResolvedRequest) -> PythonSession:
-        """Return a session for one response."""
         return PythonSession(self.lease())
 
 
@@ -47,7 +46,6 @@ class PythonSession:
                 raise
 
     async def close(self) -> None:
-        """End the sandbox, wait for its process to exit, and remove its files."""
         await self._lease.close()
 
     async def _run(self, code: str, seconds: float) -> Outcome:

@@ -54,7 +54,6 @@ class Cells:
             self._running = False
 
     def flush(self) -> None:
-        """Flush the printed output."""
         if not self._written.closed:
             self._written.flush()
 

@@ -60,11 +60,9 @@ class Command:
 
     @property
     def floods(self) -> bool:
-        """True if the command has written too much."""
         return self._out.total + self._err.total > self._flood
 
     def texts(self) -> dict[str, str]:
-        """Return the kept output."""
         return {"stdout": self._out.text(), "stderr": self._err.text()}
 
     def _take(self, end: int) -> None:

@@ -83,15 +83,12 @@ class Nowhere:
         """Do nothing."""
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        """Discard the units, and return zero for each counted statement."""
         return [(0,) * len(unit.statements) if unit.counted else () for unit in units]
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """Return no rows."""
         return ()
 
     async def size(self) -> int:
-        """Return zero."""
         return 0
 
     async def close(self) -> None:

@@ -90,12 +90,10 @@ class PostgresDatabase:
         return rows
 
     async def size(self) -> int:
-        """Return the size of the database in bytes."""
         ((size,),) = await self.read("select pg_database_size(current_database())")
         return int(size)
 
     async def close(self) -> None:
-        """Close all connections.  Closing twice is harmless."""
         self._lose_connection()
         if self._readers is not None:
             self._readers.terminate()

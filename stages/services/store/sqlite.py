@@ -46,21 +46,17 @@ class SqliteDatabase:
         await asyncio.to_thread(self._open)
 
     async def write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
-        """Execute the units in one transaction."""
         return await self._on(self._write_thread, lambda: self._write(units))
 
     async def read(self, sql: str, *arguments: database.Value) -> Sequence[database.Row]:
-        """Return the rows of a query."""
         return await self._on(self._read_thread, lambda: self._read(sql, arguments))
 
     async def size(self) -> int:
-        """Return the number of bytes in use in the file."""
         pragmas = ("page_count", "freelist_count", "page_size")
         pages, free, size = [(await self.read(f"pragma {name}"))[0][0] for name in pragmas]
         return int((pages - free) * size)
 
     async def close(self) -> None:
-        """Close the file.  Closing twice is harmless."""
         await asyncio.to_thread(self._close)
 
     async def _on(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:

@@ -75,7 +75,6 @@ class Store:
 
     @property
     def server_id(self) -> str:
-        """This server's id in the store."""
         return self._context.server_id
 
     @property
@@ -85,7 +84,6 @@ class Store:
 
     @property
     def backlog(self) -> int:
-        """Bytes waiting to be written."""
         return self._writer.backlog
 
     def check(self) -> None:
@@ -125,7 +123,6 @@ class Store:
         self._writer.queue((Statement(run_sql.START, started),), response.id)
 
     def append(self, response_id: str, block: Block) -> None:
-        """Store more events of a run."""
         self._writer.queue((self._appended(response_id, block),), response_id)
 
     def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:

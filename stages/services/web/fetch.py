@@ -85,7 +85,6 @@ class Fetcher:
             raise NotFetched(f"No readable answer came ({type(error).__name__}).") from None
 
     async def close(self) -> None:
-        """Close the connections."""
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()

@@ -77,7 +77,6 @@ class AllowedNetworks:
         return _plain(host) in self.hosts
 
     def holds(self, address: Address) -> bool:
-        """True if an address is in one of the networks."""
         return any(address in network for network in self.networks)
 
 
