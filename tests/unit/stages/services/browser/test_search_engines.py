@@ -66,10 +66,10 @@ SEARXNG = {
 
 
 async def test_searxng_is_queried_for_json() -> None:
-    asked = Call(SEARXNG)
-    async with web_server(asked) as url:
+    api = Call(SEARXNG)
+    async with web_server(api) as url:
         hits = await searched("searxng", url + "/")
-    assert asked.requests == [("GET", "/search", {"q": "tail latency", "format": "json"}, None)]
+    assert api.requests == [("GET", "/search", {"q": "tail latency", "format": "json"}, None)]
     assert hits == [
         Hit("Latency & study", "https://example.com/a", "The median fell."),
         Hit("B", "https://example.com/b"),
@@ -87,13 +87,13 @@ async def test_brave_is_queried_with_its_token() -> None:
         "url": "https://e.com/",
         "description": "<strong>tail</strong> it&#x27;s",
     }
-    asked = Call({"type": "search", "web": {"type": "search", "results": [found]}})
-    async with web_server(asked) as url:
+    api = Call({"type": "search", "web": {"type": "search", "results": [found]}})
+    async with web_server(api) as url:
         hits = await searched("brave", url, "word " * 300, topn=50)
-    method, path, query, body = asked.requests[0]
+    method, path, query, body = api.requests[0]
     assert (method, path, body) == ("GET", "/res/v1/web/search", None)
     assert query == {"q": " ".join(["word"] * 50), "count": "20", "text_decorations": "false"}
-    assert asked.headers[0]["X-Subscription-Token"] == KEY
+    assert api.headers[0]["X-Subscription-Token"] == KEY
     assert hits == [Hit("A <T> b", "https://e.com/", "tail it's")]
 
 
@@ -104,12 +104,12 @@ async def test_brave_answer_without_results_is_empty() -> None:
 
 async def test_tavily_is_queried_with_a_bearer_key() -> None:
     found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
-    asked = Call({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
-    async with web_server(asked) as url:
+    api = Call({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
+    async with web_server(api) as url:
         hits = await searched("tavily", url)
     body = {"query": "tail latency", "max_results": 20, "search_depth": "basic"}
-    assert asked.requests == [("POST", "/search", {}, body)]
-    assert asked.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert api.requests == [("POST", "/search", {}, body)]
+    assert api.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert hits == [Hit("T", "https://e.com/", "snippet")]
 
 
@@ -125,14 +125,12 @@ async def test_exa_returns_the_text_of_pages() -> None:
         },
         {"id": "2", "title": None, "url": "https://f.com/"},
     ]
-    asked = Call({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
-    async with web_server(asked) as url:
+    api = Call({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
+    async with web_server(api) as url:
         hits = await searched("exa", url)
     contents = {"text": {"maxCharacters": 50_000}, "summary": True}
-    assert asked.requests == [
-        ("POST", "/search", {}, {"query": "tail latency", "numResults": 20, "contents": contents})
-    ]
-    assert asked.headers[0]["x-api-key"] == KEY
+    assert api.requests == [("POST", "/search", {}, {"query": "tail latency", "numResults": 20, "contents": contents})]
+    assert api.headers[0]["x-api-key"] == KEY
     assert hits == [Hit("E", "https://e.com/", "Sum.", "All."), Hit("", "https://f.com/")]
 
 

@@ -34,14 +34,14 @@ class Web:
     """A search engine and a site."""
 
     url: str = ""
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     """The paths of the requested pages, queries included."""
     status: int = 200
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.path_qs)
+        self.requested.append(request.path_qs)
         if self.status != 200:
             return web.Response(status=self.status)
         match request.path:
@@ -85,8 +85,8 @@ async def browse(site: Web) -> AsyncIterator[Opening]:
     assert isinstance(host, BrowserHost)
     sessions: list[BrowserSession] = []
 
-    def opening(*said: Any, **more: Any) -> BrowserSession:
-        sessions.append(host.session(conversation_with(*said, **more)))
+    def opening(*items: Any, **more: Any) -> BrowserSession:
+        sessions.append(host.session(conversation_with(*items, **more)))
         return sessions[-1]
 
     async with AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ async def test_search_open_and_find_get_successive_cursors(site: Web, browse: Op
     there = await call(session, "open", id=0)
     assert there.result.startswith("[4] Latency study")
     assert "Needle here." in there.result
-    assert site.asked == ["/search?q=tail+latency&format=json", "/a", "/data"]
+    assert site.requested == ["/search?q=tail+latency&format=json", "/a", "/data"]
 
 
 async def test_scrolling_gets_a_new_cursor(browse: Opening, site: Web) -> None:
@@ -130,7 +130,7 @@ async def test_scrolling_gets_a_new_cursor(browse: Opening, site: Web) -> None:
     assert shown.startswith(f"[1] Latency study ({site.url}/a)\n**viewing lines [10 - 11] of ")
     assert len(shown.split("\n")) == 5
     assert (await call(session, "open", cursor=0, loc=3, num_lines=1)).result.startswith("[2] Latency study")
-    assert site.asked == ["/a"]
+    assert site.requested == ["/a"]
 
 
 async def test_page_opened_by_url_is_fetched_again(browse: Opening, site: Web) -> None:
@@ -138,7 +138,7 @@ async def test_page_opened_by_url_is_fetched_again(browse: Opening, site: Web) -
     session = browse()
     for _ in range(2):
         await call(session, "open", id=f" {site.url}/a ")
-    assert site.asked == ["/a", "/a"]
+    assert site.requested == ["/a", "/a"]
 
 
 async def test_page_source_can_be_viewed(browse: Opening, site: Web) -> None:
@@ -268,7 +268,7 @@ async def test_private_pages_are_not_opened(site: Web) -> None:
     await call(session, "search", query="q")
     outcome = await call(session, "open", id=0)
     assert outcome.error == f"Error fetching URL `{site.url}/a`: Its address is not allowed."
-    assert site.asked == ["/search?q=q&format=json"]
+    assert site.requested == ["/search?q=q&format=json"]
     await session.close()
     await host.close()
 
@@ -379,17 +379,17 @@ async def test_continued_response_keeps_its_cursors(browse: Opening, site: Web) 
     ]
     items, results = await _said(browse(), *calls)
     for before, now in ((items, []), ([], items), (items[:2], items[2:])):
-        site.asked.clear()
+        site.requested.clear()
         session = browse(tuple(before), tuple(now), results=results)
         assert session.source(1) == session.source(2) == Source("Latency study", f"{site.url}/a")
         assert session.source(3) == Source("data", f"{site.url}/data")
-        assert site.asked == []
+        assert site.requested == []
         linked = await call(session, "open", id=0, cursor=1)
         assert linked.result.startswith(f"[4] data ({site.url}/data)")
         assert linked.data == BrowserAction({"type": "open_page", "url": f"{site.url}/data"})
         assert (await call(session, "open", cursor=2, loc=0)).result.startswith("[5] Find results for text: `/find")
         assert (await call(session, "open", cursor=0, id=1)).error is not None
-        assert site.asked == ["/a", "/data", "/search?q=tail+(https://x.org)&format=json", "/b"]
+        assert site.requested == ["/a", "/data", "/search?q=tail+(https://x.org)&format=json", "/b"]
 
 
 async def test_cursors_restart_after_an_answer(browse: Opening, site: Web) -> None:
@@ -414,7 +414,7 @@ async def test_evicted_page_is_fetched_again(browse: Opening, site: Web) -> None
     session = browse()
     for number in range(30):
         await call(session, "open", id=f"{site.url}/data?{number}")
-    site.asked.clear()
+    site.requested.clear()
     assert (await call(session, "open", cursor=0, loc=0)).result.startswith(f"[30] data ({site.url}/data?0)")
     assert (await call(session, "open", cursor=29, loc=0)).result.startswith("[31] data")
-    assert site.asked == ["/data?0"]
+    assert site.requested == ["/data?0"]

@@ -68,9 +68,9 @@ def test_line_may_be_long() -> None:
 @pytest.mark.parametrize(
     "told", [b"data: {", b"data: []", b'data: {"choices": 5}', b'data: {"choices": [{"token_ids": ["x"]}]}']
 )
-def test_unreadable_event_is_a_fault(told: bytes) -> None:
+def test_unreadable_event_is_a_fault(data: bytes) -> None:
     answer = http_endpoints.Answer(http_endpoints.GENERATE, None)
-    chunk = answer.feed(b'data: {"choices": [{"token_ids": [5]}]}\n\n' + told + b"\n\n")
+    chunk = answer.feed(b'data: {"choices": [{"token_ids": [5]}]}\n\n' + data + b"\n\n")
     assert chunk is not None
     assert chunk.token_ids == (5,)
     assert isinstance(answer.fault, EngineFailed)
@@ -101,8 +101,8 @@ def test_refusals_are_read_in_any_format(body: bytes, words: str) -> None:
 def test_tokens_excluded_by_a_grammar_are_no_alternatives() -> None:
     others = b'[{"token_id": 5, "logprob": -0.1}, {"token_id": 6, "logprob": -9999.0}]'
     generated = b'{"token_id": 5, "logprob": -0.1, "top_logprobs": ' + others + b"}"
-    told = b'data: {"choices": [{"token_ids": [5], "logprobs": {"content": [' + generated + b"]}}]}\n\n"
-    chunk = http_endpoints.Answer(http_endpoints.GENERATE, 2).feed(told)
+    data = b'data: {"choices": [{"token_ids": [5], "logprobs": {"content": [' + generated + b"]}}]}\n\n"
+    chunk = http_endpoints.Answer(http_endpoints.GENERATE, 2).feed(data)
     assert chunk is not None
     assert chunk.logprobs == (TokenLogprob(-0.1, ((5, -0.1),)),)
     completed = b'{"token_logprobs": [-0.1], "top_logprobs": [{"token_id:5": -0.1, "token_id:6": -9999.0}]}'

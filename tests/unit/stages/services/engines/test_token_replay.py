@@ -25,24 +25,24 @@ def engine(tmp_path: Path) -> TokenReplayEngine:
     return TokenReplayEngine(tmp_path / "tokens.jsonl")
 
 
-async def said(engine: TokenReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFrame]:
+async def generate(engine: TokenReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFrame]:
     async with engine.open(prompt) as frames:
         return [frame async for frame in frames]
 
 
 async def test_recording_is_played_turn_by_turn(engine: TokenReplayEngine) -> None:
     other = replace(PROMPT, response=response("resp_2"))
-    assert await said(engine) == FIRST
-    assert await said(engine, other) == FIRST
-    assert await said(engine) == SECOND
-    assert await said(engine, other) == SECOND
+    assert await generate(engine) == FIRST
+    assert await generate(engine, other) == FIRST
+    assert await generate(engine) == SECOND
+    assert await generate(engine, other) == SECOND
 
 
 async def test_prompt_without_a_recorded_turn_is_refused(engine: TokenReplayEngine) -> None:
-    await said(engine)
-    await said(engine)
+    await generate(engine)
+    await generate(engine)
     with pytest.raises(InvalidPrompt, match="no turn 3"):
-        await said(engine)
+        await generate(engine)
     engine.path.unlink()
     with pytest.raises(InvalidPrompt, match="no recording"):
-        await said(engine)
+        await generate(engine)

@@ -110,10 +110,10 @@ async def test_engine_key_is_sent() -> None:
 
 async def test_redirects_are_not_followed() -> None:
     """A redirect would take the prompt to another server."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def lead(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
 
     async with running_fakes(elsewhere := FakeVllm()), web_server(lead) as url:
@@ -126,7 +126,7 @@ async def test_redirects_are_not_followed() -> None:
         assert not await replica.check()
         await session.close()
     assert elsewhere.headers == []
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 # Generating
@@ -154,7 +154,7 @@ async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None
 
 async def test_generate_endpoint_gets_the_whole_prompt() -> None:
     fake = FakeVllm()
-    asked = prompt_for_fakes(
+    prompt = prompt_for_fakes(
         model="nonsense",
         stop=("END",),
         seed=5,
@@ -164,7 +164,7 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
         scheduling=Scheduling("salt", 3, {"traceparent": "00-1-2-01"}),
     )
     async with engine_over(fake) as engine:
-        await generate(engine, asked)
+        await generate(engine, prompt)
     (body,), (headers,) = fake.prompts, fake.headers
     assert body["sampling_params"] == {
         "temperature": 0.0,
@@ -216,20 +216,20 @@ def test_grammars_are_readable_for_guidance_only() -> None:
     xgrammar = import_module("xgrammar")
     grammar = "start: /x/ <[5]>"
     xgrammar.Grammar.from_lark(grammar)
-    told = constrained_to(grammar)["structured_outputs"]["grammar"]
+    constrained = constrained_to(grammar)["structured_outputs"]["grammar"]
     with pytest.raises(RuntimeError, match="not supported"):
-        xgrammar.Grammar.from_lark(told)
-    assert not LLMatcher.validate_grammar(grammar_from("grammar", told))
+        xgrammar.Grammar.from_lark(constrained)
+    assert not LLMatcher.validate_grammar(grammar_from("grammar", constrained))
 
 
 @either
 @pytest.mark.parametrize("top", [0, 1, 3, 20])
 async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int) -> None:
     async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
-        told = logprobs(await generate(engine, prompt_for_fakes(logprobs=top)))
-    assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
+        received = logprobs(await generate(engine, prompt_for_fakes(logprobs=top)))
+    assert [logprob.logprob for logprob in received] == [own_logprob(token) for token in TOKENS]
     room = top if endpoint is COMPLETIONS else min(top, 19)  # vLLM has no place for the twentieth beside the token
-    for token, logprob in zip(TOKENS, told, strict=True):
+    for token, logprob in zip(TOKENS, received, strict=True):
         assert list(logprob.top[:room]) == alternatives(token, top)[:room]
         assert len(logprob.top) == top
 

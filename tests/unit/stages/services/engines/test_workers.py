@@ -14,19 +14,19 @@ from penstock.stages.services.engines.workers import MARK, end_with_parent, mark
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def serve(told: Connection, *, marks: bool) -> None:
+def serve(writer: Connection, *, marks: bool) -> None:
     """A server that starts a worker."""
     if marks:
         mark_workers()
-    worker = SPAWN.Process(target=work, args=(told,))
+    worker = SPAWN.Process(target=work, args=(writer,))
     worker.start()
     worker.join()
 
 
-def work(told: Connection) -> None:
+def work(writer: Connection) -> None:
     """A worker of vLLM's, which loads its plugins first."""
     end_with_parent()
-    told.send(psutil.Process().pid)
+    writer.send(psutil.Process().pid)
     time.sleep(60)
 
 
@@ -34,11 +34,11 @@ def work(told: Connection) -> None:
 @pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
 def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARK, raising=False)
-    heard, told = SPAWN.Pipe(duplex=False)
-    server = SPAWN.Process(target=serve, args=(told,), kwargs={"marks": marks})
+    reader, writer = SPAWN.Pipe(duplex=False)
+    server = SPAWN.Process(target=serve, args=(writer,), kwargs={"marks": marks})
     server.start()
-    assert heard.poll(60)
-    worker = psutil.Process(heard.recv())
+    assert reader.poll(60)
+    worker = psutil.Process(reader.recv())
     assert worker.is_running()
     server.kill()
     server.join()

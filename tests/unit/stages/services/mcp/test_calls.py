@@ -156,11 +156,11 @@ async def test_listing_is_fetched_once(make: MakeServers, http: HttpServers) -> 
         return count
 
     at_once = await asyncio.gather(*(listed() for _ in range(5)))
-    asked = posts()
+    before = posts()
     assert at_once.count(await listed()) == 5
-    assert posts() == asked
+    assert posts() == before
     await listed(authorization="Bearer another one")
-    assert posts() > asked
+    assert posts() > before
 
 
 async def test_changed_tools_are_listed_again(make: MakeServers, http: HttpServers) -> None:

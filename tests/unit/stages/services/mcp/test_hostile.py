@@ -40,8 +40,8 @@ def speaking(
             case "initialize":
                 info = {"name": "hostile", "version": "1"}
                 version = message["params"]["protocolVersion"]
-                told = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-                return web.json_response(result(message, told))
+                received = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+                return web.json_response(result(message, received))
             case "tools/list":
                 return web.json_response(result(message, {"tools": tools or [TOOL]}))
             case "tools/call" if call is not None:
@@ -146,8 +146,8 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
     async def call(request: web.Request, message: Json) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
-        told = {"progressToken": 1, "progress": 1, "message": f"so far {SECRET}"}
-        progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": told}
+        received = {"progressToken": 1, "progress": 1, "message": f"so far {SECRET}"}
+        progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": received}
         log = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": SECRET}}
         while True:
             await stream.write(f"data: {json.dumps(progress)}\n\ndata: {json.dumps(log)}\n\n".encode() * 20)

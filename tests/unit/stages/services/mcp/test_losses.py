@@ -95,24 +95,26 @@ class Forgetful:
         return web.Response(status=405)
 
     async def answer(self, request: web.Request) -> web.Response:
-        match said := await request.json():
+        match message := await request.json():
             case {"method": "initialize"}:
                 self.sessions += 1
                 about = {"serverInfo": {"name": "forgetful", "version": "1"}, "capabilities": {}}
-                return _answer(said, about | {"protocolVersion": "2025-06-18"}, {"mcp-session-id": f"{self.sessions}"})
+                return _answer(
+                    message, about | {"protocolVersion": "2025-06-18"}, {"mcp-session-id": f"{self.sessions}"}
+                )
             case {"method": "notifications/initialized"}:
                 return web.Response(status=202)
             case {"method": "tools/call"} if request.headers["mcp-session-id"] == "1":
                 await self._lost.wait()
                 return web.Response(status=404)
             case {"method": "tools/call"}:
-                return _answer(said, {"content": [{"type": "text", "text": "done"}]})
+                return _answer(message, {"content": [{"type": "text", "text": "done"}]})
             case _:
                 return web.Response(status=400)
 
 
-def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result}, headers=headers)
+def _answer(message: dict[str, Any], result: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers=headers)
 
 
 async def test_lost_session_is_reopened_once(make: MakeServers) -> None:

@@ -81,14 +81,14 @@ class Rebinding(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.lookups = 0
         self.connected: list[Any] = []
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:
         if host != "rebound.example":
             return await super().getaddrinfo(host, port, **_)
-        self.asked += 1
-        address = "93.184.216.34" if self.asked % 2 else "127.0.0.1"
+        self.lookups += 1
+        address = "93.184.216.34" if self.lookups % 2 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
@@ -114,7 +114,7 @@ def test_name_is_resolved_once() -> None:
         assert isinstance(second.value.__cause__, Blocked)
 
     in_loop(loop, connect)
-    assert loop.asked == 2
+    assert loop.lookups == 2
     assert loop.connected == ["93.184.216.34"]
 
 

@@ -30,27 +30,27 @@ async def test_secrets_are_in_no_result_message_or_log(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     servers = make()
-    told = []
+    received = []
     headers = Secret({"X-Key": KEY, "Authorization": f"Bearer {KEY}"})
     for kind in ("good", "broken", "guarded", "away"):
         server = McpServer("x", secret_url(http, kind, over) + "&to=http://10.0.0.1/", headers)
         try:
-            told.append(str(await servers.tools(server, PATIENT)))
+            received.append(str(await servers.tools(server, PATIENT)))
         except ServerUnavailable as unavailable:
-            told.append(str(unavailable))
+            received.append(str(unavailable))
         session = servers.session(server)
-        told += [str(await session.run("leak", "{}", PATIENT)), repr(session), repr(server.headers)]
+        received += [str(await session.run("leak", "{}", PATIENT)), repr(session), repr(server.headers)]
         await session.close()
-    assert '"x-key": "[hidden]"' in told[1].replace("\\", "")
-    for text in (*told, caplog.text):
+    assert '"x-key": "[hidden]"' in received[1].replace("\\", "")
+    for text in (*received, caplog.text):
         assert not [secret for secret in SECRETS if secret in text]
 
 
 async def test_operator_secrets_are_hidden_in_results(make: MakeServers) -> None:
     servers = make({"ours": stdio_server(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
-    for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
-        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(told)
+    for name, received in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
+        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(received)
     await session.close()
 
 

@@ -239,10 +239,10 @@ def test_log_can_be_ended_after_any_event(
         ({"status": "in_progress"}, ["created", "in_progress", "failed"]),
     ],
 )
-def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
+def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], expected: list[str]) -> None:
     log = EventLog(started(**fields).response)
     log.end_early(RunInterrupted())
-    assert event_types(checked(log.read())) == said
+    assert event_types(checked(log.read())) == expected
 
 
 # Size
@@ -288,7 +288,7 @@ def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
 )
 def test_predictable_event_takes_one_byte(frames: Frames) -> None:
     events = written_events(frames)
-    told = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
+    received = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
     log = logged(events, range(len(events)))
     sizes = {block.first: len(block.data) for block in log.blocks}
-    assert {sizes[event.sequence_number] for event in told[:-1]} == {2}  # an array of one number
+    assert {sizes[event.sequence_number] for event in received[:-1]} == {2}  # an array of one number

@@ -315,11 +315,11 @@ async def test_run_ended_early_has_a_terminal_event(
     await asyncio.sleep(0)
     end_early(run, error)
     assert run.ended
-    told = checked(await reading)
-    assert told[:upto] == EVENTS[:upto]
-    assert final(told) == run.response
+    received = checked(await reading)
+    assert received[:upto] == EVENTS[:upto]
+    assert final(received) == run.response
     assert (run.response.status, run.response.usage) == (status, None)
-    assert await stored_events(runs.store) == told
+    assert await stored_events(runs.store) == received
     assert len(runs) == 0
 
 
@@ -327,11 +327,11 @@ async def test_run_ended_early_has_a_terminal_event(
 async def test_events_after_the_end_are_ignored(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:9])
     run.cancel()
-    told = await read(run)
+    received = await read(run)
     run.fail(EngineFailed("too late"))
     await ended(run, EVENTS[9:])
-    assert await read(run) == told
-    assert await stored_events(runs.store) == told
+    assert await read(run) == received
+    assert await stored_events(runs.store) == received
     assert run.response.status == "cancelled"
 
 
@@ -370,7 +370,7 @@ async def test_queued_response_begins_later(runs: RunRegistry) -> None:
     assert await stored_events(runs.store) == events
 
 
-async def test_waiting_response_has_no_log(runs: RunRegistry, clock: Clock) -> None:
+async def test_queued_response_has_no_stored_log(runs: RunRegistry, clock: Clock) -> None:
     await accepted(runs)
     await clock.move(2 * FLUSH_SECONDS)
     assert await runs.store.blocks("resp_1") == ()
@@ -381,10 +381,10 @@ async def test_waiting_response_has_no_log(runs: RunRegistry, clock: Clock) -> N
 async def test_queued_response_can_be_ended(runs: RunRegistry, error: StageError | None, status: str) -> None:
     run = await accepted(runs)
     end_early(run, error)
-    told = checked(await read(run))
-    assert event_types(told) == ["created", "queued", "failed" if error else "incomplete"]
-    assert final(told).status == status
-    assert await stored_events(runs.store) == told
+    received = checked(await read(run))
+    assert event_types(received) == ["created", "queued", "failed" if error else "incomplete"]
+    assert final(received).status == status
+    assert await stored_events(runs.store) == received
 
 
 async def test_response_cancelled_in_the_queue_does_not_begin(runs: RunRegistry) -> None:
@@ -413,7 +413,7 @@ async def test_readers_of_a_released_run_are_redirected(runs: RunRegistry) -> No
     assert kept.response.status == "queued"
 
 
-async def test_finished_run_is_not_handed_over(runs: RunRegistry) -> None:
+async def test_finished_run_is_not_released(runs: RunRegistry) -> None:
     run = await accepted(runs)
     run.cancel()
     run.release()
@@ -428,7 +428,7 @@ async def test_run_of_a_dead_server_is_ended(runs: RunRegistry, clock: Clock) ->
     kept, blocks = await runs.store.get("resp_1", ""), await runs.store.blocks("resp_1")
     assert kept is not None
     runs.adopt(kept, blocks).fail(RunInterrupted())
-    told = checked(await stored_events(runs.store))
-    assert told[:9] == EVENTS[:9]
-    assert final(told).status == "failed"
+    received = checked(await stored_events(runs.store))
+    assert received[:9] == EVENTS[:9]
+    assert final(received).status == "failed"
     assert len(runs) == 0

@@ -58,8 +58,8 @@ async def test_network_is_unreachable(run: RunCell) -> None:
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}))"
         assert last(await run(code)).startswith("PermissionError")
         for family in ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"):
-            told = await run(f"socket.socket(socket.{family}, socket.SOCK_DGRAM)")
-            assert last(told).startswith("PermissionError"), family
+            output = await run(f"socket.socket(socket.{family}, socket.SOCK_DGRAM)")
+            assert last(output).startswith("PermissionError"), family
 
 
 async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
@@ -68,7 +68,7 @@ async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
         server.bind(path)
         os.chmod(path, 0o777)  # noqa: PTH101
         server.setblocking(False)
-        told = await run(
+        output = await run(
             "import socket\n"
             "for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):\n"
             "    try:\n"
@@ -76,15 +76,15 @@ async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
             f"        one.sendto(b'x', {path!r})\n"
             "    except OSError as exc: print(type(exc).__name__)\n"
         )
-        assert told == "OSError\nPermissionError\n"
+        assert output == "OSError\nPermissionError\n"
         with pytest.raises(BlockingIOError):
             server.recv(10)
 
 
 async def test_host_files_cannot_be_read(run: RunCell, secret: Path) -> None:
     for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
-        told = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
-        assert last(told).startswith(REFUSED), (path, told)
+        output = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
+        assert last(output).startswith(REFUSED), (path, output)
     assert last(await run("import os; os.listdir('/root')")).startswith(REFUSED)
 
 
@@ -105,14 +105,14 @@ async def test_host_files_cannot_be_changed(run: RunCell, secret: Path) -> None:
         "open('/here', 'w')",
     )
     for attempt in attempts:
-        told = await run(f"import os\n{attempt}")
-        assert last(told).startswith(REFUSED), (attempt, told)
+        output = await run(f"import os\n{attempt}")
+        assert last(output).startswith(REFUSED), (attempt, output)
     untouched(secret)
 
 
 async def test_symlink_leads_nowhere(run: RunCell, secret: Path) -> None:
-    told = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
-    assert last(told).startswith(REFUSED)
+    output = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
+    assert last(output).startswith(REFUSED)
 
 
 async def test_server_variables_are_not_inherited(run: RunCell) -> None:
@@ -121,7 +121,7 @@ async def test_server_variables_are_not_inherited(run: RunCell) -> None:
 
 
 async def test_server_files_are_not_inherited(run: RunCell) -> None:
-    told = await run(
+    output = await run(
         "import os\n"
         "def there(number):\n"
         "    try: os.fstat(number)\n"
@@ -129,7 +129,7 @@ async def test_server_files_are_not_inherited(run: RunCell) -> None:
         "    return True\n"
         "[number for number in range(128) if there(number)]"
     )
-    assert told == "[0, 1, 2, 3]\n"
+    assert output == "[0, 1, 2, 3]\n"
 
 
 async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int) -> None:
@@ -143,8 +143,8 @@ async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int)
         f"os.setpriority(os.PRIO_PROCESS, {bystander}, 19)",
         f"os.sched_setaffinity({bystander}, [0])",
     ):
-        told = await run(f"import os, resource\n{attempt}")
-        assert last(told).startswith("PermissionError"), (attempt, told)
+        output = await run(f"import os, resource\n{attempt}")
+        assert last(output).startswith("PermissionError"), (attempt, output)
     os.kill(bystander, 0)
 
 
@@ -158,8 +158,8 @@ async def test_process_cannot_be_started(run: RunCell) -> None:
         "import multiprocessing; multiprocessing.Process(target=print).start()",
     )
     for attempt in attempts:
-        told = await run(f"import os\n{attempt}")
-        assert last(told).startswith(("PermissionError", "BlockingIOError")), (attempt, told)
+        output = await run(f"import os\n{attempt}")
+        assert last(output).startswith(("PermissionError", "BlockingIOError")), (attempt, output)
 
 
 async def test_raw_system_calls_are_refused(run: RunCell) -> None:
@@ -182,7 +182,7 @@ async def test_raw_system_calls_are_refused(run: RunCell) -> None:
             "setns": 268,
             "chroot": 51,
         }
-    told = await run(
+    output = await run(
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         f"for number in {list(numbers.values())}:\n"
@@ -190,7 +190,7 @@ async def test_raw_system_calls_are_refused(run: RunCell) -> None:
         "print(libc.syscall(700), ctypes.get_errno())\n"
         "print(libc.prctl(22, 0, 0, 0, 0), libc.setuid(0))"
     )
-    assert told == "-1 1\n" * len(numbers) + "-1 38\n" + "-1 -1\n"
+    assert output == "-1 1\n" * len(numbers) + "-1 38\n" + "-1 -1\n"
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only the kernel of x86-64 has the calls of x32")
@@ -207,7 +207,7 @@ async def test_memory_is_limited(run: RunCell) -> None:
 
 
 async def test_threads_are_limited(run: RunCell) -> None:
-    told = await run(
+    output = await run(
         "import threading, time\n"
         "stop = threading.Event()\n"
         "started = 0\n"
@@ -219,11 +219,11 @@ async def test_threads_are_limited(run: RunCell) -> None:
         "stop.set()\n"
         "0 < started < 100"
     )
-    assert told == "True\n"
+    assert output == "True\n"
 
 
 async def test_small_threads_are_limited_too(run: RunCell) -> None:
-    told = await run(
+    output = await run(
         "import ctypes\n"
         "libc = ctypes.CDLL(None)\n"
         "attributes, thread = ctypes.create_string_buffer(64), ctypes.c_ulong()\n"
@@ -234,7 +234,7 @@ async def test_small_threads_are_limited_too(run: RunCell) -> None:
         "while started < 400 and not libc.pthread_create(ctypes.byref(thread), attributes, pause, None): started += 1\n"
         "0 < started < 100"
     )
-    assert told == "True\n"
+    assert output == "True\n"
 
 
 async def test_file_sizes_are_limited(small: PythonSession) -> None:
@@ -274,8 +274,8 @@ async def ended(session: PythonSession) -> None:
 
 
 async def test_limits_cannot_be_raised(run: RunCell) -> None:
-    told = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
-    assert last(told).startswith("ValueError: not allowed to raise")
+    output = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    assert last(output).startswith("ValueError: not allowed to raise")
 
 
 async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:

@@ -114,8 +114,8 @@ async def test_packages_can_be_given(mode: Mode, packages: Path) -> None:
     session = PythonHost(await available("python", (mode,), packages=packages)).session(NO_CONVERSATION)
     try:
         assert (await session.run("python", "import given; given.value", 20)).result == "42\n"
-        told = (await session.run("python", "open(given.__file__, 'w')", 20)).result
-        assert told.splitlines()[-1].startswith(("PermissionError", "OSError: [Errno 30]"))
+        received = (await session.run("python", "open(given.__file__, 'w')", 20)).result
+        assert received.splitlines()[-1].startswith(("PermissionError", "OSError: [Errno 30]"))
     finally:
         await session.close()
 

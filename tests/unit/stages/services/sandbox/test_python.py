@@ -59,11 +59,11 @@ async def test_closed_standard_output_is_reopened(run: RunCell) -> None:
 
 
 async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
-    told = await run("print('a' * 1_000_000, 'end')")
-    assert len(told) < 65_000
-    assert told.startswith("aaa")
-    assert "bytes are left out here" in told
-    assert told.endswith("a end\n")
+    received = await run("print('a' * 1_000_000, 'end')")
+    assert len(received) < 65_000
+    assert received.startswith("aaa")
+    assert "bytes are left out here" in received
+    assert received.endswith("a end\n")
 
 
 async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:

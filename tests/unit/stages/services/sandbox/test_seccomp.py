@@ -56,58 +56,58 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return "x86_64" if request.param == "x86_64" else "aarch64"
 
 
-def asked(machine: Machine, allowance: Allowance, call: Call, *arguments: int) -> int:
+def verdict_on(machine: Machine, allowance: Allowance, call: Call, *arguments: int) -> int:
     number = call[0] if machine == "x86_64" else call[1]
     return verdict(program(machine, allowance), number, ARCHITECTURE[machine], arguments)
 
 
 @pytest.mark.parametrize("allowance", [PYTHON, SHELL])
 def test_file_calls_are_allowed_and_kernel_calls_refused(machine: Machine, allowance: Allowance) -> None:
-    assert {asked(machine, allowance, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
+    assert {verdict_on(machine, allowance, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
     refused = (SOCKET, CONNECT, PTRACE, MOUNT, UNSHARE, BPF, IO_URING)
-    assert {asked(machine, allowance, call, 1, 1) for call in refused} == {REFUSED}
+    assert {verdict_on(machine, allowance, call, 1, 1) for call in refused} == {REFUSED}
 
 
 def test_only_a_shell_starts_programs_and_changes_modes(machine: Machine) -> None:
     calls = (EXECVE, KILL, FCHMOD, UTIMENSAT)
-    assert {asked(machine, PYTHON, call) for call in calls} == {REFUSED}
-    assert {asked(machine, SHELL, call) for call in calls} == {ALLOWED}
+    assert {verdict_on(machine, PYTHON, call) for call in calls} == {REFUSED}
+    assert {verdict_on(machine, SHELL, call) for call in calls} == {ALLOWED}
 
 
 def test_python_has_threads_and_a_shell_has_processes(machine: Machine) -> None:
     thread, process = 0x003D0F00, 0x01200011
-    assert asked(machine, PYTHON, CLONE, thread) == ALLOWED
-    assert asked(machine, PYTHON, CLONE, process) == REFUSED
-    assert asked(machine, SHELL, CLONE, process) == ALLOWED
+    assert verdict_on(machine, PYTHON, CLONE, thread) == ALLOWED
+    assert verdict_on(machine, PYTHON, CLONE, process) == REFUSED
+    assert verdict_on(machine, SHELL, CLONE, process) == ALLOWED
     for bit in (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
-        assert asked(machine, SHELL, CLONE, process | bit) == REFUSED
-    assert asked(machine, SHELL, CLONE3) == asked(machine, PYTHON, CLONE3) == ABSENT
+        assert verdict_on(machine, SHELL, CLONE, process | bit) == REFUSED
+    assert verdict_on(machine, SHELL, CLONE3) == verdict_on(machine, PYTHON, CLONE3) == ABSENT
 
 
 def test_only_connected_socket_pairs_are_allowed(machine: Machine) -> None:
     """Event loops need one; a datagram socket of a pair could be connected elsewhere."""
     flags = 0o2004000
-    assert asked(machine, PYTHON, SOCKETPAIR, 1, 1 | flags) == ALLOWED
-    assert asked(machine, PYTHON, SOCKETPAIR, 1, 2 | flags) == REFUSED
-    assert asked(machine, PYTHON, SOCKETPAIR, 2, 1) == REFUSED
+    assert verdict_on(machine, PYTHON, SOCKETPAIR, 1, 1 | flags) == ALLOWED
+    assert verdict_on(machine, PYTHON, SOCKETPAIR, 1, 2 | flags) == REFUSED
+    assert verdict_on(machine, PYTHON, SOCKETPAIR, 2, 1) == REFUSED
 
 
 def test_limits_of_other_processes_are_refused(machine: Machine) -> None:
     """A process of the same user could be killed by them."""
-    assert asked(machine, PYTHON, PRLIMIT, 0) == ALLOWED
-    assert asked(machine, PYTHON, PRLIMIT, 1) == REFUSED
+    assert verdict_on(machine, PYTHON, PRLIMIT, 0) == ALLOWED
+    assert verdict_on(machine, PYTHON, PRLIMIT, 1) == REFUSED
 
 
 def test_python_cannot_signal_through_descriptors(machine: Machine) -> None:
     """A descriptor's owner could be sent any signal.  The parent death signal cannot be changed either."""
     for command in (8, 15):
-        assert asked(machine, PYTHON, FCNTL, 3, command) == REFUSED
+        assert verdict_on(machine, PYTHON, FCNTL, 3, command) == REFUSED
     for request in (0x8901, 0x8902):
-        assert asked(machine, PYTHON, IOCTL, 3, request) == REFUSED
-    assert asked(machine, PYTHON, PRCTL, 1) == REFUSED
+        assert verdict_on(machine, PYTHON, IOCTL, 3, request) == REFUSED
+    assert verdict_on(machine, PYTHON, PRCTL, 1) == REFUSED
     for call, command in ((FCNTL, 1), (FCNTL, 4), (IOCTL, 0x5421), (PRCTL, 15)):
-        assert asked(machine, PYTHON, call, command, command) == ALLOWED
-    assert {asked(machine, SHELL, call, 8, 8) for call in (FCNTL, IOCTL, PRCTL)} == {ALLOWED}
+        assert verdict_on(machine, PYTHON, call, command, command) == ALLOWED
+    assert {verdict_on(machine, SHELL, call, 8, 8) for call in (FCNTL, IOCTL, PRCTL)} == {ALLOWED}
 
 
 def test_foreign_calls_kill_and_later_ones_do_not_exist(machine: Machine) -> None:

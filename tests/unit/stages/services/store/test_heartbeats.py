@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -26,13 +26,6 @@ from tests.support.stored_responses import (
     stored_response,
 )
 from tests.support.stores import FaultyDatabase, database_at, open_store
-
-
-@pytest.fixture
-async def other(store_at: str) -> AsyncIterator[Store]:
-    """A second server over the same store."""
-    async with open_store(store_at) as store:
-        yield store
 
 
 async def accept(store: Store, response_id: str = "resp_1") -> None:
@@ -104,11 +97,11 @@ async def test_background_response_goes_from_queued_to_its_end(store: Store) -> 
 async def test_request_is_stored_without_its_secrets(store: Store, text: str) -> None:
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
     waiting = queued_response("resp_1", ITEMS[0], instructions=text)
-    asked = replace(request_of(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
-    await store.accept(waiting, asked)
+    request = replace(request_of(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
+    await store.accept(waiting, request)
     kept = await store.queued("resp_1")
     assert kept is not None
-    assert kept == asked
+    assert kept == request
     assert kept.tools.servers[0].headers.reveal() == {}
     ((row,),) = await store._context.read("select request from responses")
     assert "maps.example" in row

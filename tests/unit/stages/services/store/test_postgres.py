@@ -57,9 +57,9 @@ async def test_newer_schema_is_refused(url: str) -> None:
         ("postgresql://ann:secret@127.0.0.1:1/responses?sslmode=secret", "cannot be opened"),
     ],
 )
-async def test_connection_error_hides_the_password(url: str, told: str) -> None:
+async def test_connection_error_hides_the_password(url: str, received: str) -> None:
     store = Store(PostgresDatabase(url))
-    with pytest.raises(StoreFailed, match=told) as failure:
+    with pytest.raises(StoreFailed, match=received) as failure:
         await store.open()
     assert "secret" not in str(failure.value)
     assert failure.value.__suppress_context__

@@ -26,7 +26,7 @@ RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_si
 """The blocks of several runs."""
 
 
-def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
+def write_steps(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
     """Store a run step by step, and yield the name of each step."""
     store.begin(stored_responses.begun_response(stored_responses.stored_response(name, *stored_responses.ITEMS[:2])))
     yield "begun"
@@ -44,7 +44,7 @@ async def test_any_order_of_several_runs_is_read_back(
     """Beginnings, blocks and ends of several runs may be mixed, with pauses anywhere."""
     names = [next(_names) for _ in runs]
     expected = [tuple(Block(n, 1, data) for n, data in enumerate(blocks)) for blocks in runs]
-    left = {name: said(store, name, blocks) for name, blocks in zip(names, expected, strict=True)}
+    left = {name: write_steps(store, name, blocks) for name, blocks in zip(names, expected, strict=True)}
     while left:
         name = data.draw(st.sampled_from(sorted(left)))
         if next(left[name], None) is None:

@@ -30,16 +30,16 @@ class Notebook(Nowhere):
         await self.is_open.wait()
         if self.fault is not None:
             raise self.fault
-        said = [unit.statements[0].sql for unit in units]
-        if any("bad" in sql for sql in said):
+        written = [unit.statements[0].sql for unit in units]
+        if any("bad" in sql for sql in written):
             raise DatabaseRefused("bad")
-        if any("bug" in sql for sql in said):
+        if any("bug" in sql for sql in written):
             raise ZeroDivisionError
-        self.groups.append(said)
+        self.groups.append(written)
         return [(len(unit.statements),) for unit in units]
 
     @property
-    def said(self) -> list[str]:
+    def written(self) -> list[str]:
         """All written statements, in order."""
         return [sql for group in self.groups for sql in group]
 
@@ -75,7 +75,7 @@ async def test_changes_of_one_moment_are_one_group(writer: Writer, notebook: Not
     notebook.is_open.set()
     await asyncio.gather(*first, *second)
     assert [len(group) for group in notebook.groups] == [3, 6]
-    assert notebook.said == [f"{n}" for n in range(9)]
+    assert notebook.written == [f"{n}" for n in range(9)]
 
 
 async def test_group_is_bounded(writer: Writer, notebook: Notebook) -> None:
@@ -88,7 +88,7 @@ async def test_refused_change_fails_alone(writer: Writer, notebook: Notebook, ca
     changes = [writer.queue(say(sql), f"resp_{sql}") for sql in ("1", "bad", "2", "bug", "3")]
     outcomes = await asyncio.gather(*changes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), StoreFailed, type(None), StoreFailed, type(None)]
-    assert notebook.said == ["1", "2", "3"]
+    assert notebook.written == ["1", "2", "3"]
     assert "resp_bad" in caplog.text
     await writer.queue(say("4"))
     assert not writer.is_degraded
@@ -107,7 +107,7 @@ async def test_urgent_change_survives_its_caller(writer: Writer, notebook: Noteb
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     assert [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes] == [True, False] * 2
     await writer.flushed("a")
-    assert notebook.said == ["0", "1", "2", "3"]
+    assert notebook.written == ["0", "1", "2", "3"]
 
 
 async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
@@ -120,7 +120,7 @@ async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
     assert writer.is_degraded
     notebook.fault = None
     await asyncio.gather(*lasting)
-    assert notebook.said == ["0", "1", "2"]
+    assert notebook.written == ["0", "1", "2"]
     assert not writer.is_degraded
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
     assert "no room" in caplog.text
@@ -146,7 +146,7 @@ async def test_urgent_change_is_tried_at_once(
     async with asyncio.timeout(120):
         await writer.carry_out(say("urgent"))
     assert lasting.done()
-    assert notebook.said == ["lasting", "urgent"]
+    assert notebook.written == ["lasting", "urgent"]
 
 
 async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook: Notebook) -> None:
@@ -157,7 +157,7 @@ async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook:
     notebook.fault = None
     outcomes = await asyncio.gather(*changes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), StoreFailed, type(None)]
-    assert notebook.said == ["1", "2"]
+    assert notebook.written == ["1", "2"]
 
 
 @pytest.mark.defect("V25", "B17")
@@ -196,7 +196,7 @@ async def test_read_waits_for_changes_of_its_id(writer: Writer, notebook: Notebo
     assert not any(wait.done() for wait in waits)
     notebook.is_open.set()
     await asyncio.gather(*waits)
-    assert notebook.said == ["1"]
+    assert notebook.written == ["1"]
     await writer.flushed("a")
     await writer.flushed()
 
@@ -213,7 +213,7 @@ async def test_read_waits_for_changes_before_a_withdrawn_one(
         with pytest.raises(StoreFailed, match="not yet"):
             await writer.flushed(key)
     notebook.fault = None
-    await until(lambda: notebook.said == ["1"])
+    await until(lambda: notebook.written == ["1"])
     await writer.flushed("a")
 
 
@@ -231,7 +231,7 @@ async def test_close_writes_waiting_changes(notebook: Notebook) -> None:
     await writer.close()
     await writer.close()
     assert all(change.done() for change in changes)
-    assert len(notebook.said) == GROUP + 1
+    assert len(notebook.written) == GROUP + 1
     with pytest.raises(StoreFailed, match="closed"):
         writer.queue(say("late"))
     with pytest.raises(StoreFailed, match="closed"):
@@ -262,4 +262,4 @@ async def test_close_after_an_outage_loses_nothing(notebook: Notebook) -> None:
     notebook.fault = None
     await writer.close()
     await change
-    assert notebook.said == ["1"]
+    assert notebook.written == ["1"]

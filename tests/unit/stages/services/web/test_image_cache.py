@@ -77,8 +77,8 @@ async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: p
     ["http://127.0.0.1:{port}/a", "http://localhost:{port}/a", "http://[::ffff:127.0.0.1]:{port}/a", "http://0x7f.1/a"],
 )
 async def test_private_address_is_not_reached(target: str, url: str, gallery: Gallery) -> None:
-    said = await refusal(target.format(port=url.rpartition(":")[2]), NOTHING_ALLOWED)
-    assert "could not be fetched" in said
+    message = await refusal(target.format(port=url.rpartition(":")[2]), NOTHING_ALLOWED)
+    assert "could not be fetched" in message
     assert gallery.seen == []
 
 
@@ -90,9 +90,9 @@ async def test_redirect_to_a_private_address_is_refused(target: str, url: str) -
 
 
 async def test_failure_shows_url_and_reason_only(url: str) -> None:
-    said = await refusal(f"{url}/gone?{'x' * 500}")
-    assert said.startswith(f"The image at {url}/gone?xxx")
-    assert said.endswith("... could not be fetched. Its server answered with status 404.")
+    message = await refusal(f"{url}/gone?{'x' * 500}")
+    assert message.startswith(f"The image at {url}/gone?xxx")
+    assert message.endswith("... could not be fetched. Its server answered with status 404.")
     assert "10.0.0.1" not in (await refusal("http://inside.invalid/"))
 
 
