@@ -142,23 +142,8 @@ async def grow(ctx: Context) -> mcp_types.CallToolResult:
 
 
 TOOLS: tuple[Callable[..., Any], ...] = (
-    echo,
-    fragile_read,
-    add,
-    slow,
-    wait,
-    hang,
-    boom,
-    die,
-    fragile_write,
-    header,
-    leak,
-    environment,
-    state,
-    record,
-    media,
-    big,
-    grow,
+    *(echo, fragile_read, add, slow, wait, hang, boom, die, fragile_write),
+    *(header, leak, environment, state, record, media, big, grow),
 )
 READING: frozenset[Callable[..., Any]] = frozenset((echo, fragile_read))
 """Tools with the read-only annotation."""

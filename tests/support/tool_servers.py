@@ -195,6 +195,24 @@ def running_tasks() -> Counter[str]:
     return Counter(name for name in names if not name.startswith(("RequestHandler.", "Server.", "test_")))
 
 
+@asynccontextmanager
+async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Serve with ``handler`` for the length of the block; yield the URL."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 # A web site
 
 
@@ -225,38 +243,12 @@ class Site:
 async def running_site() -> AsyncIterator[Site]:
     site = Site()
     site.gate.set()
-    app = web.Application()
-    app.router.add_get("/{path:.*}", site.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        site.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with web_server(site.handle) as site.url:
         yield site
-    finally:
-        await runner.cleanup()
 
 
 LOOPBACK = AllowedNetworks.parse(["127.0.0.0/8"])
 SAMPLING = Sampling(temperature=1.0, top_p=1.0)
-
-
-@asynccontextmanager
-async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Serve with ``handler`` for the length of the block; yield the URL."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 def conversation_with(

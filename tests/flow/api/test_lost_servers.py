@@ -20,6 +20,7 @@ from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, running_server, script
 from tests.support.stored_responses import expire_heartbeat, expire_heartbeats, living_servers
 from tests.support.stores import FaultyDatabase, database_at, open_store
+from tests.support.tool_servers import web_server
 
 NEVER = 1000.0
 NOWHERE = "http://127.0.0.1:9"
@@ -81,17 +82,8 @@ class Way:
 async def cutting(size: int) -> AsyncGenerator[Way, None]:
     async with aiohttp.ClientSession() as client:
         way = Way(client, size)
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", way.hand_on)
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        way.url = f"http://{host}:{port}"
-        try:
+        async with web_server(way.hand_on) as way.url:
             yield way
-        finally:
-            await runner.cleanup()
 
 
 @pytest.mark.defect("39")

@@ -15,6 +15,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.event_streams import read_sse
 from tests.support.server import PacedEngine, ScriptedServer, running_server, script
+from tests.support.tool_servers import web_server
 
 
 @asynccontextmanager
@@ -37,14 +38,8 @@ async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> Async
                     await response.write(piece[at : at + size])
             return response
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", hand_on)
-    runner = web.AppRunner(app, shutdown_timeout=1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    yield f"http://{host}:{port}"
-    await runner.cleanup()
+    async with web_server(hand_on) as proxy:
+        yield proxy
 
 
 VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
