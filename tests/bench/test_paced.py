@@ -1,5 +1,3 @@
-"""Delays at the client, and failing parts of the benchmark."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The table of parameters in `api/README.md`."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Turns of agents that use the API's own shells and patches, and the next prompt."""
-
 from __future__ import annotations
 
 import json

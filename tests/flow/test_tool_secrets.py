@@ -1,5 +1,3 @@
-"""Secrets of tools: the server never sends, logs or stores them."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Whole turns, from a request's body to the last event, over a scripted engine."""
-
 from __future__ import annotations
 
 import asyncio

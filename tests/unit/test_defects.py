@@ -1,5 +1,3 @@
-"""`tests/DEFECTS.md` and the markers that name its ids."""
-
 from __future__ import annotations
 
 import ast

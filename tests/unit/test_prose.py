@@ -1,5 +1,3 @@
-"""The prose of the product: docstrings, comments and pages in plain English."""
-
 from __future__ import annotations
 
 import ast

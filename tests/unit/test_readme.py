@@ -1,5 +1,3 @@
-"""`tests/README.md` against the files that it describes."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The choice of mutants, their ids, and the verdicts on those of a toy."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""Background responses: their queue, their run and end without a client, polling and streaming."""
-
 from __future__ import annotations
 
 import asyncio

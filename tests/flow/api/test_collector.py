@@ -1,5 +1,3 @@
-"""The garbage collector of a server."""
-
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,3 @@
-"""The Conversations API."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Responses that belong to a conversation, over HTTP."""
-
 from __future__ import annotations
 
 import asyncio

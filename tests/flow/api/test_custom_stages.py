@@ -1,5 +1,3 @@
-"""Broken plug-in stages at every place of the pipeline, in a real server."""
-
 from __future__ import annotations
 
 import asyncio

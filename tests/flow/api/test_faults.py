@@ -1,5 +1,3 @@
-"""Errors, and clients that leave, after a response began."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""API keys: how they are read, and how they are kept secret."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""Stored items of every type: listed, retrieved, deleted and referred to."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Lines of the log about requests."""
-
 from __future__ import annotations
 
 import asyncio

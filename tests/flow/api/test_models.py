@@ -1,5 +1,3 @@
-"""Models and their names, and the number of tokens of a request."""
-
 from __future__ import annotations
 
 from typing import Any

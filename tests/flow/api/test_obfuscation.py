@@ -1,5 +1,3 @@
-"""Obfuscation, which hides the size of deltas."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The second base URL, with the event names of Open Responses."""
-
 from __future__ import annotations
 
 import json

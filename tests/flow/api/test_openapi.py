@@ -1,5 +1,3 @@
-"""The OpenAPI document: valid, and true of routes and answers."""
-
 from __future__ import annotations
 
 import json

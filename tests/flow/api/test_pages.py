@@ -1,5 +1,3 @@
-"""Pages of lists."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Proxies between client and server: they lose and delay nothing."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator

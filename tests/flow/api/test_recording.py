@@ -1,5 +1,3 @@
-"""Recordings of a server: the folder of a response shows any end, and can be replayed."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Requests for responses, streamed or not, and refusals."""
-
 from __future__ import annotations
 
 from typing import Any

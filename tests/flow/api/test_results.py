@@ -1,5 +1,3 @@
-"""Results of calls that no item shows: later turns read them as well."""
-
 from __future__ import annotations
 
 import re

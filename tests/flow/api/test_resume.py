@@ -1,5 +1,3 @@
-"""Resumed streams: from any event on, for any number of readers, they have the same bytes as the first."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Retention times of stored responses."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""openai-python with a server in process."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Calls that need the client's approval, with each way to continue."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Calls of MCP servers in every mode: streamed or not, in the background or not."""
-
 from __future__ import annotations
 
 from pathlib import Path

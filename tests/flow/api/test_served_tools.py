@@ -1,5 +1,3 @@
-"""Built-in tools in every mode: streamed or not, in the background or not."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

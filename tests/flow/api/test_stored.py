@@ -1,5 +1,3 @@
-"""Stored responses: retrieved, deleted, and their input items."""
-
 from __future__ import annotations
 
 from typing import Any

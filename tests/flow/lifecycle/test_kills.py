@@ -1,5 +1,3 @@
-"""Real servers of one store that are killed: their responses end, for readers at any server."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""openai-agents: agents with tools, sessions and typed output."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal

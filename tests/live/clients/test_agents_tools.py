@@ -1,5 +1,3 @@
-"""openai-agents: tools that the server runs."""
-
 from __future__ import annotations
 
 from typing import Any

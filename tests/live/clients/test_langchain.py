@@ -1,5 +1,3 @@
-"""langchain-openai: chat models over the Responses API."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal

@@ -1,5 +1,3 @@
-"""openai-python, whose types the API follows."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""openai-python: tools that the server runs, in every mode of a response."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""pydantic-ai: agents with tools and typed output."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal

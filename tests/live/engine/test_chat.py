@@ -1,5 +1,3 @@
-"""A model with a chat template on the real engine: the tiny Qwen, through the whole pipeline."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Structured output of a chat model, enforced by the real engine."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Images on the real engine: the answers of a tiny vision model depend on them."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence

@@ -1,5 +1,3 @@
-"""``penstock serve --record`` over a real model: a recording replays to the client's bytes."""
-
 from __future__ import annotations
 
 import json

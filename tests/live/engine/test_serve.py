@@ -1,5 +1,3 @@
-"""``penstock serve`` with a real model, and openai-python as the client."""
-
 from __future__ import annotations
 
 import json

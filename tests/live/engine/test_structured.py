@@ -1,5 +1,3 @@
-"""Structured output, enforced by the real engine through the whole pipeline."""
-
 from __future__ import annotations
 
 import asyncio

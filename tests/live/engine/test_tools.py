@@ -1,5 +1,3 @@
-"""Tools on the real engine: the model calls real sandboxes, MCP servers and a browser, and reads their results."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Secrets: their holder can read them, and no text shows them."""
-
 from __future__ import annotations
 
 import json

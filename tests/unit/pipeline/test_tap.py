@@ -1,5 +1,3 @@
-"""The tap, as an author of a stage uses it."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator

@@ -1,5 +1,3 @@
-"""Traces: every frame with its cause."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
