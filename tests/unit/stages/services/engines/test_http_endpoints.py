@@ -66,7 +66,7 @@ def test_line_may_be_long() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [b"data: {", b"data: []", b'data: {"choices": 5}', b'data: {"choices": [{"token_ids": ["x"]}]}']
+    "data", [b"data: {", b"data: []", b'data: {"choices": 5}', b'data: {"choices": [{"token_ids": ["x"]}]}']
 )
 def test_unreadable_event_is_a_fault(data: bytes) -> None:
     answer = http_endpoints.Answer(http_endpoints.GENERATE, None)

@@ -232,7 +232,7 @@ def test_log_can_be_ended_after_any_event(
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"status": "queued", "background": True}, ["created", "queued", "failed"]),
         ({"status": "in_progress", "background": True}, ["created", "queued", "in_progress", "failed"]),

@@ -49,7 +49,7 @@ async def test_newer_schema_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "received"),
     [
         ("postgresql://ann:secret@127.0.0.1:1/responses", "127.0.0.1:1/responses cannot be opened"),
         ("postgresql://ann:secret@127.0.0.1:port/responses", "cannot be opened"),
