@@ -6,9 +6,9 @@ pipeline is built.  Frames only flow inside ``Pipeline.open``, which closes ever
 consumer that leaves early.
 
 A stage waits, and its state machine decides: ``machine.feed(frame)`` returns the frames that follow from a frame.  The
-machines on the way of every token have a hot path beside it: ``machine.feed_text(frame)`` returns the single frame that
-follows from plain text, or None for any other frame, and then has changed nothing.  The stage tries it first and calls
-``feed`` if it gets None; it never changes the machine's attributes itself.
+machines on the way of every token offer a hot path: ``machine.feed_text(frame)`` returns the single frame that follows
+from plain text.  It returns None, without changing anything, if ``feed`` has to read the frame.  A stage never changes
+the attributes of its machine.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Persist:
         try:
             async for frame in source:
                 delta: Any = frame
-                if type(delta) in DELTAS and run.append(delta):  # nearly every frame
+                if type(delta) in DELTAS and run.append(delta):  # hot path: see `penstock.pipeline.core`
                     yield delta
                     continue
                 if run.ended:  # ended from outside, e.g. cancelled: readers get the end from its log

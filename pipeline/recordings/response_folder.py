@@ -75,7 +75,7 @@ class JunctionFile:
         folder = self.folder
         if folder.is_lost and entry is not OVER:
             return
-        if type(entry) in _PLAIN and folder.is_plain:  # nearly every frame
+        if type(entry) in _PLAIN and folder.is_plain:  # hot path: see `penstock.pipeline.core`
             self._lines.append(line(entry, at - folder.started))
         elif entry is BEGUN:
             folder.begin()

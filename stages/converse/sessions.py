@@ -25,7 +25,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import ToolCall
-from penstock.stages.services.tools import Citable, Outcome, Session, Source, Toolbox, bounded
+from penstock.stages.services.tools import Citable, Session, Source, Toolbox, ToolResult, bounded
 
 logger = logging.getLogger(__name__)
 
@@ -104,11 +104,11 @@ class Sessions:
 
     async def _run(self, call: ToolCall) -> CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
-        outcome = await self._outcome(call)
-        is_read = not outcome.error or outcome.error == outcome.result
-        failure = "" if is_read else f"Error: {outcome.error}"
-        result = "\n".join(filter(None, (bounded(outcome.result, self._longest), bounded(failure, self._longest))))
-        return CallFinished(result, outcome.error, self._shown(outcome.data))
+        done = await self._done(call)
+        is_read = not done.error or done.error == done.result
+        failure = "" if is_read else f"Error: {done.error}"
+        result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
+        return CallFinished(result, done.error, self._shown(done.data))
 
     async def close(self) -> None:
         """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""
@@ -121,18 +121,18 @@ class Sessions:
             if isinstance(error, Exception):
                 logger.error("A session of tools could not be closed", exc_info=error)
 
-    async def _outcome(self, call: ToolCall) -> Outcome:
+    async def _done(self, call: ToolCall) -> ToolResult:
         session = self._session(call.namespace)
         if session is None:
-            return Outcome(error=f"There is no tool {call.namespace}.{call.name} here.")
+            return ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
         try:
             async with asyncio.timeout(self._seconds + GRACE):
                 return await session.run(call.name, call.text, self._seconds)
         except TimeoutError:
-            return Outcome(error=f"The call took longer than {self._seconds:g} seconds.")
+            return ToolResult(error=f"The call took longer than {self._seconds:g} seconds.")
         except Exception:
             logger.exception("A call of %s met a bug", call.namespace)
-            return Outcome(error="Internal error.")
+            return ToolResult(error="Internal error.")
 
     def _session(self, namespace: str) -> Session | None:
         if namespace not in self._open:

@@ -54,8 +54,8 @@ async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedF
     writer = ResponseWriter()
     try:
         async for frame in source:
-            if type(frame) is ItemDelta:  # nearly every frame: looping over a tuple of events would cost time
-                delta = writer.grow(frame)
+            if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
+                delta = writer.feed_text(frame)
                 if delta is not None:
                     yield delta
                 continue
@@ -88,14 +88,14 @@ class ResponseWriter:
         self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._turns = Turns()
-        self.grow: DeltaWriter = _without_item
+        self.feed_text: DeltaWriter = _without_item
         """Take more text of the open item and return its delta event, or None if its kind has none."""
 
     def feed(self, frame: ConversedFrame) -> Iterable[EmittedFrame]:
         """Take one frame and return the events that it causes."""
         match frame:
             case ItemDelta():
-                delta = self.grow(frame)
+                delta = self.feed_text(frame)
                 return () if delta is None else (delta,)
             case ItemClosed():
                 return self._close(frame)
@@ -162,7 +162,7 @@ class ResponseWriter:
         self._check_closed()
         self._open = OpenItem(self._drafts.begin(opening), self._numbers, len(self._output))
         yield from self._open.opened()
-        self.grow = self._open.delta
+        self.feed_text = self._open.delta
 
     def _go_on(self, frame: AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
         if self._open is None:
@@ -203,7 +203,7 @@ class ResponseWriter:
         self._output.append(item)
         if (result := self._open.draft.hidden_result) is not None:
             yield ItemResult(item.id, result)
-        self._open, self.grow = None, _without_item
+        self._open, self.feed_text = None, _without_item
 
     def _check_closed(self) -> None:
         if self._open is not None:

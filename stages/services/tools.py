@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.tools import HOSTED, HostedKind, McpServer
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ToolResult:
     """The result of a call; the fields have the meaning of those in `penstock.pipeline.frames.CallFinished`."""
 
     result: str = ""
@@ -60,7 +60,7 @@ class Session(Protocol):
         """
         ...
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run one call, for at most ``seconds``.  Calls of one session may run concurrently.
 
         Errors are reported in the outcome, not raised.  Cancelling the task stops the call at once.

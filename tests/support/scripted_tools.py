@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Messag
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
+from penstock.stages.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from tests.support.stored_responses import response
 
 Turn = Sequence[frames.ParsedFrame]
@@ -109,7 +109,7 @@ class ScriptedModel:
 class ScriptedTool:
     """The host of a namespace.  Each call takes ``turns`` of the event loop (None hangs), then returns an outcome."""
 
-    outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
+    outcomes: Sequence[ToolResult | Exception] = (ToolResult("2"),)
     turns: int | None = 1
     calls: list[tuple[str, str]] = field(default_factory=list)
     running: int = 0
@@ -127,7 +127,7 @@ class ScriptedTool:
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         return {"type": "search", "query": text} if name == "search" else None
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         self.calls.append((name, text))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -251,10 +251,10 @@ class ScriptPlayer:
     def action(self) -> dict[str, Any] | None:
         return next(self._announced).action
 
-    def next(self, tool: str) -> Outcome:
+    def next(self, tool: str) -> ToolResult:
         self.ran.append(tool)
         call = next(self._played)
-        return Outcome(call.result, call.error, call.data)
+        return ToolResult(call.result, call.error, call.data)
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class RecordedHost:
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         return self.play.action()
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         return self.play.next(f"{self.namespace}.{name}")
 
     def source(self, cursor: int) -> Source | None:

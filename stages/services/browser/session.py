@@ -14,7 +14,7 @@ from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
 from penstock.stages.services.browser.reader import Reader
 from penstock.stages.services.browser.search_engines import Hit, SearchBackend
-from penstock.stages.services.tools import CallFailed, Outcome, Source
+from penstock.stages.services.tools import CallFailed, Source, ToolResult
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 RESULTS = 20
@@ -59,7 +59,7 @@ class BrowserSession:
         except CallFailed:
             return _unclear(name)
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         action = self.action(name, text)
         try:
             async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
@@ -72,7 +72,7 @@ class BrowserSession:
             why = str(failure)
         except TimeoutError:
             why = "The call was cancelled." if self._is_closed else f"It took longer than {seconds:g} seconds."
-        return Outcome(why, why, BrowserAction(_with_sources(action, ())))
+        return ToolResult(why, why, BrowserAction(_with_sources(action, ())))
 
     async def close(self) -> None:
         """Stop running calls.  Pages that the model has seen may still be cited."""
@@ -106,31 +106,31 @@ class BrowserSession:
 
     # Calls
 
-    async def _done(self, call: Call, action: dict[str, Any]) -> Outcome:
+    async def _done(self, call: Call, action: dict[str, Any]) -> ToolResult:
         match call:
             case Search(query):
                 page = await self._search(query)
-                return Outcome(
+                return ToolResult(
                     self._push(Visit(page.title, query=query, page=page), page),
                     data=BrowserAction(_with_sources(action, page.links)),
                 )
             case Find(pattern, cursor):
                 visit = self._stack.at(cursor)
                 page = matches(await self._page(visit), pattern)
-                return Outcome(
+                return ToolResult(
                     self._push(Visit(page.title, visit.url, pattern=pattern, page=page), page),
                     data=BrowserAction(action),
                 )
             case Open():
                 return await self._open(call, action)
 
-    async def _open(self, call: Open, action: dict[str, Any]) -> Outcome:
+    async def _open(self, call: Open, action: dict[str, Any]) -> ToolResult:
         visit, loc = await self._chosen(call)
         if call.view_source and visit.url:
             visit = Visit(visit.title, SOURCE_PREFIX + _real(visit.url))
         page = await self._page(visit, again=isinstance(call.target, str))
         shown = self._push(replace(visit, title=page.title), page, max(0, loc), call.num_lines)
-        return Outcome(shown, data=BrowserAction({**action, "url": _real(visit.url) or None}))
+        return ToolResult(shown, data=BrowserAction({**action, "url": _real(visit.url) or None}))
 
     async def _chosen(self, call: Open) -> tuple[Visit, int]:
         """Return the visit that a call opens, and the line to begin at."""

@@ -13,7 +13,7 @@ from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, She
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
-from penstock.stages.services.tools import Outcome, Session, bounded
+from penstock.stages.services.tools import Session, ToolResult, bounded
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
@@ -45,7 +45,7 @@ class _HostedSession:
         """Return None: the item shows the text itself, and needs no other form."""
         return None
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run a call; ``data`` of the outcome has the form of the built-in tool's items."""
         try:
             outcome = await self._inner.call(name, self._arguments(text), seconds)
@@ -60,7 +60,7 @@ class _HostedSession:
     def _arguments(self, text: str) -> dict[str, Any]:
         return arguments(text)
 
-    def _shown(self, outcome: Outcome) -> CallData | None:
+    def _shown(self, outcome: ToolResult) -> CallData | None:
         return None
 
 
@@ -68,7 +68,7 @@ class _Python(_HostedSession):
     def _arguments(self, text: str) -> dict[str, Any]:
         return {"code": text}
 
-    def _shown(self, outcome: Outcome) -> CallData | None:
+    def _shown(self, outcome: ToolResult) -> CallData | None:
         logs = outcome.error or outcome.result
         return CodeOutputs(({"type": "logs", "logs": logs},)) if logs else None
 
@@ -91,7 +91,7 @@ class _Browser(_HostedSession):
 
 
 class _Container(_HostedSession):
-    def _shown(self, outcome: Outcome) -> CallData | None:
+    def _shown(self, outcome: ToolResult) -> CallData | None:
         exit_code = 0 if outcome.error is None else 1
         ended = {"type": "exit", "exit_code": exit_code}
         return ShellOutput(({"stdout": outcome.result, "stderr": outcome.error or "", "outcome": ended},))

@@ -25,7 +25,7 @@ from penstock.stages.services.mcp.diagnosis import diagnosed
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure, tool_failure
 from penstock.stages.services.mcp.listings import Tools
 from penstock.stages.services.mcp.transports import statuses_noted
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 MOST_TOOLS = 2000
@@ -64,7 +64,7 @@ class McpClient:
     async def tools(self, seconds: float) -> Tools:
         return await self._run(_listed, seconds, is_repeatable=True)
 
-    async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
+    async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> ToolResult:
         """Call a tool.  If the connection breaks meanwhile, the call is repeated only if it ``is_repeatable``."""
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         try:
@@ -153,10 +153,10 @@ def _listed_tool(tool: mcp_types.Tool) -> ListedTool:
     return ListedTool(tool.name, tool.input_schema, tool.description or UNSET, hints or UNSET)
 
 
-def outcome_of(result: CallToolResult, secrets: SecretMask) -> Outcome:
+def outcome_of(result: CallToolResult, secrets: SecretMask) -> ToolResult:
     """Convert the result of a call to text, as the model reads nothing else; ``secrets`` are masked."""
     text = secrets.mask("\n".join(_texts(result)))
-    return tool_failure(text or "The tool failed.").outcome if result.is_error else Outcome(text)
+    return tool_failure(text or "The tool failed.").outcome if result.is_error else ToolResult(text)
 
 
 def _texts(result: CallToolResult) -> Iterable[str]:

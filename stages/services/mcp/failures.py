@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from penstock.pipeline.frames import McpError
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 
 CONNECTION_CLOSED = -32000
 TIMED_OUT = -32001
@@ -24,8 +24,8 @@ class McpFailure(Exception):
         self.form = form
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome(error=str(self), data=McpError(self.form))
+    def outcome(self) -> ToolResult:
+        return ToolResult(error=str(self), data=McpError(self.form))
 
 
 def protocol_failure(code: int, message: str) -> McpFailure:

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, INVALID_PARAMS, McpFailure, protocol_failure
 from penstock.stages.services.mcp.listings import Key, Listings, Tools
-from penstock.stages.services.tools import Outcome, ServerUnavailable
+from penstock.stages.services.tools import ServerUnavailable, ToolResult
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
@@ -164,13 +164,13 @@ class McpSession:
         """Return None: the item shows the arguments themselves, and needs no other form."""
         return None
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         try:
             return await self.call(name, arguments(text), seconds)
         except McpFailure as failure:
             return failure.outcome
 
-    async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> Outcome:
+    async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> ToolResult:
         """Call a tool; raise `McpFailure` if there is no such server or the session is closed."""
         client = self._client or await self._make_client()
         if self._is_closed:

@@ -16,7 +16,7 @@ from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 
 _GRACE_SECONDS: Final = 2.0
 """Seconds that the sandbox may take to end a command after its time is up."""
@@ -43,11 +43,11 @@ class ContainerSession:
         """Return the ``action`` of the call's item: its commands as typed in a shell, and its limits."""
         return shell_action(text)
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         try:
             call = shell_call(text)
         except ArgumentsInvalid as exc:
-            return Outcome(error=str(exc))
+            return ToolResult(error=str(exc))
         async with self._lease.turn:
             outputs: list[Output] = []
             try:
@@ -96,9 +96,9 @@ def _output(answer: dict[str, Any]) -> Output:
     }
 
 
-def _outcome(outputs: list[Output], error: str | None = None) -> Outcome:
+def _outcome(outputs: list[Output], error: str | None = None) -> ToolResult:
     result = "\n".join(_read(output) for output in outputs)
-    return Outcome(result=result, error=error, data=ShellOutput(tuple(outputs)) if outputs else None)
+    return ToolResult(result=result, error=error, data=ShellOutput(tuple(outputs)) if outputs else None)
 
 
 def _read(output: Output) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 
 _GRACE_SECONDS: Final = 1.0
 """Seconds that interrupted code may take to end."""
@@ -32,7 +32,7 @@ class PythonSession:
         """Return None: the item already shows the code that runs."""
         return None
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run one cell.  An exception in the code is output; a timeout or a dead sandbox is an error."""
         async with self._lease.turn:
             try:
@@ -48,7 +48,7 @@ class PythonSession:
     async def close(self) -> None:
         await self._lease.close()
 
-    async def _run(self, code: str, seconds: float) -> Outcome:
+    async def _run(self, code: str, seconds: float) -> ToolResult:
         now = asyncio.get_running_loop().time
         until = now() + seconds
         process = await self._lease.process(seconds)
@@ -58,7 +58,7 @@ class PythonSession:
             return await self._interrupt(seconds)
         return _outcome(process.written)
 
-    async def _interrupt(self, seconds: float) -> Outcome:
+    async def _interrupt(self, seconds: float) -> ToolResult:
         """Interrupt a cell that takes too long; end the sandbox if that does not help."""
         process = await self._lease.process(0)
         process.interrupt()
@@ -71,7 +71,7 @@ class PythonSession:
         return _outcome(process.written, f"{late} and was interrupted. Variables and files are kept.")
 
 
-def _outcome(written: str, error: str | None = None) -> Outcome:
+def _outcome(written: str, error: str | None = None) -> ToolResult:
     """Return the outcome of a call, with its output for the model and for the item."""
     logs = CodeOutputs(({"type": "logs", "logs": written},)) if written else None
-    return Outcome(result=written or ("" if error else _NOTHING), error=error, data=logs)
+    return ToolResult(result=written or ("" if error else _NOTHING), error=error, data=logs)

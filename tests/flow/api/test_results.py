@@ -14,7 +14,7 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.tools import Outcome, Toolbox
+from penstock.stages.services.tools import Toolbox, ToolResult
 from tests.support.api_clients import wait_until
 from tests.support.scripted_tools import ScriptedTool
 from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script
@@ -29,7 +29,7 @@ class Last(ScriptedTool):
 
     engine: ScriptedEngine | None = None
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         assert self.engine
         self.engine.script = script(CALL)
         return await super().run(name, text, seconds)
@@ -44,7 +44,7 @@ async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Resol
 async def calculating(store_at: str) -> AsyncIterator[ScriptedServer]:
     """A server whose model calculates something, and then asks for the weather."""
     engine = ScriptedEngine(script(CODE))
-    tool = Last((Outcome(RESULT),), engine=engine)
+    tool = Last((ToolResult(RESULT),), engine=engine)
 
     def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))

@@ -41,7 +41,7 @@ from penstock.pipeline.protocol.items import (
     WebSearchCall,
 )
 from penstock.stages.converse.sessions import SOURCES
-from penstock.stages.services.tools import Outcome, Source
+from penstock.stages.services.tools import Source, ToolResult
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,
@@ -104,7 +104,7 @@ async def test_shell_output_has_an_item_of_its_own() -> None:
     """The call's item closes when it runs, and its output opens at the same time."""
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
     table = ScriptedConverse(
-        [turn(shell()), turn(answer())], tool=ScriptedTool([Outcome("a", data=ShellOutput(wrote))])
+        [turn(shell()), turn(answer())], tool=ScriptedTool([ToolResult("a", data=ShellOutput(wrote))])
     )
     told = await table.talk()
     assert frame_kinds(told)[1:8] == [
@@ -128,7 +128,7 @@ async def test_tokens_and_results_are_kept_by_item_id() -> None:
     ran = written(CodeCallOpened(), "1", 1, 2)
     spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
     table = ScriptedConverse(
-        [turn(ran), turn(spoken, listed), turn(answer())], tool=ScriptedTool([Outcome("a"), Outcome("b")])
+        [turn(ran), turn(spoken, listed), turn(answer())], tool=ScriptedTool([ToolResult("a"), ToolResult("b")])
     )
     await table.talk(replace(conversation(), tokens={"rs_0": (9,)}, results={"ci_0": "z"}))
     assert table.model.read[0].tokens == {"rs_0": (9,)}
@@ -143,7 +143,7 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
     """They are read again as they were written."""
     waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
     said = [waits, hopes, item(RefusalOpened(), "No."), code()]
-    table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([Outcome(error="It died.")]))
+    table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
     await table.talk()
     assert table.model.read[1].input[1:] == (
         Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
@@ -215,7 +215,7 @@ async def test_call_data_is_shown_if_included(
     call: list[ParsedFrame], data: CallData, include: tuple[str, ...], shown: CallData | None
 ) -> None:
     """The model reads the result in any case."""
-    table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([Outcome("2", data=data)]))
+    table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([ToolResult("2", data=data)]))
     told = await table.talk(conversation(include=include))
     assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
     assert list(table.model.read[1].results.values()) == ["2"]

@@ -15,7 +15,7 @@ from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, It
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Outcome, Toolbox
+from penstock.stages.services.tools import Toolbox, ToolResult
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,
@@ -35,12 +35,12 @@ from tests.support.scripted_tools import (
 @pytest.mark.parametrize(
     ("outcome", "told"),
     [
-        (Outcome(error="no such page"), CallFinished("Error: no such page", "no such page")),
-        (Outcome("half", "it died"), CallFinished("half\nError: it died", "it died")),
+        (ToolResult(error="no such page"), CallFinished("Error: no such page", "no such page")),
+        (ToolResult("half", "it died"), CallFinished("half\nError: it died", "it died")),
         (RuntimeError("bug"), CallFinished("Error: Internal error.", "Internal error.")),
     ],
 )
-async def test_failed_call_is_read_by_the_model(outcome: Outcome | Exception, told: CallFinished) -> None:
+async def test_failed_call_is_read_by_the_model(outcome: ToolResult | Exception, told: CallFinished) -> None:
     """An error of a tool ends its call, not the response."""
     table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers(tool=ScriptedTool([outcome])))
     frames = await table.talk(conversation(tools=DOCS))
@@ -78,7 +78,7 @@ async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_result_is_bounded() -> None:
     """The model reads both ends of a long result, and how much is missing."""
     table = ScriptedConverse(
-        [turn(code()), turn(answer())], tool=ScriptedTool([Outcome("x" * 600)]), limits=Limits(result_characters=100)
+        [turn(code()), turn(answer())], tool=ScriptedTool([ToolResult("x" * 600)]), limits=Limits(result_characters=100)
     )
     await table.talk()
     (result,) = table.model.read[1].results.values()
@@ -132,7 +132,7 @@ async def test_leaving_ends_a_running_call() -> None:
 class Lingering(ScriptedTool):
     """A tool that takes a moment to end a call."""
 
-    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         try:
             return await super().run(name, text, seconds)
         finally:

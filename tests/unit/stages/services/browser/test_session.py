@@ -18,7 +18,7 @@ from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
 from penstock.stages.services.browser.search_engines import Hit, search_backend
 from penstock.stages.services.browser.session import BrowserHost, BrowserSession
-from penstock.stages.services.tools import CallFailed, Citable, Host, Outcome, Session, Source
+from penstock.stages.services.tools import CallFailed, Citable, Host, Session, Source, ToolResult
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
 
@@ -96,7 +96,7 @@ async def browse(site: Web) -> AsyncIterator[Opening]:
             await session.close()
 
 
-async def call(session: Session, name: str, seconds: float = 20, **arguments: Any) -> Outcome:
+async def call(session: Session, name: str, seconds: float = 20, **arguments: Any) -> ToolResult:
     return await session.run(name, json.dumps(arguments), seconds)
 
 

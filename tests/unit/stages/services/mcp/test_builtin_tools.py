@@ -10,7 +10,7 @@ from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, Sampling, She
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import response
 
@@ -27,8 +27,8 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: MakeSer
     host = McpHost(make({"python": config}), "python")
     mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
     assert mine.action("python", "x = 41") is None
-    assert await mine.run("python", "x = 41", PATIENT) == Outcome("")
-    assert await mine.run("python", "print(x + 1)", PATIENT) == Outcome(
+    assert await mine.run("python", "x = 41", PATIENT) == ToolResult("")
+    assert await mine.run("python", "print(x + 1)", PATIENT) == ToolResult(
         "42\n", data=CodeOutputs(({"type": "logs", "logs": "42\n"},))
     )
     failed = await other.run("python", "print(x)", PATIENT)
@@ -53,12 +53,14 @@ async def test_browser_and_container_take_json(make: MakeServers, http: HttpServ
     kinds: tuple[HostedKind, ...] = ("browser", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
     browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
-    assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == Outcome("[0] 3 results for fjords")
-    assert await browser.run("open", '{"id": 7}', PATIENT) == Outcome("[1] page 7")
+    assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == ToolResult(
+        "[0] 3 results for fjords"
+    )
+    assert await browser.run("open", '{"id": 7}', PATIENT) == ToolResult("[1] page 7")
     assert "not valid JSON" in str((await browser.run("find", "{", PATIENT)).error)
     ended = {"type": "exit", "exit_code": 0}
     shown = {"stdout": "ran ls -l", "stderr": "", "outcome": ended}
-    assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == Outcome(
+    assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == ToolResult(
         "ran ls -l", data=ShellOutput((shown,))
     )
     failed = await container.run("exec", "{}", PATIENT)

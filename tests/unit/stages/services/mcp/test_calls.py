@@ -15,7 +15,7 @@ from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.config import HttpServer, StdioServer
 from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.tools import Outcome, ServerUnavailable, Session
+from penstock.stages.services.tools import ServerUnavailable, Session, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, server_over, stdio_server
 from tests.support.mcp_tools import MANY, TOKEN
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.io
 WAYS = ("stdio", "mcp", "sse", "legacy")
 
 
-async def called(session: Session, tool: str, /, seconds: float = PATIENT, **arguments: Any) -> Outcome:
+async def called(session: Session, tool: str, /, seconds: float = PATIENT, **arguments: Any) -> ToolResult:
     return await session.run(tool, json.dumps(arguments), seconds)
 
 
@@ -52,11 +52,11 @@ async def test_every_transport_lists_and_calls(
     assert tools["echo"].annotations == {"readOnlyHint": True}
     assert tools["add"].annotations is UNSET
     session = servers.session(McpServer("good"))
-    assert await called(session, "add", a=2, b=3) == Outcome("5")
-    assert await called(session, "echo", text="Grüße\n你好") == Outcome("Grüße\n你好")
-    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == Outcome("")
-    assert await called(session, "environment", name="GIVEN") == Outcome("to it" if over == "stdio" else "")
-    assert await called(session, "record") == Outcome('{"n":1,"who":"Zoë"}')
+    assert await called(session, "add", a=2, b=3) == ToolResult("5")
+    assert await called(session, "echo", text="Grüße\n你好") == ToolResult("Grüße\n你好")
+    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == ToolResult("")
+    assert await called(session, "environment", name="GIVEN") == ToolResult("to it" if over == "stdio" else "")
+    assert await called(session, "record") == ToolResult('{"n":1,"who":"Zoë"}')
     assert (await called(session, "media")).result.splitlines() == [
         "See:",
         "[image: image/png]",
@@ -67,7 +67,7 @@ async def test_every_transport_lists_and_calls(
     ]
     failed = "Error executing tool boom: It went boom."
     content = [{"type": "text", "text": failed}]
-    assert await called(session, "boom") == Outcome(
+    assert await called(session, "boom") == ToolResult(
         error=failed, data=McpError({"type": "mcp_tool_execution_error", "content": content})
     )
     assert (await called(session, "unheard_of")).error == "Unknown tool: unheard_of"
@@ -84,7 +84,7 @@ async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(
     before = (await state(session)).get("hang cancelled", 0)
     late = "The server did not answer within 0.1 seconds."
     form = {"type": "mcp_protocol_error", "code": -32001, "message": late}
-    assert await called(session, "hang", seconds=0.1) == Outcome(error=late, data=McpError(form))
+    assert await called(session, "hang", seconds=0.1) == ToolResult(error=late, data=McpError(form))
     await until(session, "hang cancelled", before)
     begun = (await state(session))["hang"]
     call = asyncio.create_task(called(session, "hang"))
@@ -130,7 +130,7 @@ async def test_session_outlives_the_task_that_opened_it(make: MakeServers, http:
     session = servers.session(McpServer("x", http.url()))
     assert http.state()["requests"] == before
     for text in ("one", "two"):
-        assert await asyncio.create_task(called(session, "echo", text=text)) == Outcome(text)
+        assert await asyncio.create_task(called(session, "echo", text=text)) == ToolResult(text)
     await asyncio.create_task(session.close())
     assert (await called(session, "echo", text="three")).error == "The response has ended."
 
@@ -197,7 +197,7 @@ async def test_sse_only_server_is_detected(make: MakeServers, http: HttpServers)
     server = McpServer("x", http.url("events"))
     assert await servers.tools(server, PATIENT)
     session = servers.session(server)
-    assert await called(session, "add", a=1, b=1) == Outcome("2")
+    assert await called(session, "add", a=1, b=1) == ToolResult("2")
     await session.close()
 
 

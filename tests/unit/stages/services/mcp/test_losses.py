@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from penstock.pipeline.frames import McpError
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.tools import Outcome, ServerUnavailable, Session
+from penstock.stages.services.tools import ServerUnavailable, Session, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
 
 pytestmark = pytest.mark.io
@@ -33,9 +33,9 @@ async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> Non
         assert outcome.error == "Connection closed"
         assert isinstance(outcome.data, McpError)
         assert CLOSED.items() <= outcome.data.error.items()
-    assert await session.run("fragile_write", marker, PATIENT) == Outcome("alive")
+    assert await session.run("fragile_write", marker, PATIENT) == ToolResult("alive")
     marker = json.dumps({"marker": str(tmp_path / "read")})
-    assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
+    assert await session.run("fragile_read", marker, PATIENT) == ToolResult("alive")
 
 
 async def test_restarted_http_server_works_again(make: MakeServers) -> None:
@@ -45,11 +45,11 @@ async def test_restarted_http_server_works_again(make: MakeServers) -> None:
         sessions = [servers.session(McpServer(over)) for over in ("mcp", "sse")]
         sessions.append(servers_by_handshake.session(McpServer("legacy")))
         for session in sessions:
-            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == ToolResult("3")
         http.kill()
         http.start()
         for session in sessions:  # a loss between calls is not noticed
-            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == ToolResult("3")
         hanging = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
         await begun(http, len(hanging))
         http.kill()
@@ -73,7 +73,7 @@ async def begun(http: HttpServers, calls: int) -> None:
 async def well_again(session: Session) -> None:
     """Wait until a call succeeds; it may take a while, since attempts to connect are spaced out."""
     async with asyncio.timeout(PATIENT):
-        while await session.run("add", '{"a": 1, "b": 2}', PATIENT) != Outcome("3"):
+        while await session.run("add", '{"a": 1, "b": 2}', PATIENT) != ToolResult("3"):
             await asyncio.sleep(0.05)
 
 
@@ -123,7 +123,7 @@ async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
         servers = make({"forgetful": HttpServer(str(server.make_url("/mcp")))})
         session = servers.session(McpServer("forgetful"))
         outcomes = await asyncio.gather(*(session.run("work", "{}", PATIENT) for _ in range(2)))
-        assert outcomes == [Outcome("done"), Outcome("done")]
+        assert outcomes == [ToolResult("done"), ToolResult("done")]
         assert forgetful.sessions == 2
         await servers.close()
 

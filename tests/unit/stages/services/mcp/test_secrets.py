@@ -9,7 +9,7 @@ import pytest
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.config import HttpServer, mask_secrets
-from penstock.stages.services.tools import Outcome, ServerUnavailable
+from penstock.stages.services.tools import ServerUnavailable, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 
 pytestmark = pytest.mark.io
@@ -50,7 +50,7 @@ async def test_operator_secrets_are_hidden_in_results(make: MakeServers) -> None
     servers = make({"ours": stdio_server(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
     for name, received in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
-        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(received)
+        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == ToolResult(received)
     await session.close()
 
 

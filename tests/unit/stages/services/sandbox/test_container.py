@@ -13,7 +13,7 @@ from penstock.pipeline.frames import ShellOutput
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
 from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.tools import Outcome
+from penstock.stages.services.tools import ToolResult
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -24,12 +24,12 @@ SLEEP = f"470.{os.getpid()}"
 """Seconds to sleep; the number identifies the sleeping processes of this test run."""
 
 
-def outputs_of(outcome: Outcome) -> tuple[dict[str, Any], ...]:
+def outputs_of(outcome: ToolResult) -> tuple[dict[str, Any], ...]:
     assert isinstance(outcome.data, ShellOutput)
     return outcome.data.outputs
 
 
-async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> Outcome:
+async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> ToolResult:
     arguments = {"cmd": ["bash", "-lc", script], **more}
     return await container.run(EXEC, json.dumps(arguments), seconds)
 
@@ -45,7 +45,7 @@ async def code(container: ContainerSession, script: str) -> int:
 
 async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:
     outcome = await shell(container, "echo out; echo err >&2; exit 3")
-    assert outcome == Outcome(
+    assert outcome == ToolResult(
         result="out\nerr\n(exit code 3)",
         data=ShellOutput(({"stdout": "out\n", "stderr": "err\n", "outcome": {"type": "exit", "exit_code": 3}},)),
     )
