@@ -13,9 +13,7 @@ MOST_ITEMS = 20
 """The most items that one request may add."""
 
 _Items: TypeAlias = Annotated[
-    list[InputItem],
-    Field(fail_fast=True, max_length=MOST_ITEMS),
-    at_most(MOST_ITEMS, "items"),
+    list[InputItem], Field(fail_fast=True, max_length=MOST_ITEMS), at_most(MOST_ITEMS, "items")
 ]
 
 

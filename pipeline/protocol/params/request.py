@@ -13,14 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.pipeline.protocol.params.common import (
-    FAIL_FAST,
-    Body,
-    Echoed,
-    Metadata,
-    Name,
-    TextOr,
-)
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort

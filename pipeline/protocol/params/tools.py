@@ -13,15 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.pipeline.protocol.params.common import (
-    FAIL_FAST,
-    Body,
-    Echoed,
-    Name,
-    TextOr,
-    at_most,
-    one_of,
-)
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Name, TextOr, at_most, one_of
 
 MOST_IN_A_NAMESPACE = 500
 """The most tools in a namespace, which is validated in one piece and so must be short."""

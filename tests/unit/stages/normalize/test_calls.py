@@ -10,23 +10,7 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
-    CodeInterpreterCall,
-    FunctionCallOutput,
-    Item,
-    ListedTool,
-    LocalShellCall,
-    LocalShellCallOutput,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    ShellCall,
-    ShellCallOutput,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
 from tests.support.requests import normalize, store_answer
@@ -34,7 +18,6 @@ from tests.support.requests import normalize, store_answer
 Json: TypeAlias = dict[str, Any]
 
 ERROR = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No."}]}
-EXIT = {"type": "exit", "exit_code": 0}
 LISTED = {"name": "f", "input_schema": {"type": "object"}, "description": "F.", "annotations": {"readOnlyHint": True}}
 DELETE = {"type": "delete_file", "path": "a"}
 
@@ -51,175 +34,143 @@ def response(asked: str = "r", **fields: Any) -> Json:
     return {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True, **fields}
 
 
+def listing(**fields: Any) -> Json:
+    return {"type": "mcp_list_tools", "server_label": "m", **fields}
+
+
+def code(**fields: Any) -> Json:
+    return {"type": "code_interpreter_call", **fields}
+
+
+def web(**fields: Any) -> Json:
+    return {"type": "web_search_call", **fields}
+
+
+def local(action: Json, **fields: Any) -> Json:
+    return {"type": "local_shell_call", "call_id": "c", "action": action, **fields}
+
+
+def shell(action: Json, **fields: Any) -> Json:
+    return {"type": "shell_call", "call_id": "c", "action": action, **fields}
+
+
+TOOLS = (wire.ListedTool("f", {"type": "object"}, "F.", {"readOnlyHint": True}), wire.ListedTool("g", {}))
+LOGS = {"type": "logs", "logs": "x"}
+IMAGE = {"type": "image", "url": "u"}
+EXEC = {"type": "exec", "command": [], "env": {"A": "b"}, "user": "u"}
+REFERENCE = {"type": "container_reference", "container_id": "b"}
+SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
+
+
 @pytest.mark.parametrize(
     ("given", "item"),
     [
-        ({"type": "mcp_list_tools", "server_label": "m"}, McpListTools("mcpl_1i0000", "m", ())),
-        (
-            {"type": "mcp_list_tools", "id": "i", "server_label": "m", "tools": [LISTED, {"name": "g"}], "error": None},
-            McpListTools(
-                "i", "m", (ListedTool("f", {"type": "object"}, "F.", {"readOnlyHint": True}), ListedTool("g", {}))
-            ),
-        ),
-        ({"type": "mcp_list_tools", "server_label": "m", "error": "No."}, McpListTools("mcpl_1i0000", "m", (), "No.")),
-        (
-            {"type": "mcp_list_tools", "server_label": "m", "error": {"code": 5}},
-            McpListTools("mcpl_1i0000", "m", (), '{"code":5}'),
-        ),
-        (mcp(), McpCall("mcp_1i0000", "m", "f", "{}", "completed")),
+        (listing(), wire.McpListTools("mcpl_1i0000", "m", ())),
+        (listing(id="i", tools=[LISTED, {"name": "g"}], error=None), wire.McpListTools("i", "m", TOOLS)),
+        (listing(error="No."), wire.McpListTools("mcpl_1i0000", "m", (), "No.")),
+        (listing(error={"code": 5}), wire.McpListTools("mcpl_1i0000", "m", (), '{"code":5}')),
+        (mcp(), wire.McpCall("mcp_1i0000", "m", "f", "{}", "completed")),
         (
             mcp(id="i", output="x", error=None, status="completed", approval_request_id="r", caller=None),
-            McpCall("i", "m", "f", "{}", "completed", "x", None, "r"),
+            wire.McpCall("i", "m", "f", "{}", "completed", "x", None, "r"),
         ),
-        (mcp(error="No."), McpCall("mcp_1i0000", "m", "f", "{}", "failed", None, ERROR)),
-        (mcp(error="", status="failed"), McpCall("mcp_1i0000", "m", "f", "{}", "failed")),
-        (mcp(error=ERROR, status="incomplete"), McpCall("mcp_1i0000", "m", "f", "{}", "incomplete", None, ERROR)),
-        (mcp(status="calling"), McpCall("mcp_1i0000", "m", "f", "{}", "in_progress")),
-        (request(), McpApprovalRequest("mcpr_1i0000", "m", "f", "{}")),
+        (mcp(error="No."), wire.McpCall("mcp_1i0000", "m", "f", "{}", "failed", None, ERROR)),
+        (mcp(error="", status="failed"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "failed")),
+        (mcp(error=ERROR, status="incomplete"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "incomplete", None, ERROR)),
+        (mcp(status="calling"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "in_progress")),
+        (request(), wire.McpApprovalRequest("mcpr_1i0000", "m", "f", "{}")),
+        (code(code=None, container_id=None, outputs=None), wire.CodeInterpreterCall("ci_1i0000", "", "", "completed")),
         (
-            {"type": "code_interpreter_call", "code": None, "container_id": None, "outputs": None},
-            CodeInterpreterCall("ci_1i0000", "", "", "completed"),
+            code(id="i", code="1", container_id="c", status="interpreting", outputs=[{**LOGS, "y": 1}, IMAGE]),
+            wire.CodeInterpreterCall("i", "1", "c", "in_progress", (LOGS, IMAGE)),
         ),
+        (web(), wire.WebSearchCall("ws_1i0000", {"type": "search"}, "completed")),
         (
-            {
-                "type": "code_interpreter_call",
-                "id": "i",
-                "code": "1",
-                "container_id": "c",
-                "status": "interpreting",
-                "outputs": [{"type": "logs", "logs": "x", "y": 1}, {"type": "image", "url": "u"}],
-            },
-            CodeInterpreterCall(
-                "i", "1", "c", "in_progress", ({"type": "logs", "logs": "x"}, {"type": "image", "url": "u"})
-            ),
-        ),
-        ({"type": "web_search_call"}, WebSearchCall("ws_1i0000", {"type": "search"}, "completed")),
-        (
-            {"type": "web_search_call", "id": "i", "status": "searching", "action": {"type": "open_page", "url": None}},
-            WebSearchCall("i", {"type": "open_page"}, "in_progress"),
+            web(id="i", status="searching", action={"type": "open_page", "url": None}),
+            wire.WebSearchCall("i", {"type": "open_page"}, "in_progress"),
         ),
         (
-            {"type": "web_search_call", "status": "failed", "action": {"type": "scroll", "by": 5}},
-            WebSearchCall("ws_1i0000", {"type": "scroll", "by": 5}, "failed"),
+            web(status="failed", action={"type": "scroll", "by": 5}),
+            wire.WebSearchCall("ws_1i0000", {"type": "scroll", "by": 5}, "failed"),
+        ),
+        (web(action=SOURCES), wire.WebSearchCall("ws_1i0000", {"type": "search", **SOURCES}, "completed")),
+        (
+            local({"command": ["ls"], "timeout_ms": None}),
+            wire.LocalShellCall("lsh_1i0000", "c", {"type": "exec", "env": {}, "command": ["ls"]}, "completed"),
+        ),
+        (local(EXEC, id="i", status="incomplete"), wire.LocalShellCall("i", "c", EXEC, "incomplete")),
+        (
+            shell({"commands": ["ls"], "timeout_ms": 5, "x": 1}),
+            wire.ShellCall("sh_1i0000", "c", {"commands": ["ls"], "timeout_ms": 5}, "completed"),
         ),
         (
-            {"type": "web_search_call", "action": {"query": "x", "sources": [{"type": "url", "url": "u"}]}},
-            WebSearchCall(
-                "ws_1i0000", {"type": "search", "query": "x", "sources": [{"type": "url", "url": "u"}]}, "completed"
-            ),
-        ),
-        (
-            {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"], "timeout_ms": None}},
-            LocalShellCall("lsh_1i0000", "c", {"type": "exec", "env": {}, "command": ["ls"]}, "completed"),
-        ),
-        (
-            {
-                "type": "local_shell_call",
-                "id": "i",
-                "call_id": "c",
-                "status": "incomplete",
-                "action": {"type": "exec", "command": [], "env": {"A": "b"}, "user": "u"},
-            },
-            LocalShellCall("i", "c", {"type": "exec", "env": {"A": "b"}, "command": [], "user": "u"}, "incomplete"),
-        ),
-        (
-            {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"], "timeout_ms": 5, "x": 1}},
-            ShellCall("sh_1i0000", "c", {"commands": ["ls"], "timeout_ms": 5}, "completed"),
-        ),
-        (
-            {
-                "type": "shell_call",
-                "id": "i",
-                "call_id": "c",
-                "action": {"commands": []},
-                "environment": {"type": "container_reference", "container_id": "b", "x": 1},
-            },
-            ShellCall("i", "c", {"commands": []}, "completed", {"type": "container_reference", "container_id": "b"}),
+            shell({"commands": []}, id="i", environment={**REFERENCE, "x": 1}),
+            wire.ShellCall("i", "c", {"commands": []}, "completed", REFERENCE),
         ),
         (
             {"type": "apply_patch_call", "call_id": "c", "operation": {**DELETE, "diff": None}, "status": "completed"},
-            ApplyPatchCall("apc_1i0000", "c", DELETE, "completed"),
+            wire.ApplyPatchCall("apc_1i0000", "c", DELETE, "completed"),
         ),
     ],
     ids=str,
 )
-async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: Item) -> None:
+async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: wire.Item) -> None:
     """Ids, statuses and nulls may be missing; a failure has its error in any form."""
     assert (await normalize(store, input=[given])).input == (item,)
 
 
-SHELL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
-LOCAL = {"type": "local_shell_call", "id": "l", "call_id": "c", "action": {"command": ["ls"]}}
+SHELL = shell({"commands": ["ls"]})
+LOCAL = local({"command": ["ls"]}, id="l")
 PATCH = {"type": "apply_patch_call", "call_id": "c", "operation": DELETE}
+
+
+def output(kind: str, output: Any, **fields: Any) -> Json:
+    return {"type": f"{kind}_output", "call_id": "c", "output": output, **fields}
+
+
+RESULTS = [
+    {"stdout": "x", "stderr": None, "outcome": {"type": "exit"}, "created_by": "y"},
+    {"outcome": {"type": "timeout", "exit_code": None}},
+]
+READ_RESULTS = (
+    {"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+    {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+)
 
 
 @pytest.mark.parametrize(
     ("call", "given", "item"),
     [
+        (SHELL, output("shell_call", []), wire.ShellCallOutput("sho_1i0001", "c", (), "completed")),
         (
             SHELL,
-            {"type": "shell_call_output", "output": []},
-            ShellCallOutput("sho_1i0001", "c", (), "completed"),
+            output("shell_call", RESULTS, id="i", status="failed", max_output_length=9),
+            wire.ShellCallOutput("i", "c", READ_RESULTS, "completed", 9),
         ),
-        (
-            SHELL,
-            {
-                "type": "shell_call_output",
-                "id": "i",
-                "status": "failed",
-                "max_output_length": 9,
-                "output": [
-                    {"stdout": "x", "stderr": None, "outcome": {"type": "exit"}, "created_by": "y"},
-                    {"outcome": {"type": "timeout", "exit_code": None}},
-                ],
-            },
-            ShellCallOutput(
-                "i",
-                "c",
-                (
-                    {"stdout": "x", "stderr": "", "outcome": EXIT},
-                    {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
-                ),
-                "completed",
-                9,
-            ),
-        ),
+        (LOCAL, output("local_shell_call", "x"), wire.LocalShellCallOutput("c", "x", "completed")),
         (
             LOCAL,
-            {"type": "local_shell_call_output", "output": "x"},
-            LocalShellCallOutput("c", "x", "completed"),
-        ),
-        (
-            LOCAL,
-            {"type": "local_shell_call_output", "call_id": None, "id": "c", "output": "", "status": "incomplete"},
-            LocalShellCallOutput("c", "", "incomplete"),
+            output("local_shell_call", "", call_id=None, id="c", status="incomplete"),
+            wire.LocalShellCallOutput("c", "", "incomplete"),
         ),
         (
             {**LOCAL, "id": "c"},
-            {"type": "local_shell_call_output", "call_id": None, "id": "c", "output": ""},
-            LocalShellCallOutput("c", "", "completed"),
+            output("local_shell_call", "", call_id=None, id="c"),
+            wire.LocalShellCallOutput("c", "", "completed"),
         ),
-        (
-            LOCAL,
-            {"type": "function_call_output", "output": "x"},
-            FunctionCallOutput("fco_1i0001", "c", "x", "completed"),
-        ),
+        (LOCAL, output("function_call", "x"), wire.FunctionCallOutput("fco_1i0001", "c", "x", "completed")),
+        (PATCH, output("apply_patch_call", None), wire.ApplyPatchCallOutput("apco_1i0001", "c", "completed")),
         (
             PATCH,
-            {"type": "apply_patch_call_output", "output": None},
-            ApplyPatchCallOutput("apco_1i0001", "c", "completed"),
-        ),
-        (
-            PATCH,
-            {"type": "apply_patch_call_output", "id": "i", "status": "failed", "output": "No."},
-            ApplyPatchCallOutput("i", "c", "failed", "No."),
+            output("apply_patch_call", "No.", id="i", status="failed"),
+            wire.ApplyPatchCallOutput("i", "c", "failed", "No."),
         ),
     ],
     ids=str,
 )
-async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: Item) -> None:
+async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: wire.Item) -> None:
     """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
-    conversation = await normalize(store, input=[call, {"call_id": "c", **given}])
+    conversation = await normalize(store, input=[call, given])
     assert conversation.input[1] == item
     assert len({one.id for one in conversation.input}) == 2
 
@@ -238,19 +189,19 @@ async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: 
 
 @pytest.mark.parametrize("call", [SHELL, LOCAL, PATCH, None], ids=lambda call: call and call["type"])
 @pytest.mark.parametrize(
-    "output",
+    "given",
     [
-        {"type": "shell_call_output", "output": []},
-        {"type": "local_shell_call_output", "output": ""},
-        {"type": "apply_patch_call_output"},
-        {"type": "custom_tool_call_output", "output": ""},
+        output("shell_call", []),
+        output("local_shell_call", ""),
+        output("apply_patch_call", None),
+        output("custom_tool_call", ""),
     ],
-    ids=lambda output: output["type"],
+    ids=lambda given: given["type"],
 )
-async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, output: Json) -> None:
+async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, given: Json) -> None:
     """An output without one is refused at its place."""
-    items = [call or WEATHER_CALL, {**output, "call_id": "c"}]
-    if call and output["type"] == f"{call['type']}_output":
+    items = [call or WEATHER_CALL, given]
+    if call and given["type"] == f"{call['type']}_output":
         await normalize(store, input=items)
         return
     with pytest.raises(InvalidRequest, match=r"No .* call with call_id 'c' comes before") as caught:
@@ -263,18 +214,18 @@ WEATHER_CALL = {"type": "function_call", "call_id": "c", "name": WEATHER["name"]
 
 async def test_local_shell_call_is_answered_once(store: Store) -> None:
     """Its output has the id of the call, so there can be only one."""
-    output = {"type": "local_shell_call_output", "id": "c", "output": ""}
+    given = output("local_shell_call", "", call_id=None, id="c")
     with pytest.raises(InvalidRequest, match="Duplicate item") as caught:
-        await normalize(store, input=[LOCAL, output, output])
+        await normalize(store, input=[LOCAL, given, given])
     assert caught.value.param == "input[2].call_id"
 
 
 async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
     """The answer has the client's decision and reason."""
-    await store_answer(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
+    await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     given = response("mcpr_1", approve=False, reason="Not now.")
     conversation = await normalize(store, "2", previous_response_id="resp_1", input=[given])
-    assert conversation.input == (McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
+    assert conversation.input == (wire.McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +247,8 @@ async def test_approval_answers_one_request_once(store: Store, items: list[Json]
 
 async def test_answered_request_of_the_history_stays_answered(store: Store) -> None:
     """A continuation cannot answer it again."""
-    await store_answer(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
-    called = McpCall("mcp_2", "m", "f", "{}", "completed", "x", None, "mcpr_1")
+    await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
+    called = wire.McpCall("mcp_2", "m", "f", "{}", "completed", "x", None, "mcpr_1")
     await store_answer(store, "2", called, previous_response_id="resp_1", input=[response("mcpr_1")])
     with pytest.raises(InvalidRequest, match="answered already"):
         await normalize(store, "3", previous_response_id="resp_2", input=[response("mcpr_1")])
@@ -306,7 +257,7 @@ async def test_answered_request_of_the_history_stays_answered(store: Store) -> N
 
 async def test_stored_results_come_with_their_items(store: Store) -> None:
     """Included fields are kept as well."""
-    call = CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
+    call = wire.CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
     await store_answer(store, "1", call, input="Hi", results={"ci_1": "1\n"})
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
     conversation = await normalize(store, "2", previous_response_id="resp_1", input="And?", include=include)

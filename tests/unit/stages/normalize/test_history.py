@@ -6,33 +6,24 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest, PreviousResponseNotFound, PreviousResponseUnfinished
-from penstock.pipeline.protocol.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import normalize, store_answer
 
-THOUGHT = Reasoning("rs_10000", content=(ReasoningText("They ask about weather."),), status="completed")
-CALL = FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
+THOUGHT = wire.Reasoning("rs_10000", content=(wire.ReasoningText("They ask about weather."),), status="completed")
+CALL = wire.FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
 RAIN = {"type": "function_call_output", "call_id": "call_10001", "output": "rain"}
 
 
-def asked(item_id: str, text: str) -> Message:
-    return Message(item_id, "completed", "user", (InputText(text),))
+def asked(item_id: str, text: str) -> wire.Message:
+    return wire.Message(item_id, "completed", "user", (wire.InputText(text),))
 
 
-def said(text: str) -> Message:
-    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
+def said(text: str) -> wire.Message:
+    return wire.Message(f"msg_{text}", "completed", "assistant", (wire.OutputText(text),), "final_answer")
 
 
 @pytest.mark.defect("V12", "19")
@@ -41,7 +32,7 @@ async def test_history_has_all_items_of_the_chain(store: Store) -> None:
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     second = await store_answer(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
     third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
-    output = FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
+    output = wire.FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
     assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
     assert second.input == (output,)
     assert third.history == (*second.history, output, said("Rain."))
@@ -139,7 +130,7 @@ async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, s
 
 async def test_truncated_response_can_be_continued(store: Store) -> None:
     """It has ended, and its partial output is in the history."""
-    cut = Message("msg_cut", "incomplete", "assistant", (OutputText("Hel"),), "final_answer")
+    cut = wire.Message("msg_cut", "incomplete", "assistant", (wire.OutputText("Hel"),), "final_answer")
     await store_answer(store, "1", cut, status="incomplete", input="Hi")
     conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.history == (asked("msg_1i0000", "Hi"), cut)
@@ -173,7 +164,7 @@ async def test_references_bring_stored_items(store: Store) -> None:
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
     conversation = await normalize(store, "2", input=[*references, RAIN])
-    output = FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
+    output = wire.FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
     assert conversation.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
     assert conversation.history == ()
 
@@ -194,7 +185,7 @@ class CountingStore(Store):
         super().__init__(Nowhere())
         self.asked: list[list[str]] = []
 
-    async def items(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+    async def items(self, ids: Sequence[str], owner: str) -> dict[str, wire.Item]:
         self.asked.append(list(ids))
         return {"a": THOUGHT, "b": CALL}
 

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import (
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    InputImage,
-    InputText,
-    Message,
-    images_of,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.stages.normalize import input_items
 from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize, store_answer
@@ -39,14 +32,21 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
     parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
     (message,) = (await normalize(store, sees=True, input=body)).input
-    assert isinstance(message, Message)
-    text = InputText("What is this?")
-    assert message.content == (text, InputImage(PICTURE, detail), InputImage("https://example.com/a.png"), text)
+    assert isinstance(message, wire.Message)
+    text = wire.InputText("What is this?")
+    assert message.content == (
+        text,
+        wire.InputImage(PICTURE, detail),
+        wire.InputImage("https://example.com/a.png"),
+        text,
+    )
     assert message.text == "What is this?What is this?"
 
 
 @pytest.mark.parametrize(
-    ("call", "kind"), [(CALL, FunctionCallOutput), (CUSTOM_CALL, CustomToolCallOutput)], ids=["function", "custom"]
+    ("call", "kind"),
+    [(CALL, wire.FunctionCallOutput), (CUSTOM_CALL, wire.CustomToolCallOutput)],
+    ids=["function", "custom"],
 )
 @pytest.mark.parametrize(
     "parts",
@@ -61,7 +61,7 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
     output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
     _, item = (await normalize(store, sees=True, input=[call, output])).input
     assert isinstance(item, kind)
-    (image,) = images_of(item)
+    (image,) = wire.images_of(item)
     assert image.image_url == PICTURE
 
 
@@ -125,7 +125,7 @@ async def test_text_model_refuses_images_of_the_history(store: Store, past: Call
     """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
     conversation = await normalize(store, "2", sees=True, **body)
-    shown = [image for item in (*conversation.history, *conversation.input) for image in images_of(item)]
+    shown = [image for item in (*conversation.history, *conversation.input) for image in wire.images_of(item)]
     assert [image.image_url for image in shown] == [PICTURE]
     with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
         await normalize(store, "3", **body)

@@ -8,21 +8,7 @@ from msgspec import UNSET
 from openai.types.responses import ResponseInputItemParam
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    SummaryText,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
 from tests.support.requests import normalize
@@ -30,99 +16,100 @@ from tests.support.requests import normalize
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "x": 1}], "y": 2}
 
 
+def message(role: wire.Role, *parts: wire.MessagePart, item_id: str = "msg_1i0000") -> wire.Message:
+    return wire.Message(item_id, "completed", role, parts)
+
+
+def call(kind: str = "function_call", **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "call_id": "c", "name": "f", **fields}
+
+
+def output(content: Any, kind: str = "function_call_output") -> dict[str, Any]:
+    return {"type": kind, "call_id": "c", "output": content}
+
+
+def reasoning(**fields: Any) -> dict[str, Any]:
+    return {"type": "reasoning", **fields}
+
+
+REFUSAL = {"type": "refusal", "refusal": "No. "}
+THOUGHT = {"type": "reasoning_text", "text": "a"}
+SUMMARY = {"type": "summary_text", "text": "a"}
+PARTS = [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}, REFUSAL]
+TEXTS = [{"type": "input_text", "text": text} for text in ("ra", "in")]
+COMMENTARY = {"role": "assistant", "status": "incomplete", "phase": "commentary", "content": PARTS}
+OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
+
+
 @pytest.mark.parametrize(
     ("given", "item"),
     [
-        ({"role": "user", "content": "Hi"}, Message("msg_1i0000", "completed", "user", (InputText("Hi"),))),
-        ({"role": "system", "content": "Hi"}, Message("msg_1i0000", "completed", "system", (InputText("Hi"),))),
-        ({"role": "developer", "content": "Hi"}, Message("msg_1i0000", "completed", "developer", (InputText("Hi"),))),
-        ({"role": "assistant", "content": "Hi"}, Message("msg_1i0000", "completed", "assistant", (OutputText("Hi"),))),
-        ({"type": "message", "role": "user", "content": []}, Message("msg_1i0000", "completed", "user", ())),
+        ({"role": "user", "content": "Hi"}, message("user", wire.InputText("Hi"))),
+        ({"role": "system", "content": "Hi"}, message("system", wire.InputText("Hi"))),
+        ({"role": "developer", "content": "Hi"}, message("developer", wire.InputText("Hi"))),
+        ({"role": "assistant", "content": "Hi"}, message("assistant", wire.OutputText("Hi"))),
+        ({"type": "message", "role": "user", "content": []}, message("user")),
         (
             {"role": "user", "id": "m", "content": [{"type": "input_text", "text": t} for t in "ab"]},
-            Message("m", "completed", "user", (InputText("a"), InputText("b"))),
+            message("user", wire.InputText("a"), wire.InputText("b"), item_id="m"),
         ),
+        (COMMENTARY, wire.Message("msg_1i0000", "incomplete", "assistant", OUTPUTS, "commentary")),
+        (reasoning(id="r", summary=[], content=[THOUGHT]), wire.Reasoning("r", content=(wire.ReasoningText("a"),))),
         (
-            {
-                "role": "assistant",
-                "status": "incomplete",
-                "phase": "commentary",
-                "content": [
-                    {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-                    {"type": "refusal", "refusal": "b"},
-                ],
-            },
-            Message("msg_1i0000", "incomplete", "assistant", (OutputText("a"), Refusal("b")), "commentary"),
+            reasoning(summary=[SUMMARY], encrypted_content=None),
+            wire.Reasoning("rs_1i0000", (wire.SummaryText("a"),), UNSET, UNSET),
         ),
+        (reasoning(summary=None), wire.Reasoning("rs_1i0000")),
         (
-            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
-            Reasoning("r", content=(ReasoningText("a"),)),
+            reasoning(content=[], encrypted_content="x", status="completed"),
+            wire.Reasoning("rs_1i0000", (), (), "x", "completed"),
         ),
+        (call(arguments="no JSON"), wire.FunctionCall("fc_1i0000", "c", "f", "no JSON", "completed")),
+        (call(id="i", status="incomplete", arguments=""), wire.FunctionCall("i", "c", "f", "", "incomplete")),
+        (call(arguments="{}", namespace="n"), wire.FunctionCall("fc_1i0000", "c", "f", "{}", "completed", "n")),
+        (call("custom_tool_call", input="a\nb"), wire.CustomToolCall("ctc_1i0000", "c", "f", "a\nb", "completed")),
         (
-            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": None},
-            Reasoning("rs_1i0000", (SummaryText("a"),), UNSET, UNSET),
-        ),
-        ({"type": "reasoning", "summary": None}, Reasoning("rs_1i0000")),
-        (
-            {"type": "reasoning", "content": [], "encrypted_content": "x", "status": "completed"},
-            Reasoning("rs_1i0000", (), (), "x", "completed"),
-        ),
-        (
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "no JSON"},
-            FunctionCall("fc_1i0000", "c", "f", "no JSON", "completed"),
-        ),
-        (
-            {"type": "function_call", "id": "i", "status": "incomplete", "call_id": "c", "name": "f", "arguments": ""},
-            FunctionCall("i", "c", "f", "", "incomplete"),
-        ),
-        (
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"},
-            FunctionCall("fc_1i0000", "c", "f", "{}", "completed", "n"),
-        ),
-        (
-            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "a\nb"},
-            CustomToolCall("ctc_1i0000", "c", "f", "a\nb", "completed"),
-        ),
-        (
-            {"type": "custom_tool_call", "id": "i", "call_id": "c", "name": "f", "input": "", "namespace": "n"},
-            CustomToolCall("i", "c", "f", "", "completed", "n"),
+            call("custom_tool_call", id="i", input="", namespace="n"),
+            wire.CustomToolCall("i", "c", "f", "", "completed", "n"),
         ),
         (
             {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}, NAMESPACE]},
-            AdditionalTools("at_1i0000", "developer", ({"type": "web_search"}, NAMESPACE)),
+            wire.AdditionalTools("at_1i0000", "developer", ({"type": "web_search"}, NAMESPACE)),
         ),
     ],
 )
-async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: Item) -> None:
+async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: wire.Item) -> None:
     """Every form of an item leads to the same item; missing fields are not made up."""
     assert (await normalize(store, input=[given])).input == (item,)
 
 
 @pytest.mark.defect("V15")
 @pytest.mark.parametrize(
-    ("given", "output", "text"),
+    ("given", "content", "text"),
     [
         ("rain", "rain", "rain"),
         ("", "", ""),
-        ([{"type": "input_text", "text": t} for t in ("ra", "in")], (InputText("ra"), InputText("in")), "rain"),
+        (
+            [{"type": "input_text", "text": t} for t in ("ra", "in")],
+            (wire.InputText("ra"), wire.InputText("in")),
+            "rain",
+        ),
         ([], (), ""),
     ],
 )
-async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, output: Any, text: str) -> None:
+async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, content: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
+    items = [call(arguments="{}"), output(given)]
     result = (await normalize(store, input=items)).input[1]
-    assert isinstance(result, FunctionCallOutput)
-    assert result == FunctionCallOutput("fco_1i0001", "c", output, "completed")
+    assert isinstance(result, wire.FunctionCallOutput)
+    assert result == wire.FunctionCallOutput("fco_1i0001", "c", content, "completed")
     assert result.text == text
 
 
 async def test_string_input_is_a_user_message(store: Store) -> None:
     """This holds even if it is empty."""
     for text in ("Hi", ""):
-        message = Message("msg_1i0000", "completed", "user", (InputText(text),))
-        assert (await normalize(store, input=text)).input == (message,)
+        assert (await normalize(store, input=text)).input == (message("user", wire.InputText(text)),)
 
 
 async def test_items_without_ids_get_unique_ids(store: Store) -> None:
@@ -134,11 +121,13 @@ async def test_items_without_ids_get_unique_ids(store: Store) -> None:
 @pytest.mark.defect("40")
 async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
     """They are texts or lists of texts."""
-    call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
-    for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
-        items = [call, {"type": "custom_tool_call_output", "call_id": "c", "output": given}]
+    for given, content in (("x", "x"), ([{"type": "input_text", "text": "x"}], (wire.InputText("x"),))):
+        items = [
+            call("custom_tool_call", input=""),
+            {"type": "custom_tool_call_output", "call_id": "c", "output": given},
+        ]
         result = (await normalize(store, input=items)).input[1]
-        assert result == CustomToolCallOutput("ctco_1i0001", "c", output, "completed")
+        assert result == wire.CustomToolCallOutput("ctco_1i0001", "c", content, "completed")
 
 
 UNSUPPORTED_ITEMS = [
@@ -184,7 +173,7 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
     """A replayed history keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalize(store, **body)).input]
-    assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
+    assert kinds == [wire.Message, wire.Reasoning, wire.FunctionCall, wire.FunctionCallOutput]
 
 
 @pytest.mark.defect("20")
@@ -199,11 +188,11 @@ async def test_client_requests_are_read_item_by_item(store: Store, client: str) 
 @pytest.mark.defect("V13")
 async def test_all_parts_of_a_message_are_read(store: Store) -> None:
     """A message may have several parts, refusals included, or none."""
-    refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
-    for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
-        (message,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).input
-        assert isinstance(message, Message)
-        assert (len(message.content), message.text) == (len(parts), said)
+    text = {"type": "output_text", "text": "Sorry."}
+    for parts, joined in (([REFUSAL, text, text], "No. Sorry.Sorry."), ([REFUSAL], "No. "), ([], "")):
+        (item,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).input
+        assert isinstance(item, wire.Message)
+        assert (len(item.content), item.text) == (len(parts), joined)
 
 
 @pytest.mark.defect("V14")
@@ -211,10 +200,12 @@ async def test_all_parts_of_a_message_are_read(store: Store) -> None:
 async def test_images_and_files_are_refused_with_their_place(store: Store, kind: str) -> None:
     """A model that never saw them must not answer."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "image_url": "data:,"}]
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     for items, place in (
         ([{"role": "user", "content": parts}], "input[0].content[1]"),
-        ([call, {"type": "function_call_output", "call_id": "c", "output": parts}], "input[1].output[1]"),
+        (
+            [call(arguments="{}"), output(parts)],
+            "input[1].output[1]",
+        ),
     ):
         with pytest.raises(InvalidRequest, match=kind) as caught:
             await normalize(store, input=items)

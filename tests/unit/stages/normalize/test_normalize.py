@@ -262,8 +262,7 @@ async def test_unknown_model_is_not_found(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
-    [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")],
+    ("count", "told"), [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")]
 )
 async def test_error_names_a_few_of_many_models(store: Store, count: int, told: str) -> None:
     """Recordings may be thousands of models: five are named, the others counted."""

@@ -6,18 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import (
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-)
+from penstock.pipeline.protocol import items as wire
 from penstock.stages.render.harmony.messages import lay_out
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS, WEATHER
@@ -41,53 +30,53 @@ def author(role: str, name: str | None = None) -> Json:
 @pytest.mark.parametrize(
     ("given", "items"),
     [
-        ({"role": "user", "content": "Hi"}, [Message("msg_1p0000", "completed", "user", (InputText("Hi"),))]),
+        ({"role": "user", "content": "Hi"}, [wire.Message("msg_1p0000", "completed", "user", (wire.InputText("Hi"),))]),
         (
             {**author("user"), "content": [*text("H"), *text("i")]},
-            [Message("msg_1p0000", "completed", "user", (InputText("Hi"),))],
+            [wire.Message("msg_1p0000", "completed", "user", (wire.InputText("Hi"),))],
         ),
         ({"role": "system", "content": text("You are ChatGPT")}, []),
         ({"role": "system", "content": [{"type": "system_content", "model_identity": "You are ChatGPT"}]}, []),
         (
             {"role": "developer", "content": text("# Instructions\n\nBe kind.\n\n# Tools\n\n## functions\n\n...")},
-            [Message("msg_1p0000", "completed", "developer", (InputText("Be kind."),))],
+            [wire.Message("msg_1p0000", "completed", "developer", (wire.InputText("Be kind."),))],
         ),
         (
             {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be kind.", "tools": {}}]},
-            [Message("msg_1p0000", "completed", "developer", (InputText("Be kind."),))],
+            [wire.Message("msg_1p0000", "completed", "developer", (wire.InputText("Be kind."),))],
         ),
         ({"role": "developer", "content": text("# Tools\n\n## functions\n\n...")}, []),
         (
             {"role": "assistant", "channel": "analysis", "content": text("Hm.")},
-            [Reasoning("rs_1p0000", content=(ReasoningText("Hm."),), status="completed")],
+            [wire.Reasoning("rs_1p0000", content=(wire.ReasoningText("Hm."),), status="completed")],
         ),
         (
             {"role": "assistant", "channel": "commentary", "content": text("Wait.")},
-            [Message("msg_1p0000", "completed", "assistant", (OutputText("Wait."),), "commentary")],
+            [wire.Message("msg_1p0000", "completed", "assistant", (wire.OutputText("Wait."),), "commentary")],
         ),
         (
             {"role": "assistant", "channel": "final", "content": text("Yes.")},
-            [Message("msg_1p0000", "completed", "assistant", (OutputText("Yes."),), "final_answer")],
+            [wire.Message("msg_1p0000", "completed", "assistant", (wire.OutputText("Yes."),), "final_answer")],
         ),
-        (CALL, [FunctionCall("fc_1p0000", "call_1p0000", "f", "{}", "completed", UNSET)]),
+        (CALL, [wire.FunctionCall("fc_1p0000", "call_1p0000", "f", "{}", "completed", UNSET)]),
         (
             {**CALL, "recipient": "agents.spawn"},
-            [FunctionCall("fc_1p0000", "call_1p0000", "spawn", "{}", "completed", "agents")],
+            [wire.FunctionCall("fc_1p0000", "call_1p0000", "spawn", "{}", "completed", "agents")],
         ),
         (
             {**CALL, "recipient": "functions.wait"},
-            [FunctionCall("fc_1p0000", "call_1p0000", "wait", "{}", "completed", "functions")],
+            [wire.FunctionCall("fc_1p0000", "call_1p0000", "wait", "{}", "completed", "functions")],
         ),
-        ({**CALL, "recipient": "python"}, [FunctionCall("fc_1p0000", "call_1p0000", "python", "{}", "completed")]),
+        ({**CALL, "recipient": "python"}, [wire.FunctionCall("fc_1p0000", "call_1p0000", "python", "{}", "completed")]),
         (
             {**CALL, "recipient": "functions.say"},
-            [CustomToolCall("ctc_1p0000", "call_1p0000", "say", "{}", "completed")],
+            [wire.CustomToolCall("ctc_1p0000", "call_1p0000", "say", "{}", "completed")],
         ),
-        ({**CALL, "content_type": "code"}, [CustomToolCall("ctc_1p0000", "call_1p0000", "f", "{}", "completed")]),
+        ({**CALL, "content_type": "code"}, [wire.CustomToolCall("ctc_1p0000", "call_1p0000", "f", "{}", "completed")]),
     ],
     ids=str,
 )
-async def test_raw_messages_become_items(store: Store, given: Json, items: list[Item]) -> None:
+async def test_raw_messages_become_items(store: Store, given: Json, items: list[wire.Item]) -> None:
     """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalize(store, input="Go on", previous_input_messages=[given], tools=tools)
@@ -107,9 +96,9 @@ async def test_outputs_find_their_calls(store: Store) -> None:
     ]
     conversation = await normalize(store, previous_input_messages=messages, tools=[SAY])
     assert conversation.input[3:] == (
-        FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
-        CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
-        FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
+        wire.FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
+        wire.CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
+        wire.FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
     )
 
 
@@ -124,7 +113,7 @@ async def test_repeated_instructions_are_left_out(store: Store, instructions: st
     """They are removed from a prompt that has them already, but only as whole paragraphs."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
     said = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
-    assert [item.text for item in said.input[:-1] if isinstance(item, Message)] == left
+    assert [item.text for item in said.input[:-1] if isinstance(item, wire.Message)] == left
 
 
 def test_outputs_find_calls_in_constant_time() -> None:
@@ -167,9 +156,9 @@ async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int
             await normalize(store, previous_input_messages=messages, input=said)
         return
     first, _, second, output = (await normalize(store, previous_input_messages=messages, input=said)).input
-    assert second == FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
-    assert isinstance(first, FunctionCall)
-    assert isinstance(output, FunctionCallOutput)
+    assert second == wire.FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
+    assert isinstance(first, wire.FunctionCall)
+    assert isinstance(output, wire.FunctionCallOutput)
     assert (first.call_id, output.call_id) == ("call_1p0000", "call_0")
 
 

@@ -58,10 +58,7 @@ async def server_of(store: Store, tool: Json) -> McpServer:
         (remote(require_approval="always"), McpServer("docs", URL)),
         (remote(require_approval="never"), McpServer("docs", URL, approves_rest=False)),
         (remote(require_approval={}), McpServer("docs", URL)),
-        (
-            remote(require_approval={"never": {"tool_names": ["a"]}}),
-            McpServer("docs", URL, never=ToolFilter(("a",))),
-        ),
+        (remote(require_approval={"never": {"tool_names": ["a"]}}), McpServer("docs", URL, never=ToolFilter(("a",)))),
         (
             remote(require_approval={"always": {"read_only": False}, "never": {}}),
             McpServer("docs", URL, always=ToolFilter(None, False)),

@@ -261,10 +261,7 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
     assert tools.descriptions == {"agents": "Helpers."}
     last = [additional_tools(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
     tools = (await normalize(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
-    assert described_in(tools)[:2] == [
-        ("functions", "patch", "Edit."),
-        (None, "get_weather", "new"),
-    ]
+    assert described_in(tools)[:2] == [("functions", "patch", "Edit."), (None, "get_weather", "new")]
 
 
 @pytest.mark.defect("20")

@@ -26,9 +26,7 @@ from tests.support.requests import (
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input":' + b"[" * 999],
-    ids=repr,
+    "body", [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input":' + b"[" * 999], ids=repr
 )
 def test_body_that_is_not_json_is_refused(body: bytes) -> None:
     """The error mentions JSON once, and has no param."""
