@@ -64,7 +64,6 @@ def cited(pieces: Iterable[str], *, complete: bool = True) -> tuple[str, list[di
 
 
 def test_mark_becomes_a_link_with_an_annotation() -> None:
-    """The annotation has the position of the link, and the page's title and address."""
     text, annotations = cited(["It fell 【3†L4-L6】."])
     assert text == "It fell ([example.com](https://example.com/a))."
     assert annotations == [
@@ -91,7 +90,6 @@ def test_address_cannot_break_out_of_its_link() -> None:
 
 
 def test_link_is_separated_from_the_preceding_word() -> None:
-    """One space precedes a link, but none at the start of a text."""
     link = "([example.com](https://example.com/a))"
     assert cited(["fell【3†L4】"])[0] == f"fell {link}"
     assert cited(["fell\n【3†L4】"])[0] == f"fell\n{link}"
@@ -115,7 +113,6 @@ def test_link_is_separated_from_the_preceding_word() -> None:
     ],
 )
 def test_unknown_mark_stays_as_text(text: str) -> None:
-    """Text that only looks like a mark is not lost."""
     for pieces in ([f"a{text}b"], ["a", *text, "b"], [text], [*text]):
         assert cited(pieces) == ("".join(pieces), [])
 
@@ -129,7 +126,6 @@ def test_line_of_results_cites_its_result() -> None:
 
 @given(texts, st.data())
 def test_chunks_do_not_change_the_result(text: str, data: st.DataObject) -> None:
-    """Text and annotations are the same for any chunks."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     complete = data.draw(st.booleans())
@@ -138,7 +134,6 @@ def test_chunks_do_not_change_the_result(text: str, data: st.DataObject) -> None
 
 @given(texts)
 def test_annotations_give_positions_of_links(text: str) -> None:
-    """Offsets count characters of the final text, and links do not overlap."""
     final, annotations = cited(text)
     end = 0
     for note in annotations:
@@ -149,8 +144,7 @@ def test_annotations_give_positions_of_links(text: str) -> None:
     assert final.count("](http") == len(annotations)
 
 
-def test_tail_is_held_only_while_it_may_become_a_mark() -> None:
-    """Any other text is sent at once, and the held text is bounded."""
+def test_only_a_tail_that_may_become_a_mark_is_held_back() -> None:
     machine = Citations(PAGES.get)
     list(machine.feed(MessageOpened("final_answer")))
     assert machine.feed(ItemDelta("see 【3")) == (ItemDelta("see "),)
@@ -168,7 +162,6 @@ def _logprob(token: str) -> Logprob:
 
 @given(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=30))
 def test_logprobs_are_not_lost(tokens: list[str]) -> None:
-    """Every token's logprob comes once and in order, also those of held tokens."""
     machine = Citations(PAGES.get)
     frames = [ItemDelta(token, (_logprob(token),)) for token in tokens]
     given_frames: list[ParsedFrame] = [MessageOpened("commentary"), *frames, ItemClosed(complete=True)]
@@ -179,7 +172,6 @@ def test_logprobs_are_not_lost(tokens: list[str]) -> None:
 
 @pytest.mark.parametrize("before", [" fell", " fell\n"])
 def test_rewritten_stream_keeps_the_rules(before: str) -> None:
-    """The invariants hold for a text with citations and logprobs."""
     machine = Citations(PAGES.get)
     tokens = ["It", before, "【", "3", "†", "L4", "】"]
     frames: list[ParsedFrame] = [
@@ -198,7 +190,6 @@ def test_rewritten_stream_keeps_the_rules(before: str) -> None:
 
 @pytest.mark.parametrize("opening", [ReasoningOpened(), FunctionCallOpened("f")])
 def test_only_messages_are_rewritten(opening: ParsedFrame) -> None:
-    """Reasoning and arguments pass unchanged, even after a message that was cut inside a mark."""
     machine = Citations(PAGES.get)
     cut: list[ParsedFrame] = [MessageOpened("commentary"), ItemDelta("【3†"), ItemClosed(complete=False)]
     for frame in cut:

@@ -61,20 +61,18 @@ from tests.support.scripted_tools import (
 
 
 async def test_turn_without_calls_passes_unchanged() -> None:
-    """The response is one turn of the model, frame by frame."""
     table = ScriptedConverse([turn(thought(), function(), answer())])
-    told = await table.talk()
-    assert told[1:] == [*thought(), *function(), *answer(), told[-1]]
-    assert isinstance(told[0], GenerationStarted)
+    frames = await table.talk()
+    assert frames[1:] == [*thought(), *function(), *answer(), frames[-1]]
+    assert isinstance(frames[0], GenerationStarted)
     assert len(table.model.read) == 1
     assert table.tool.opened == 0
 
 
 async def test_call_runs_between_two_turns() -> None:
-    """The frames of a call surround its run, and the model reads its result."""
     table = ScriptedConverse([turn(thought(), code("1 + 1")), turn(answer())])
-    told = await table.talk()
-    assert frame_kinds(told) == [
+    frames = await table.talk()
+    assert frame_kinds(frames) == [
         *("GenerationStarted", "ReasoningOpened", "ItemClosed"),
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
@@ -89,7 +87,6 @@ async def test_call_runs_between_two_turns() -> None:
 
 @pytest.mark.defect("V7")
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
-    """The start frame comes before the run, the end frame after it."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=50))
     async with aclosing(table.converse(source_of([conversation()]))) as frames:
         async for frame in frames:
@@ -101,13 +98,12 @@ async def test_call_frames_are_sent_as_the_call_runs() -> None:
 
 
 async def test_shell_output_has_an_item_of_its_own() -> None:
-    """The call's item closes when it runs, and its output opens at the same time."""
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
     table = ScriptedConverse(
         [turn(shell()), turn(answer())], tool=ScriptedTool([ToolResult("a", data=ShellOutput(wrote))])
     )
-    told = await table.talk()
-    assert frame_kinds(told)[1:8] == [
+    frames = await table.talk()
+    assert frame_kinds(frames)[1:8] == [
         *("ShellCallOpened", "ItemClosed"),
         *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
     ]
@@ -124,7 +120,6 @@ def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame
 
 
 async def test_tokens_and_results_are_kept_by_item_id() -> None:
-    """They are kept for later turns, beside those of the history."""
     ran = written(CodeCallOpened(), "1", 1, 2)
     spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
     table = ScriptedConverse(
@@ -140,7 +135,6 @@ async def test_tokens_and_results_are_kept_by_item_id() -> None:
 
 
 async def test_items_before_a_call_are_part_of_the_conversation() -> None:
-    """They are read again as they were written."""
     waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
     said = [waits, hopes, item(RefusalOpened(), "No."), code()]
     table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
@@ -155,10 +149,9 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
 
 
 async def test_browser_call_starts_with_its_action() -> None:
-    """The action of a call to the browser comes with its start."""
     table = ScriptedConverse([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
-    told = await table.talk()
-    assert CallStarted({"type": "search", "query": "ferrets"}) in told
+    frames = await table.talk()
+    assert CallStarted({"type": "search", "query": "ferrets"}) in frames
     found = table.model.read[1].input[-1]
     assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
@@ -174,26 +167,24 @@ MARKED = "Yes【0†L3】【1†L3】"
 
 
 async def test_pages_of_the_browser_are_cited() -> None:
-    """After the first browser call, later turns get links with annotations in place of page marks."""
     search = item(WebCallOpened("search"), "ferrets")
     table = ScriptedConverse([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
-    told = await table.talk()
-    begun = [at for at, frame in enumerate(told) if isinstance(frame, GenerationStarted)]
-    assert told[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
-    text = "".join(frame.text for frame in told[begun[1] :] if isinstance(frame, ItemDelta))
+    frames = await table.talk()
+    begun = [at for at, frame in enumerate(frames) if isinstance(frame, GenerationStarted)]
+    assert frames[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
+    text = "".join(frame.text for frame in frames[begun[1] :] if isinstance(frame, ItemDelta))
     assert text == "Yes ([ferrets.example](https://ferrets.example/all))【1†L3】"
-    (note,) = (frame.annotation for frame in told if isinstance(frame, AnnotationAdded))
+    (note,) = (frame.annotation for frame in frames if isinstance(frame, AnnotationAdded))
     assert text[note["start_index"] : note["end_index"]] == "([ferrets.example](https://ferrets.example/all))"
-    assert frame_kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
+    assert frame_kinds(frames)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
 
 
 async def test_pages_of_the_history_are_cited() -> None:
-    """They are known before any call."""
     table = ScriptedConverse([turn(answer(MARKED))], tool=Browser())
     history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
-    told = await table.talk(replace(conversation(), history=history))
-    assert sum(isinstance(frame, AnnotationAdded) for frame in told) == 1
-    assert isinstance(told[0], GenerationStarted)
+    frames = await table.talk(replace(conversation(), history=history))
+    assert sum(isinstance(frame, AnnotationAdded) for frame in frames) == 1
+    assert isinstance(frames[0], GenerationStarted)
 
 
 LOGS: dict[str, Any] = {"type": "logs", "logs": "2"}
@@ -214,10 +205,9 @@ FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://
 async def test_call_data_is_shown_if_included(
     call: list[ParsedFrame], data: CallData, include: tuple[str, ...], shown: CallData | None
 ) -> None:
-    """The model reads the result in any case."""
     table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([ToolResult("2", data=data)]))
-    told = await table.talk(conversation(include=include))
-    assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
+    frames = await table.talk(conversation(include=include))
+    assert [frame.data for frame in frames if isinstance(frame, CallFinished)] == [shown]
     assert list(table.model.read[1].results.values()) == ["2"]
 
 
@@ -226,12 +216,11 @@ async def test_call_data_is_shown_if_included(
 
 @pytest.mark.parametrize(("parallel", "most"), [(True, 2), (False, 1)])
 async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
-    """Each item is sent whole before the next."""
     table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(turns=50))
     given = conversation()
-    told = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
+    frames = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
     assert table.tool.most == most
-    assert frame_kinds(told)[1:10] == [
+    assert frame_kinds(frames)[1:10] == [
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2,
         "TurnFinished",
     ]
@@ -239,21 +228,19 @@ async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most
 
 
 async def test_mixed_turn_waits_for_the_client() -> None:
-    """The server's calls run, then the response ends for the client's calls."""
     table = ScriptedConverse([turn(code(), function(), thought())])
-    told = await table.talk()
-    assert frame_kinds(told)[4:] == [
+    frames = await table.talk()
+    assert frame_kinds(frames)[4:] == [
         *("ItemClosed", "FunctionCallOpened", "ItemClosed", "ReasoningOpened", "ItemClosed", "TurnFinished")
     ]
     assert table.tool.calls == [("python", "1 + 1")]
-    assert finish_reasons(told) == ["stop"]
+    assert finish_reasons(frames) == ["stop"]
     assert len(table.model.read) == 1
 
 
 async def test_items_keep_the_order_of_the_model() -> None:
-    """A client's call before a server's call stays before it."""
-    told = await ScriptedConverse([turn(function(), code())]).talk()
-    assert frame_kinds(told)[1:] == [
+    frames = await ScriptedConverse([turn(function(), code())]).talk()
+    assert frame_kinds(frames)[1:] == [
         *("FunctionCallOpened", "ItemClosed", "CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
         "TurnFinished",
     ]
@@ -269,19 +256,17 @@ async def test_required_choice_holds_until_a_call_was_made() -> None:
 
 @pytest.mark.defect("V22")
 async def test_later_turns_are_scheduled_like_the_first() -> None:
-    """All turns have the priority of the request."""
     table = ScriptedConverse([turn(code()), turn(answer())])
     await table.talk()
     assert table.model.read[0].scheduling == table.model.read[1].scheduling
 
 
 async def test_turn_duration_includes_its_calls() -> None:
-    """It is the time of the engine and of the calls after it."""
-    told = await ScriptedConverse([turn(code()), turn(answer())]).talk()
-    assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [2.0, 1.0]
+    frames = await ScriptedConverse([turn(code()), turn(answer())]).talk()
+    assert [frame.duration for frame in frames if isinstance(frame, TurnFinished)] == [2.0, 1.0]
 
 
 async def test_first_turn_duration_includes_the_listing() -> None:
     """The completion time then includes the time for listing tools."""
-    told = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
-    assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [3.0, 1.0]
+    frames = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
+    assert [frame.duration for frame in frames if isinstance(frame, TurnFinished)] == [3.0, 1.0]

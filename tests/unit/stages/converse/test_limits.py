@@ -33,18 +33,17 @@ from tests.support.scripted_tools import (
 
 
 @pytest.mark.parametrize(
-    ("outcome", "told"),
+    ("outcome", "yielded"),
     [
         (ToolResult(error="no such page"), CallFinished("Error: no such page", "no such page")),
         (ToolResult("half", "it died"), CallFinished("half\nError: it died", "it died")),
         (RuntimeError("bug"), CallFinished("Error: Internal error.", "Internal error.")),
     ],
 )
-async def test_failed_call_is_read_by_the_model(outcome: ToolResult | Exception, told: CallFinished) -> None:
-    """An error of a tool ends its call, not the response."""
+async def test_failed_call_is_read_by_the_model(outcome: ToolResult | Exception, yielded: CallFinished) -> None:
     table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers(tool=ScriptedTool([outcome])))
     frames = await table.talk(conversation(tools=DOCS))
-    assert told in frames
+    assert yielded in frames
     failed = table.model.read[1].input[-1]
     assert isinstance(failed, McpCall)
     assert failed.status == "failed"
@@ -56,16 +55,15 @@ async def test_missing_tool_fails_as_an_item() -> None:
     """Another server, which has the tool, may have accepted the response."""
     table = ScriptedConverse([turn(code()), turn(answer())])
     converse = dataclasses.replace(table.converse, toolbox=Toolbox())
-    told = [frame async for frame in converse(source_of([conversation()]))]
-    assert [frame.error for frame in told if isinstance(frame, CallFinished)] == [
+    frames = [frame async for frame in converse(source_of([conversation()]))]
+    assert [frame.error for frame in frames if isinstance(frame, CallFinished)] == [
         "There is no tool python.python here."
     ]
-    assert finish_reasons(told) == ["stop", "stop"]
+    assert finish_reasons(frames) == ["stop", "stop"]
 
 
 @pytest.mark.defect("V23")
 async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tool that never answers holds a response only for the time that a call may take."""
     monkeypatch.setattr("penstock.stages.converse.sessions.GRACE", 0.0)
     table = ScriptedConverse(
         [turn(code()), turn(answer())], tool=ScriptedTool(turns=None), limits=Limits(call_seconds=0.02)
@@ -75,8 +73,7 @@ async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.tool.cancelled == 1
 
 
-async def test_result_is_bounded() -> None:
-    """The model reads both ends of a long result, and how much is missing."""
+async def test_long_result_keeps_both_ends() -> None:
     table = ScriptedConverse(
         [turn(code()), turn(answer())], tool=ScriptedTool([ToolResult("x" * 600)]), limits=Limits(result_characters=100)
     )
@@ -86,13 +83,12 @@ async def test_result_is_bounded() -> None:
 
 
 async def test_error_of_a_later_turn_is_raised() -> None:
-    """The sessions are closed, and the next stage ends the response."""
     table = ScriptedConverse([turn(code())], error=ContextTooLong(9, 8))
-    told = []
+    yielded = []
     with pytest.raises(ContextTooLong):
         async with aclosing(table.converse(source_of([conversation()]))) as frames:
-            told = [frame async for frame in frames]
-    assert not told
+            yielded = [frame async for frame in frames]
+    assert not yielded
     assert table.tool.closed == 1
 
 
@@ -103,7 +99,6 @@ async def test_full_engine_refuses_a_new_response() -> None:
 
 
 async def test_started_response_waits_for_a_full_engine() -> None:
-    """It continues with the turn that was refused, and no call runs twice."""
     table = ScriptedConverse([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
@@ -117,8 +112,7 @@ async def test_started_response_waits_for_a_full_engine() -> None:
     assert len(table.tool.calls) == 1
 
 
-async def test_leaving_ends_a_running_call() -> None:
-    """The call is cancelled, and the session is closed."""
+async def test_leaving_cancels_a_call_and_closes_its_session() -> None:
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
     frames = table.converse(source_of([conversation()]))
     async for frame in frames:
@@ -147,7 +141,6 @@ class Lingering(ScriptedTool):
 
 
 async def test_session_is_closed_after_its_calls() -> None:
-    """Calls that still use it are waited for."""
     table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(turns=None))
     async with aclosing(table.converse(source_of([conversation()]))) as frames:
         async for frame in frames:
@@ -157,8 +150,7 @@ async def test_session_is_closed_after_its_calls() -> None:
     assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
 
 
-async def test_cancelling_ends_a_running_call() -> None:
-    """The call is cancelled, and the session is closed."""
+async def test_cancelling_cancels_a_call_and_closes_its_session() -> None:
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
@@ -171,13 +163,12 @@ async def test_cancelling_ends_a_running_call() -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter", "cancelled"])
-async def test_interrupted_turn_runs_no_calls(reason: FinishReason) -> None:
-    """The call's item is left incomplete, and is the last."""
+async def test_call_of_an_interrupted_turn_is_incomplete_and_not_run(reason: FinishReason) -> None:
     table = ScriptedConverse([turn(code("a"), answer(), reason=reason)])
-    told = await table.talk()
-    assert frame_kinds(told)[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
-    assert told[-2:] == [ItemClosed(complete=False), told[-1]]
-    assert finish_reasons(told) == [reason]
+    frames = await table.talk()
+    assert frame_kinds(frames)[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
+    assert frames[-2:] == [ItemClosed(complete=False), frames[-1]]
+    assert finish_reasons(frames) == [reason]
     assert not table.tool.calls
 
 
@@ -192,31 +183,28 @@ async def test_truncated_call_is_not_run() -> None:
 
 
 @pytest.mark.parametrize(("most", "ran"), [(1, 1), (2, 2), (3, 3), (4, 3)])
-async def test_number_of_calls_is_limited(most: int, ran: int) -> None:
-    """The first call beyond the limit is left incomplete, and ends the response."""
+async def test_call_beyond_the_limit_is_incomplete_and_ends_the_response(most: int, ran: int) -> None:
     table = ScriptedConverse([turn(code("a")), turn(code("b"), code("c")), turn(answer())])
-    told = await table.talk(conversation(max_tool_calls=most))
+    frames = await table.talk(conversation(max_tool_calls=most))
     assert len(table.tool.calls) == ran
-    assert finish_reasons(told)[-1] == ("stop" if most >= 3 else "max_tool_calls")
+    assert finish_reasons(frames)[-1] == ("stop" if most >= 3 else "max_tool_calls")
     if most < 3:
-        assert told[-2] == ItemClosed(complete=False)
+        assert frames[-2] == ItemClosed(complete=False)
 
 
-async def test_number_of_turns_is_limited() -> None:
-    """A model that calls without end is stopped, and its last call is not run."""
+async def test_call_at_the_turn_limit_is_not_run() -> None:
     table = ScriptedConverse([turn(code())], limits=Limits(turns=3))
-    told = await table.talk()
-    assert finish_reasons(told) == ["stop", "stop", "max_turns"]
+    frames = await table.talk()
+    assert finish_reasons(frames) == ["stop", "stop", "max_turns"]
     assert len(table.tool.calls) == 2
 
 
 async def test_turns_share_the_token_limit() -> None:
-    """Each turn gets the tokens that are left, and none starts without any."""
     given = conversation()
     table = ScriptedConverse([turn(code())])
-    told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
+    frames = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
     assert [read.sampling.max_tokens for read in table.model.read] == [12, 7, 2]
-    assert finish_reasons(told) == ["stop", "stop", "length"]
+    assert finish_reasons(frames) == ["stop", "stop", "length"]
     assert len(table.tool.calls) == 2
 
 
@@ -230,11 +218,12 @@ async def test_turns_share_the_token_limit() -> None:
         ("python", (CodeInterpreterCall("ci_10000", "{}", "", "completed"),)),
     ],
 )
-async def test_undeclared_tool_is_answered_once(recipient: str, read: tuple[object, ...]) -> None:
-    """The model learns that the tool does not exist, and continues; a second attempt ends the response."""
+async def test_first_call_of_an_undeclared_tool_is_answered_and_a_second_ends_the_response(
+    recipient: str, read: tuple[object, ...]
+) -> None:
     table = ScriptedConverse([turn(thought("{}", recipient))])
-    told = await table.talk(conversation(tools=Toolset()))
-    assert frame_kinds(told) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
+    frames = await table.talk(conversation(tools=Toolset()))
+    assert frame_kinds(frames) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
     assert table.model.read[1].input[1:2] == read
     outputs = [given.text for given in table.model.read[1].input if isinstance(given, FunctionCallOutput)]
     assert [*outputs, *table.model.read[1].results.values()] == [
@@ -243,15 +232,13 @@ async def test_undeclared_tool_is_answered_once(recipient: str, read: tuple[obje
 
 
 async def test_undeclared_tool_is_not_answered_without_tokens_left() -> None:
-    """The token limit holds for the answer as well."""
     given = conversation(tools=Toolset())
     table = ScriptedConverse([turn(thought("{}", "python"))])
-    told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
-    assert finish_reasons(told) == ["stop"]
+    frames = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
+    assert finish_reasons(frames) == ["stop"]
 
 
-async def test_undeclared_call_before_an_answer_is_ignored() -> None:
-    """It is answered only if it ends the turn."""
+async def test_undeclared_call_is_not_answered_before_an_answer() -> None:
     table = ScriptedConverse([turn(thought("{}", "browser.search"), answer())])
     await table.talk(conversation(tools=Toolset()))
     assert len(table.model.read) == 1

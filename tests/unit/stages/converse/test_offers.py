@@ -39,12 +39,11 @@ from tests.support.scripted_tools import (
 
 
 async def test_servers_are_listed_once_before_the_first_turn() -> None:
-    """The list is sent first, and is in the prompt."""
     tool = ListedTool("add", {"type": "object"}, "Adds.")
     table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers([tool]))
-    started, *told = await table.talk(conversation(tools=DOCS))
+    started, *frames = await table.talk(conversation(tools=DOCS))
     assert isinstance(started, ResponseStarted)
-    assert told[:4] == [
+    assert frames[:4] == [
         McpListToolsOpened("docs"),
         CallStarted(),
         CallFinished(data=ListedTools((tool,))),
@@ -56,16 +55,14 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
 
 
 async def test_unavailable_server_fails_as_an_item() -> None:
-    """The model continues without it."""
     table = ScriptedConverse([turn(answer())], servers=ScriptedServers(SERVER_DOWN))
-    told = await table.talk(conversation(tools=DOCS))
-    assert CallFinished(error=str(SERVER_DOWN)) in told
+    frames = await table.talk(conversation(tools=DOCS))
+    assert CallFinished(error=str(SERVER_DOWN)) in frames
     assert table.model.read[0].tools.tools == ()
-    assert finish_reasons(told) == ["stop"]
+    assert finish_reasons(frames) == ["stop"]
 
 
 async def test_hanging_server_fails_as_an_item() -> None:
-    """It times out."""
 
     class Hanging(ScriptedServers):
         async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
@@ -79,11 +76,10 @@ async def test_hanging_server_fails_as_an_item() -> None:
 
 
 async def test_server_listed_earlier_is_not_listed_again() -> None:
-    """The list in the conversation is used."""
     table = ScriptedConverse([turn(answer())])
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
-    told = await table.talk(replace(conversation(tools=DOCS), history=history))
-    assert isinstance(told[0], GenerationStarted)
+    frames = await table.talk(replace(conversation(tools=DOCS), history=history))
+    assert isinstance(frames[0], GenerationStarted)
     assert table.servers.asked == 0
     assert table.model.read[0].tools.tools == (McpTool("docs", "add", None, {}),)
 
@@ -98,7 +94,6 @@ async def test_server_that_failed_earlier_is_listed_again() -> None:
 
 
 async def test_server_description_is_that_of_its_namespace() -> None:
-    """It is shown with the descriptions of other namespaces."""
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
     table = ScriptedConverse([turn(answer())])
     await table.talk(conversation(tools=given))
@@ -116,7 +111,6 @@ async def test_server_description_is_that_of_its_namespace() -> None:
     ],
 )
 async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServer, offered: dict[str, bool]) -> None:
-    """Names and read-only hints decide; if two rules disagree, the stricter one holds."""
     listed = [
         ListedTool("read", {}, UNSET, {"readOnlyHint": True}),
         ListedTool("write", {}),
@@ -141,18 +135,16 @@ def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) ->
 
 
 async def test_call_that_needs_approval_waits_for_the_client() -> None:
-    """Nothing runs before it."""
     table = ScriptedConverse([turn(approval())])
-    told = await table.talk(conversation(tools=DOCS))
-    assert finish_reasons(told) == ["stop"]
+    frames = await table.talk(conversation(tools=DOCS))
+    assert finish_reasons(frames) == ["stop"]
     assert not table.servers.tool.calls
 
 
 async def test_approved_call_is_made_first() -> None:
-    """It has the approved arguments, and the model reads its result."""
     table = ScriptedConverse([turn(answer())])
-    told = await table.talk(approving())
-    assert told[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
+    frames = await table.talk(approving())
+    assert frames[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
     assert table.servers.tool.calls == [("add", '{"a": 1}')]
     assert table.model.read[0].input[-1] == McpCall(
         "mcp_10000", "docs", "add", '{"a": 1}', "completed", "2", approval_request_id="mcpr_1"
@@ -160,16 +152,14 @@ async def test_approved_call_is_made_first() -> None:
 
 
 async def test_approved_call_counts_for_the_limit() -> None:
-    """It counts among the calls of its response."""
     given = approving()
     table = ScriptedConverse([turn(mcp())])
-    told = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
-    assert finish_reasons(told) == ["max_tool_calls"]
+    frames = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
+    assert finish_reasons(frames) == ["max_tool_calls"]
     assert len(table.servers.tool.calls) == 1
 
 
 async def test_refused_call_is_not_made() -> None:
-    """The model reads the refusal in the history."""
     table = ScriptedConverse([turn(answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
     assert not table.servers.tool.calls
@@ -181,13 +171,12 @@ async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None
     request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
     table = ScriptedConverse([turn(answer())])
     given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
-    told = await table.talk(given)
-    assert CallFinished(error="The servers of this request offer no such tool.") in told
+    frames = await table.talk(given)
+    assert CallFinished(error="The servers of this request offer no such tool.") in frames
     assert not table.tool.calls
 
 
 async def test_approved_call_is_made_once() -> None:
-    """A used approval is not used again."""
     given = approving()
     made = McpCall("mcp_1", "docs", "add", "{}", "completed", "2", approval_request_id="mcpr_1")
     table = ScriptedConverse([turn(answer())])
@@ -196,9 +185,8 @@ async def test_approved_call_is_made_once() -> None:
 
 
 async def test_approval_is_limited_to_tools_of_the_request() -> None:
-    """An approved call of any other tool fails."""
     table = ScriptedConverse([turn(answer())])
-    told = await table.talk(approving(request=replace(REQUEST, name="drop")))
-    assert frame_kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
-    assert CallFinished(error="The servers of this request offer no such tool.") in told
+    frames = await table.talk(approving(request=replace(REQUEST, name="drop")))
+    assert frame_kinds(frames)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
+    assert CallFinished(error="The servers of this request offer no such tool.") in frames
     assert not table.servers.tool.calls

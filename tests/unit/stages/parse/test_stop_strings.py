@@ -30,7 +30,6 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 @given(letters, stop_strings, st.lists(st.integers(0, 30)))
 def test_text_ends_at_the_first_stop_string(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
-    """For any pieces, all text before the first complete stop string comes out, and none after it."""
     machine = StopStrings(stops)
     passed = [machine.feed(piece) for piece in pieces(text, cuts)]
     assert "".join([*passed, machine.flush()]) == ended(text, stops)
@@ -39,7 +38,6 @@ def test_text_ends_at_the_first_stop_string(text: str, stops: tuple[str, ...], c
 
 @given(letters, stop_strings)
 def test_only_the_beginning_of_a_stop_string_is_held(text: str, stops: tuple[str, ...]) -> None:
-    """At any moment exactly the text that may begin a stop string is missing."""
     machine, passed = StopStrings(stops), ""
     for end, letter in enumerate(text, start=1):
         passed += machine.feed(letter)
@@ -65,25 +63,21 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 )
 @pytest.mark.parametrize("end", ["", "<|return|>"])
 def test_every_item_ends_at_a_stop_string(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
-    """An item of any kind, even after a broken header, ends there and is complete."""
     (item,) = parse_harmony_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
     assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
 
 
-def test_next_item_starts_afresh(encoding: HarmonyEncoding) -> None:
-    """A stop string does not span two items."""
+def test_stop_string_does_not_span_two_items(encoding: HarmonyEncoding) -> None:
     text = "<|channel|>analysis<|message|>a ST<|end|><|start|>assistant<|channel|>final<|message|>OP b<|return|>"
     assert [item.text for item in parse_harmony_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
 
 
 def test_stop_string_may_have_split_characters(encoding: HarmonyEncoding) -> None:
-    """Text is compared by characters, not by tokens."""
     text = "<|channel|>final<|message|>a 👩‍🚀 b 𓀀 c<|return|>"
     (item,) = parse_harmony_text(encoding, text, stop=("𓀀",))
     assert item.text == "a 👩‍🚀 b "
 
 
-def test_held_text_is_sent_at_a_limit(encoding: HarmonyEncoding) -> None:
-    """The beginning of a stop string is text if generation ends."""
+def test_beginning_of_a_stop_string_is_text_at_the_token_limit(encoding: HarmonyEncoding) -> None:
     (item,) = parse_harmony_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
     assert (item.text, item.complete) == ("one ST", False)

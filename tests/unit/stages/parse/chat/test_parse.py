@@ -50,7 +50,6 @@ CALLS = {
 
 @pytest.mark.defect("B4", "B5")
 def test_reasoning_and_message_are_two_items() -> None:
-    """Each has its own text, without the markup between them."""
     assert items_in_brief(parse_chat("qwen3", THOUGHT + "Hello there!")) == [
         LET_ME_SEE,
         ("Message", "", "Hello there!"),
@@ -59,7 +58,6 @@ def test_reasoning_and_message_are_two_items() -> None:
 
 @pytest.mark.defect("B35")
 def test_markup_never_reaches_the_text() -> None:
-    """A call after a message is a separate item, and so is text after the call."""
     assert items_in_brief(parse_chat("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
         LET_ME_SEE,
         ("Message", "", "Sure."),
@@ -71,14 +69,12 @@ def test_markup_never_reaches_the_text() -> None:
 
 @pytest.mark.defect("32")
 def test_call_arguments_stream() -> None:
-    """They come token by token."""
     parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", PARIS))
     assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_call_opens_the_item_of_its_tool(name: str) -> None:
-    """This holds for each kind of tool; an undeclared function is a call for the client."""
     assert items_in_brief(parse_chat("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
 
 
@@ -86,7 +82,6 @@ def test_call_opens_the_item_of_its_tool(name: str) -> None:
     ("name", "argument", "kind"), [("note", "input", "CustomToolCall"), ("python", "code", "CodeCall")]
 )
 def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str) -> None:
-    """The JSON around it is markup."""
     ((found, _, text),) = items_in_brief(parse_chat("qwen3", call(name, f'{{"{argument}": "a\\n\\ud83e\\uddd1"}}')))
     assert (found, text) == (kind, "a\n🧑")
 
@@ -96,7 +91,6 @@ def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str)
 )
 @pytest.mark.parametrize("name", ["get_weather", "made_up"])
 def test_forbidden_call_is_reasoning(tools: Toolset, name: str) -> None:
-    """The client gets no call that it excluded."""
     (item,) = parse_chat("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
     assert (item.kind, item.repairs, item.token_ids) == ("Reasoning", ("undeclared tool",), ())
 
@@ -115,7 +109,6 @@ def test_call_without_arguments_has_an_empty_object(family: str) -> None:
 
 
 def test_white_space_of_markup_is_no_text() -> None:
-    """Blank text opens no item; without preceding markup it belongs to the text."""
     assert items_in_brief(parse_chat("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
     assert items_in_brief(parse_chat("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
     off = ChatTurn({"enable_thinking": False})
@@ -126,7 +119,6 @@ def test_white_space_of_markup_is_no_text() -> None:
 
 
 def test_every_token_belongs_to_an_item() -> None:
-    """This includes markup, white space and the end of the turn."""
     written = f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}"
     parsed = parse_chat("qwen3", written)
     assert [*chain.from_iterable(item.token_ids for item in parsed)] == ended_chat_tokens("qwen3", written)
@@ -134,7 +126,6 @@ def test_every_token_belongs_to_an_item() -> None:
 
 
 def test_truncated_item_is_incomplete() -> None:
-    """It is the item at the token limit, of any kind."""
     for written in ("<think>\nLet me", THOUGHT + "Hel", f"{THOUGHT}{PARIS[:50]}"):
         *whole, last = parse_cut_chat("qwen3", written)
         assert (last.complete, last.token_ids) == (False, ())
@@ -153,14 +144,12 @@ def test_partial_character_is_no_text(reason: FinishReason) -> None:
 
 
 def test_unfinished_reasoning_has_no_message() -> None:
-    """No message is made up after it."""
     assert items_in_brief(parse_chat("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
 
 
 @pytest.mark.defect("B26")
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_reasoning_tokens_are_counted(size: int) -> None:
-    """Tokens between the marks count, the marks do not."""
     inside = len(chat_tokens("qwen3", "\nLet me see.\n"))
     assert (
         turn_finished(
@@ -172,7 +161,6 @@ def test_reasoning_tokens_are_counted(size: int) -> None:
 
 @pytest.mark.defect("24")
 def test_reasoning_opened_by_the_prompt_is_reasoning() -> None:
-    """The parser knows that the mark was in the prompt, and its tokens count."""
     parsed = parse_chat_tokens("deepseek_r1", ended_chat_tokens("deepseek_r1", "Hm.</think>Hello"))
     assert items_in_brief(parsed_items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
     assert turn_finished(parsed).reasoning_tokens == len(chat_tokens("deepseek_r1", "Hm."))
@@ -181,7 +169,6 @@ def test_reasoning_opened_by_the_prompt_is_reasoning() -> None:
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_only_message_text_has_logprobs(size: int) -> None:
-    """They spell it, and belong to its tokens."""
     written = ended_chat_tokens("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
     thought, message, called = parsed_items(parse_chat_tokens("qwen3", written, size=size, likely=True))
     assert not thought.logprobs
@@ -191,18 +178,16 @@ def test_only_message_text_has_logprobs(size: int) -> None:
     assert message.logprobs[0].logprob == -first / 8
 
 
-def test_stop_text_ends_the_item() -> None:
-    """Text after it is left out, and the item has no tokens."""
+def test_stop_string_ends_the_item() -> None:
     (_, message) = parse_chat("qwen3", THOUGHT + "one two three", stop=("two",))
     assert (message.text, message.token_ids) == ("one ", ())
 
 
 def test_raw_messages_have_all_text_and_tokens() -> None:
-    """The single raw message has the whole output as text and as token ids."""
     written = ended_chat_tokens("qwen3", THOUGHT + "Hello")
-    told = turn_finished(parse_chat_tokens("qwen3", written, raw_messages=())).raw_messages
-    assert told is not None
-    (raw,) = told
+    parsed = turn_finished(parse_chat_tokens("qwen3", written, raw_messages=())).raw_messages
+    assert parsed is not None
+    (raw,) = parsed
     assert raw["tokens"] == written
     assert raw["message"] == family_model("qwen3").vocabulary.decode(written)
 

@@ -98,7 +98,6 @@ pytestmark = pytest.mark.vllm
 @given(st.data())
 @examples(30)
 def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
-    """No tokens make the parser raise or break the grammar of frames; chunks make no difference; ids add up."""
     token_ids = data.draw(soup(family))
     request = data.draw(requests())
     reason = data.draw(st.sampled_from(REASONS))
@@ -106,22 +105,21 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     found = [TokenLogprob(-1.0)] * len(token_ids) if data.draw(st.booleans()) else []
     spans = pairwise([0, *cuts, len(token_ids)])
     chunks = [TokenChunk(tuple(token_ids[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
-    told = parsed(family, chunks, request, reason)
+    items = parsed(family, chunks, request, reason)
     one_by_one = [TokenChunk((token,), tuple(found[:1])) for token in token_ids]
-    assert joined_deltas(told) == joined_deltas(parsed(family, one_by_one, request, reason))
-    speaks = [item for item in told if item.kind in ("Message", "Reasoning") and not item.repairs]
+    assert joined_deltas(items) == joined_deltas(parsed(family, one_by_one, request, reason))
+    speaks = [item for item in items if item.kind in ("Message", "Reasoning") and not item.repairs]
     assert all(item.text for item in speaks) or request["stop"]
-    whole = [*chain.from_iterable(item.token_ids for item in told)]
-    if told and reason == "stop" and not request["stop"] and not any(item.repairs for item in told):
+    whole = [*chain.from_iterable(item.token_ids for item in items)]
+    if items and reason == "stop" and not request["stop"] and not any(item.repairs for item in items):
         assert whole == token_ids
-    assert not any(item.token_ids for item in told if item.repairs or not item.complete)
-    assert all(item.complete for item in told[:-1])
-    assert not told or told[-1].complete or reason != "stop"
+    assert not any(item.token_ids for item in items if item.repairs or not item.complete)
+    assert all(item.complete for item in items[:-1])
+    assert not items or items[-1].complete or reason != "stop"
 
 
 @given(noise(), st.sampled_from(REASONS))
 def test_logprobs_spell_unparsed_marks(token_ids: list[int], reason: FinishReason) -> None:
-    """Marks without a parser are text, and have logprobs like any text."""
     found = TokenLogprob(-1.0)
     chunks = [TokenChunk((token,), (found,)) for token in token_ids]
     for item in parsed_items(

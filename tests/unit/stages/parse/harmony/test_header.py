@@ -17,7 +17,6 @@ from tests.support.parsed_output import parse_harmony, parse_harmony_text, turn_
 
 @given(st.text(min_size=1, max_size=400), st.sampled_from(["", "<|channel|>final ", "<|channel|>analysis "]))
 def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
-    """A message without ``<|message|>`` keeps every word that is no header word."""
     encoding = load_encoding()
     words = [f"w{ord(letter):x}w" for letter in text]
     tokens = encoding.encode_markup(header) + encoding.encode(" ".join(words)) + [RETURN]
@@ -44,10 +43,9 @@ def words(least: int) -> st.SearchStrategy[list[str]]:
 def test_text_in_a_header_is_kept(
     start: str, ahead: list[str], channel: str, behind: list[str], constrain: str, content: list[str]
 ) -> None:
-    """Two words or more are text, in any place of a header, and come out in order."""
     header = f"{start}{' '.join(ahead)}{channel}{' '.join(behind)}{constrain}"
-    told = parse_harmony_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
-    joined = "".join(item.text for item in told)
+    parsed = parse_harmony_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
+    joined = "".join(item.text for item in parsed)
     assert "".join(joined.split()) == "".join([*ahead, *behind, *content])
 
 
@@ -56,7 +54,6 @@ def test_text_in_a_header_is_kept(
     st.text(min_size=1, max_size=100),
 )
 def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
-    """Without markup there is no header: its words are those of an answer."""
     answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])
     (item,) = parse_harmony_text(load_encoding(), f"{answer}<|return|>")
     assert (item.kind, item.name, item.text) == ("Message", "final_answer", answer)
@@ -64,16 +61,14 @@ def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
 
 @pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
 def test_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
-    """A remainder of one word, or of header words only, is no text."""
-    told = parse_harmony_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
-    (item,) = told
+    parsed = parse_harmony_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
+    (item,) = parsed
     assert (item.kind, item.name, item.text, item.repairs) == ("Message", "commentary", "one", ("unexpected header",))
 
 
 def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
-    """Chinese text in a header is kept, though it has no spaces."""
-    told = parse_harmony_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
-    assert [item.text for item in told] == ["答案是四十二 是"]
+    parsed = parse_harmony_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
+    assert [item.text for item in parsed] == ["答案是四十二 是"]
 
 
 @pytest.mark.parametrize(
@@ -83,23 +78,20 @@ def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
     "name", ["functions." + "0123456789abcdef" * 4, "functions." + "a1" * 32, "functions." + "_7Q" * 21]
 )
 def test_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
-    """A name of 64 characters makes a call, however many tokens it takes."""
     (item,) = parse_harmony_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
     assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
 
 
 @pytest.mark.parametrize("length", range(50, 64))
 def test_channel_after_long_text_is_read_whole(length: int, encoding: HarmonyEncoding) -> None:
-    """A header is not cut between a marker and its word."""
-    told = parse_harmony_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
-    assert [(item.kind, item.text.strip()) for item in told] == [
+    parsed = parse_harmony_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
+    assert [(item.kind, item.text.strip()) for item in parsed] == [
         ("Reasoning", ("a " * length).strip()),
         ("Message", "one"),
     ]
 
 
 def test_header_without_end_is_streamed(encoding: HarmonyEncoding) -> None:
-    """A single word that continues for 256 tokens is streamed as well."""
     parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode("a1" * 200)
     frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
@@ -113,7 +105,6 @@ def test_header_without_end_is_streamed(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize("content_type", ["", " json", " <|constrain|>json", "<|constrain|>json", " code"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
 def test_recipient_makes_a_call(place: str, content_type: str, channel: str, encoding: HarmonyEncoding) -> None:
-    """A call is a call on every channel, with its recipient in any place."""
     recipient = " to=functions.f"
     role, behind = (recipient, "") if place == "role" else ("", recipient)
     (item,) = parse_harmony_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
@@ -122,7 +113,6 @@ def test_recipient_makes_a_call(place: str, content_type: str, channel: str, enc
 
 @pytest.mark.parametrize("place", ["<|message|>", "<|message|>text"])
 def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding) -> None:
-    """An item has few repairs, however often the model errs."""
     markers = [200_013] * 1000
     tokens = encoding.encode_markup("<|channel|>final") + markers + encoding.encode_markup(place) + markers
     (item,) = parse_harmony(encoding, [tokens])

@@ -24,7 +24,7 @@ def likely(tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(-position / 8, ((token, -position / 8),)) for position, token in enumerate(tokens))
 
 
-def told(
+def parse_likely(
     encoding: HarmonyEncoding, tokens: Sequence[int], size: int = 1, stop: tuple[str, ...] = ()
 ) -> list[ParsedItem]:
     logprobs = likely(tokens)
@@ -43,14 +43,13 @@ def spelled(logprobs: Sequence[Logprob]) -> bytes:
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_only_message_text_has_logprobs(size: int, encoding: HarmonyEncoding) -> None:
-    """Reasoning, calls and markup have none; every token of a message has one, commentary included."""
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>I think<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
         f"<|start|>assistant{FINAL}Hello there!<|return|>"
     )
-    thought, preamble, call, answer = told(encoding, tokens, size)
+    thought, preamble, call, answer = parse_likely(encoding, tokens, size)
     assert (thought.logprobs, call.logprobs) == ([], [])
     for item in (preamble, answer):
         assert [logprob.token for logprob in item.logprobs] == [
@@ -61,9 +60,8 @@ def test_only_message_text_has_logprobs(size: int, encoding: HarmonyEncoding) ->
 
 
 def test_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding) -> None:
-    """Its tokens come with the delta that completes it, each with its own bytes."""
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode("𓀀!"), RETURN]
-    (item,) = told(encoding, tokens)
+    (item,) = parse_likely(encoding, tokens)
     assert item.deltas == ["𓀀", "!"]
     *parts, last = item.logprobs
     assert "".join(part.token for part in parts) == "".join(f"\\x{byte:02x}" for byte in "𓀀".encode())
@@ -72,7 +70,6 @@ def test_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding) 
 
 
 def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
-    """A token's logprob comes with the delta in which its text ends."""
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(f"One {ASTRONAUT}, two 𓀀."), RETURN]
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in tokens]
     text, spelling = b"", b""
@@ -84,7 +81,6 @@ def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
 
 
 def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
-    """Markers are spelled as such, unknown ids by their number, partial characters by their bytes."""
     part = encoding.encode("𓀀")[0]
     top = ((RETURN, -0.25), (part, -1.5), (200_050, -3.0), (13, -inf))
     chunk = TokenChunk((13,), (TokenLogprob(-inf, top),))
@@ -110,16 +106,14 @@ def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
 
 
 def test_recovered_text_has_no_logprobs(encoding: HarmonyEncoding) -> None:
-    """Text from a broken header has no tokens of its own; the tokens after it have theirs."""
-    (item,) = told(encoding, encoding.encode_markup("<|channel|>final so then<|message|>one two<|return|>"))
+    (item,) = parse_likely(encoding, encoding.encode_markup("<|channel|>final so then<|message|>one two<|return|>"))
     assert item.text == "so then one two"
     assert spelled(item.logprobs) == b"one two"
 
 
-def test_broken_text_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
-    """An unfinished character becomes U+FFFD, with the logprobs of its tokens."""
+def test_unfinished_character_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
     part = encoding.encode("𓀀")[0]
-    (item,) = told(encoding, [*encoding.encode_markup(FINAL), 40, part, RETURN])
+    (item,) = parse_likely(encoding, [*encoding.encode_markup(FINAL), 40, part, RETURN])
     assert item.text == "I�"
     assert spelled(item.logprobs) == b"I" + encoding.token_bytes[part]
 
@@ -127,15 +121,14 @@ def test_broken_text_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
 @given(st.text(max_size=30), st.text(min_size=1, max_size=3), st.integers(1, 50))
 @examples(200)
 def test_logprobs_spell_the_text(text: str, stop: str, size: int) -> None:
-    """Their bytes join to the text; before a stop text, they are those of whole tokens."""
     encoding = load_encoding()
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(text), RETURN]
-    (item,) = told(encoding, tokens, size)
+    (item,) = parse_likely(encoding, tokens, size)
     assert spelled(item.logprobs) == item.text.encode() == text.encode()
-    (item,) = told(encoding, tokens, size, stop=(stop,))
+    (item,) = parse_likely(encoding, tokens, size, stop=(stop,))
     assert item.text == text.partition(stop)[0]
     spelling = spelled(item.logprobs)
     assert item.text.encode().startswith(spelling)
-    assert item.logprobs == told(encoding, tokens, stop=(stop,))[0].logprobs
+    assert item.logprobs == parse_likely(encoding, tokens, stop=(stop,))[0].logprobs
     if stop not in text:
         assert spelling == text.encode()

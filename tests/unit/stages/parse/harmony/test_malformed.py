@@ -70,9 +70,9 @@ ANSWERS = [
 
 def heard(encoding: HarmonyEncoding, text: str, size: int) -> Items:
     tokens = encoding.encode_markup(text)
-    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), tools=TOOLS)
-    assert not any("<|" in item.text for item in told)
-    return [(item.kind, item.name, item.text) for item in told]
+    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), tools=TOOLS)
+    assert not any("<|" in item.text for item in parsed)
+    return [(item.kind, item.name, item.text) for item in parsed]
 
 
 @pytest.mark.defect("26")
@@ -80,7 +80,6 @@ def heard(encoding: HarmonyEncoding, text: str, size: int) -> Items:
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|call|><|call|>", "<|call|><|endoftext|>"])
 @pytest.mark.parametrize("call", CALLS)
 def test_call_is_found_in_any_header(call: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
-    """For any place of recipient, channel and type, and any end, it is one call with its arguments."""
     assert heard(encoding, call + end, size) == [SHELL]
     assert heard(encoding, THOUGHT + NEXT + call + end, size) == [HM, SHELL]
 
@@ -90,7 +89,6 @@ def test_call_is_found_in_any_header(call: str, end: str, size: int, encoding: H
 @pytest.mark.parametrize("end", ["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>", "<|return|><|return|>", ""])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answer_is_found_in_any_header(answer: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
-    """For any header, it is a message with all of its text and no markup."""
     assert heard(encoding, answer + end, size) == [ANSWER]
     assert heard(encoding, THOUGHT + NEXT + answer + end, size) == [HM, ANSWER]
 
@@ -115,7 +113,6 @@ def test_answer_is_found_in_any_header(answer: str, end: str, size: int, encodin
 def test_messages_are_separated_by_any_markup(
     between: str, behind: str, item: tuple[str, str, str], size: int, encoding: HarmonyEncoding
 ) -> None:
-    """An end or a start may be missing or doubled between two messages."""
     assert heard(encoding, THOUGHT + between + behind, size) == [HM, item]
 
 
@@ -138,5 +135,4 @@ def test_messages_are_separated_by_any_markup(
 )
 @pytest.mark.parametrize("size", [1, 1000])
 def test_odd_messages_keep_their_text(text: str, items: Items, size: int, encoding: HarmonyEncoding) -> None:
-    """Odd channels, undeclared tools and broken arguments become items as well."""
     assert heard(encoding, text, size) == items

@@ -79,7 +79,6 @@ def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
 def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
-    """The items are the same for any chunks."""
     frames = list(read_frames(recording, TokenFrame))
     larger, single = (
         parse_harmony_frames(encoding, chunked(frames, size)),
@@ -92,16 +91,15 @@ def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: Ha
 @pytest.mark.defect("9")
 @given(wellformed_completions(), st.data())
 def test_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
-    """For any chunks, the deltas join to the text that openai_harmony reads in all tokens."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
-    told = parsed_items(
+    parsed = parsed_items(
         parse_harmony_frames(
             load_encoding(), [*cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
         )
     )
     theirs = reference_encoding().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
-    assert ["".join(item.deltas) for item in told] == [message.to_dict()["content"][0]["text"] for message in theirs]
+    assert ["".join(item.deltas) for item in parsed] == [message.to_dict()["content"][0]["text"] for message in theirs]
 
 
 CALLS = [
@@ -113,10 +111,9 @@ CALLS = [
 @pytest.mark.defect("8")
 @pytest.mark.parametrize("size", range(1, 17))
 def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
-    """One chunk may end a call, hold a second, and begin a third."""
     tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
-    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
-    assert [(item.kind, item.text) for item in told] == [
+    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert [(item.kind, item.text) for item in parsed] == [
         ("FunctionCall", '{"a":1}'),
         ("FunctionCall", "{}"),
         ("FunctionCall", '{"é":"👩‍🚀"}'),
@@ -127,19 +124,17 @@ def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncodin
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("behind", range(4))
 def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
-    """The last tokens of the reasoning and the first of the message may share a chunk with the markers."""
     thought, answer = encoding.encode(" one two three four"), encoding.encode(" five six seven eight")
     boundary = encoding.encode_markup("<|end|><|start|>assistant<|channel|>final<|message|>")
     tokens = [*encoding.encode_markup("<|channel|>analysis<|message|>"), *thought, *boundary, *answer, RETURN]
     at = tokens.index(boundary[0])
     cuts = [0, at - before, at + len(boundary) + behind, len(tokens)]
-    told = parse_harmony(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
-    assert [item.text for item in told] == [" one two three four", " five six seven eight"]
+    parsed = parse_harmony(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
+    assert [item.text for item in parsed] == [" one two three four", " five six seven eight"]
 
 
 @pytest.mark.defect("B8")
 def test_chunk_that_opens_an_item_may_have_its_text(encoding: HarmonyEncoding) -> None:
-    """Text after ``<|message|>`` in the same chunk is the item's first delta."""
     tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
     opened, delta = parse_harmony_frames(encoding, [TokenChunk(tuple(tokens))])
     assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
@@ -147,7 +142,6 @@ def test_chunk_that_opens_an_item_may_have_its_text(encoding: HarmonyEncoding) -
 
 @pytest.mark.defect("B32")
 def test_split_characters_in_arguments_are_joined(encoding: HarmonyEncoding) -> None:
-    """A character of several tokens comes whole, and no delta is empty."""
     tokens = encoding.encode_markup(CALLS[2])
     assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
     (item,) = parse_harmony(encoding, ([token] for token in tokens))
@@ -157,22 +151,20 @@ def test_split_characters_in_arguments_are_joined(encoding: HarmonyEncoding) -> 
 
 @pytest.mark.defect("B33")
 def test_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
-    """Commentary without a recipient is a message, token by token, and the call after it a separate item."""
     preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
-    told = parse_harmony(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
-    assert [(item.kind, item.name) for item in told] == [("Message", "commentary"), ("FunctionCall", "f")]
-    assert told[0].deltas == ["I", " will", " look", " it", " up", "."]
+    parsed = parse_harmony(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
+    assert [(item.kind, item.name) for item in parsed] == [("Message", "commentary"), ("FunctionCall", "f")]
+    assert parsed[0].deltas == ["I", " will", " look", " it", " up", "."]
 
 
 @pytest.mark.defect("B35")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
-    """Name, channel and content type of a call are in no item's text."""
     text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
     tokens = encoding.encode_markup(text)
-    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
-    assert not any(word in item.text for item in told for word in ("functions", "commentary", "json", "assistant"))
-    assert [item.kind for item in told] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
+    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert not any(word in item.text for item in parsed for word in ("functions", "commentary", "json", "assistant"))
+    assert [item.kind for item in parsed] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
 
 
 # Any tokens
@@ -186,7 +178,6 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
 def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
 ) -> None:
-    """The machine never raises, keeps the grammar of frames, and gives the same for any chunks."""
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
     finished = GenerationFinished(reason, 0, 0.0)
     drawn, single = (
@@ -200,7 +191,6 @@ def test_any_tokens_give_items(
 @given(any_harmony_tokens(), any_turn_start(), st.data())
 @examples(200)
 def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
-    """A chunk of plain text gives the same frame by either path."""
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
     frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
     assert parse_harmony_frames(load_encoding(), frames) == parse_harmony_slowly(load_encoding(), frames)
@@ -210,13 +200,12 @@ def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted,
 @given(any_harmony_tokens(), st.booleans())
 @examples(300)
 def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) -> None:
-    """Each ``<|message|>`` opens an item; the item's text ends with all the text after the marker."""
     encoding = load_encoding()
     frames = parse_harmony_frames(
         encoding, [*cut_chunks(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)]
     )
-    told = [item.text for item in parsed_items(frames) if "missing message" not in item.repairs]
-    for text, content in zip(told, contents(encoding, tokens), strict=True):
+    parsed = [item.text for item in parsed_items(frames) if "missing message" not in item.repairs]
+    for text, content in zip(parsed, contents(encoding, tokens), strict=True):
         assert text.endswith(content)
 
 
@@ -237,8 +226,7 @@ def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
 
 @given(st.lists(st.one_of(st.integers(0, 199_997), st.sampled_from([160, 187, 222, 624, 4103, 28823])), max_size=20))
 @examples(200)
-def test_split_characters_are_joined(tokens: list[int]) -> None:
-    """The decoder gives what decoding all bytes at once would give."""
+def test_decoder_joins_split_characters(tokens: list[int]) -> None:
     encoding = load_encoding()
     decoder = TokenDecoder(encoding)
     text = "".join([*map(decoder.decode, tokens), decoder.flush()])
@@ -250,7 +238,6 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
 
 @given(wellformed_completions())
 def test_well_formed_output_agrees_with_openai_harmony(completion: str) -> None:
-    """The items are the messages of openai_harmony's own parser."""
     encoding = load_encoding()
     tokens = encoding.encode_markup(completion)
     theirs = [
@@ -290,14 +277,13 @@ BROKEN_OFF = {
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
 @pytest.mark.parametrize("end", ["<|return|>", "<|endoftext|>"])
 def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
-    """If the grammar breaks down, the open item is not closed as complete."""
     parser = HarmonyParser(encoding, turn_started(held_to_grammar=True))
-    told: list[ParsedFrame] = []
+    parsed: list[ParsedFrame] = []
     with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
         for token in encoding.encode_markup(text + end):
-            told += parser.feed(TokenChunk((token,)))
+            parsed += parser.feed(TokenChunk((token,)))
     whole = parse_harmony_text(encoding, text + end)
-    assert [item.text for item in parsed_items(told)] == [item.text for item in whole]
+    assert [item.text for item in parsed_items(parsed)] == [item.text for item in whole]
     assert all(item.complete for item in whole)
 
 
@@ -310,22 +296,21 @@ def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, enco
     ],
 )
 def test_turn_that_its_grammar_ends_is_complete(text: str, encoding: HarmonyEncoding) -> None:
-    """An answer, the last call or a stop text ends the turn."""
-    told = parse_harmony_text(encoding, text, stop=("STOP",), held_to_grammar=True)
-    assert told
-    assert all(item.complete for item in told)
+    parsed = parse_harmony_text(encoding, text, stop=("STOP",), held_to_grammar=True)
+    assert parsed
+    assert all(item.complete for item in parsed)
 
 
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
 @pytest.mark.parametrize("reason", CUT)
 def test_truncated_turn_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """At the token limit or by a cancel, a turn may end anywhere, with a grammar or without."""
     parse_harmony_text(encoding, text, reason, held_to_grammar=True)
 
 
 @pytest.mark.parametrize("reason", CUT)
-def test_open_item_of_a_truncated_turn_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """All tokens of the turn count."""
+def test_truncated_turn_counts_all_tokens_and_its_open_item_is_incomplete(
+    reason: FinishReason, encoding: HarmonyEncoding
+) -> None:
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>one two{NEXT}<|channel|>final<|message|>three four")
     frames = parse_harmony_frames(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
     assert [(item.text, item.complete) for item in parsed_items(frames)] == [("one two", True), ("three four", False)]
@@ -335,8 +320,7 @@ def test_open_item_of_a_truncated_turn_is_incomplete(reason: FinishReason, encod
 # Counting
 
 
-def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
-    """Every generated token counts as output, those of reasoning text as reasoning too."""
+def test_all_tokens_and_those_of_reasoning_are_counted(encoding: HarmonyEncoding) -> None:
     parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>one two three<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>"
@@ -349,7 +333,6 @@ def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
 @pytest.mark.defect("V8")
 @pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
 def test_calls_within_reasoning_are_not_reasoning_tokens(header: str, encoding: HarmonyEncoding) -> None:
-    """Calls of the sandbox or the browser count as output only."""
     tokens = encoding.encode_markup(
         f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"
     )
@@ -365,7 +348,6 @@ def test_calls_within_reasoning_are_not_reasoning_tokens(header: str, encoding: 
     st.sampled_from(["stop", "length"]),
 )
 def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason) -> None:
-    """In a stream of several turns, each gives the same as it does alone."""
     encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)
     alone: list[list[TokenFrame]] = [
         [begun, *cut_chunks(tokens, (), likely=False), finished] for tokens, begun in turns
@@ -375,7 +357,6 @@ def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationS
 
 
 def test_long_header_becomes_an_answer(encoding: HarmonyEncoding) -> None:
-    """After 64 tokens without ``<|message|>``, text is streamed."""
     parser = HarmonyParser(encoding, turn_started())
     tokens = encoding.encode("word " * 200)
     frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]

@@ -26,14 +26,12 @@ def raw(encoding: HarmonyEncoding, text: str, **fields: Any) -> Any:
 
 @given(wellformed_completions())
 def test_raw_messages_equal_those_of_openai_harmony(completion: str) -> None:
-    """This holds for well-formed output."""
     tokens = load_encoding().encode_markup(completion)
     theirs = reference_encoding().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
     assert list(raw(load_encoding(), completion)) == [message.to_dict() for message in theirs]
 
 
 def test_raw_messages_are_optional() -> None:
-    """They are absent by default, and empty for an empty turn."""
     encoding = load_encoding()
     (_, finished) = parse_harmony_frames(encoding, [turn_started(), GenerationFinished("stop", 0, 0.0)])
     assert isinstance(finished, TurnFinished)
@@ -42,7 +40,6 @@ def test_raw_messages_are_optional() -> None:
 
 
 def test_broken_messages_become_readable_ones(encoding: HarmonyEncoding) -> None:
-    """Each item is one message that openai_harmony can read, for any header."""
     messages = raw(
         encoding,
         "<|channel|>analysis––commentary<|message|>hm<|start|>assistantfinal<|message|>so<|end|>"
@@ -50,8 +47,8 @@ def test_broken_messages_become_readable_ones(encoding: HarmonyEncoding) -> None
         tools=Toolset((CustomTool("shell"),)),
     )
     assert [Message.from_dict(message).to_dict() for message in messages] == list(messages)
-    told = [(m["channel"], m.get("recipient"), m.get("content_type"), m["content"][0]["text"]) for m in messages]
-    assert told == [
+    parsed = [(m["channel"], m.get("recipient"), m.get("content_type"), m["content"][0]["text"]) for m in messages]
+    assert parsed == [
         ("analysis", None, None, "hm"),
         ("final", None, None, "so"),
         ("commentary", "functions.shell", "<|constrain|>code", "ls 𓀀"),
@@ -60,7 +57,6 @@ def test_broken_messages_become_readable_ones(encoding: HarmonyEncoding) -> None
 
 @pytest.mark.parametrize("recipient", ["python", "browser.open", "container.exec", "docs.look-up", "docs.write"])
 def test_server_side_calls_keep_their_header(recipient: str, encoding: HarmonyEncoding) -> None:
-    """A raw call has the channel, recipient and type of the model, or the usual ones."""
     (message,) = raw(encoding, f"<|channel|>analysis to={recipient} code<|message|>x<|call|>", tools=EVERY_TOOL)
     assert (message["channel"], message["recipient"], message["content_type"]) == ("analysis", recipient, "code")
     (bare,) = raw(encoding, f" to={recipient}<|message|>x<|call|>", tools=EVERY_TOOL)
@@ -68,7 +64,7 @@ def test_server_side_calls_keep_their_header(recipient: str, encoding: HarmonyEn
     assert Message.from_dict(bare).to_dict() == bare
 
 
-def test_raw_message_includes_the_stop_text(encoding: HarmonyEncoding) -> None:
+def test_raw_message_includes_the_stop_string(encoding: HarmonyEncoding) -> None:
     """The answer leaves it out, but the model wrote it."""
     (message,) = raw(encoding, "<|channel|>final<|message|>one STOP", stop=("STOP",))
     assert message["content"] == [{"type": "text", "text": "one STOP"}]

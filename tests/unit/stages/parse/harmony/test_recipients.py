@@ -48,19 +48,17 @@ TEAM = Toolset(
 def called(encoding: HarmonyEncoding, recipient: str, tools: Toolset) -> Called:
     """The items parsed from a message to ``recipient``, if the request has ``tools``."""
     text = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>"
-    told = parse_harmony_text(encoding, text, tools=tools)
-    return [(item.kind, item.namespace, item.name, item.repairs) for item in told]
+    results = parse_harmony_text(encoding, text, tools=tools)
+    return [(item.kind, item.namespace, item.name, item.repairs) for item in results]
 
 
 @pytest.mark.parametrize("recipient", ["functions.weather", "weather", "functions.other"])
 def test_forbidden_calls_are_reasoning(recipient: str, encoding: HarmonyEncoding) -> None:
-    """With ``tool_choice`` "none" this holds for any recipient."""
     assert called(encoding, recipient, Toolset(WEATHER.tools, choice="none")) == FORBIDDEN
 
 
 @pytest.mark.parametrize("recipient", ["functions.shell", "shell", "agents.spawn", "functions.other", "agents.other"])
 def test_only_allowed_tools_are_called(recipient: str, encoding: HarmonyEncoding) -> None:
-    """``allowed_tools`` is a hard limit: a call of any other tool, existing or not, is reasoning."""
     allowed = ((None, "weather"), ("agents", "exec"))
     assert called(encoding, recipient, Toolset(TEAM.tools, allowed=allowed)) == FORBIDDEN
     assert called(encoding, "functions.weather", Toolset(TEAM.tools, allowed=allowed)) == [
@@ -70,7 +68,6 @@ def test_only_allowed_tools_are_called(recipient: str, encoding: HarmonyEncoding
 
 @pytest.mark.parametrize("recipient", ["functions.weather", "weather"])
 def test_forbidden_tool_without_marks_is_reasoning(recipient: str, encoding: HarmonyEncoding) -> None:
-    """A forbidden call without ``to=`` is no message either."""
     (item,) = parse_harmony_text(
         encoding,
         f"<|channel|>commentary {recipient}<|message|>{{}}<|call|>",
@@ -103,17 +100,14 @@ def test_forbidden_tool_without_marks_is_reasoning(recipient: str, encoding: Har
 def test_recipient_finds_its_tool(
     recipient: str, kind: str, namespace: str | None, name: str, encoding: HarmonyEncoding
 ) -> None:
-    """A full name finds its tool; a bare name does if it is unique or names a plain tool."""
     assert called(encoding, recipient, TEAM) == [(kind, namespace, name, ())]
 
 
 def test_ambiguous_bare_name_finds_no_tool(encoding: HarmonyEncoding) -> None:
-    """If two namespaces have it, none is guessed."""
     assert called(encoding, "wait", TEAM) == FORBIDDEN
 
 
 def test_namespace_may_be_called_functions(encoding: HarmonyEncoding) -> None:
-    """The tools of a client's namespace of this name keep it."""
     tools = Toolset((CustomTool("exec", namespace="functions"),))
     assert called(encoding, "functions.exec", tools) == [("CustomToolCall", "functions", "exec", ())]
 
@@ -126,19 +120,16 @@ def test_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize("recipient", ["weather,", "weather.", "weatherjson", "weather.json", "default.weather:"])
 @pytest.mark.parametrize("namespace", ["functions.", "function.", "default.", ""])
 def test_misspelt_recipient_finds_its_function(namespace: str, recipient: str, encoding: HarmonyEncoding) -> None:
-    """A suffix of punctuation or content type, or a wrong namespace, is ignored."""
     assert called(encoding, namespace + recipient, WEATHER) == [("FunctionCall", None, "weather", ())]
 
 
 @pytest.mark.parametrize("recipient", ["functions.wether,", "functions.default.wether"])
 def test_unknown_name_is_kept_as_written(recipient: str, encoding: HarmonyEncoding) -> None:
-    """Only declared names are corrected."""
     name = recipient.removeprefix("functions.")
     assert called(encoding, recipient, WEATHER) == [("FunctionCall", None, name, ())]
 
 
 def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
-    """The input of a custom tool is unchanged for any content type in the header."""
     source = '*** Begin Patch\n+ é 👩‍🚀 {"a": 1}\n'
     text = f"<|channel|>commentary to=functions.shell code<|message|>{source}<|call|>"
     (item,) = parse_harmony_text(encoding, text, tools=TEAM)
@@ -214,7 +205,6 @@ HEADERS = [
 def test_any_tool_is_called_on_any_channel(
     header: str, recipient: str, opening: ItemOpened, encoding: HarmonyEncoding
 ) -> None:
-    """The recipient alone decides what a message is."""
     assert opened(encoding, header.format(recipient)) == (opening, ())
 
 
@@ -230,7 +220,6 @@ def test_any_tool_is_called_on_any_channel(
 def test_undeclared_tool_is_named_in_reasoning(
     tools: Toolset, recipient: str, addressed: str, encoding: HarmonyEncoding
 ) -> None:
-    """A call of a tool that does not exist is reasoning with its recipient, for an answer."""
     found = opened(encoding, f"<|channel|>analysis to={recipient} code", tools)
     assert found == (ReasoningOpened(addressed), ("undeclared tool",))
 
@@ -251,7 +240,6 @@ def test_built_in_tool_is_no_function_of_the_same_name(recipient: str, encoding:
     ["docs.other", "my.wiki-2.other", "browser.other", "container.other", "docs.weather", "Docs.apply_patch"],
 )
 def test_made_up_server_tool_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
-    """In a namespace of the server, an unknown function does not exist."""
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
     assert opening == ReasoningOpened(recipient)
 
@@ -267,7 +255,6 @@ def test_forbidden_server_tool_is_reasoning(
 
 
 def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> None:
-    """An allowed label admits all of its tools, and no others."""
     tools = Toolset(HERE.tools, allowed=(("docs", ANY_NAME), ("python", ANY_NAME)))
     for recipient in ("docs.write", "docs.read/all-of.it", "python"):
         assert opened(encoding, f" to={recipient}<|channel|>analysis", tools)[0] == CALLED[recipient]
@@ -277,12 +264,12 @@ def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> N
 @pytest.mark.parametrize("name", ["docs.read/all-of.it", "my.wiki-2.page.get", "python", "browser.search"])
 def test_made_up_tool_result_is_reasoning(name: str, encoding: HarmonyEncoding) -> None:
     """The model may write a tool's message itself, under any name."""
-    told = parse_harmony_text(
+    parsed = parse_harmony_text(
         encoding,
         f"<|channel|>analysis<|message|>Hm.<|end|><|start|>{name} to=assistant<|channel|>commentary<|message|>4<|end|>",
         tools=HERE,
     )
-    assert [(item.kind, item.text, item.repairs) for item in told] == [
+    assert [(item.kind, item.text, item.repairs) for item in parsed] == [
         ("Reasoning", "Hm.", ()),
         ("Reasoning", "4", ("foreign role",)),
     ]
@@ -290,7 +277,6 @@ def test_made_up_tool_result_is_reasoning(name: str, encoding: HarmonyEncoding) 
 
 @pytest.mark.parametrize("word", ["search", "open", "find", "exec"])
 def test_word_that_the_browser_knows_is_text(word: str, encoding: HarmonyEncoding) -> None:
-    """Without ``to=``, only the full name of a built-in tool is a recipient."""
     assert not Recipients(HERE).knows(word)
     opening, _ = opened(encoding, f"<|channel|>commentary {word}")
     assert opening == MessageOpened("commentary")
@@ -298,6 +284,5 @@ def test_word_that_the_browser_knows_is_text(word: str, encoding: HarmonyEncodin
 
 
 def test_custom_tool_keeps_its_kind(encoding: HarmonyEncoding) -> None:
-    """It may stand beside the server's tools."""
     tools = Toolset((*HERE.tools, CustomTool("note")))
     assert opened(encoding, "<|channel|>commentary to=note code", tools) == (CustomToolCallOpened("note"), ())

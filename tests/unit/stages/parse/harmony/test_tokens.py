@@ -31,38 +31,35 @@ ANSWER = "<|channel|>final<|message|><|return|>"
 NEXT = "<|start|>assistant"
 
 
-def joined(told: list[ParsedItem]) -> list[int]:
+def joined(parsed: list[ParsedItem]) -> list[int]:
     """The tokens of a turn, from those of its items."""
     between = load_encoding().encode_markup(NEXT)
-    return [token for item in told for token in (*between, *item.token_ids)][len(between) :]
+    return [token for item in parsed for token in (*between, *item.token_ids)][len(between) :]
 
 
 @pytest.mark.parametrize("last", [CALLED, CALLED_AHEAD, ANSWER])
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_items_have_all_tokens_of_a_turn(last: str, size: int, encoding: HarmonyEncoding) -> None:
-    """An item's tokens reach from its header to its end; together they are all that was generated."""
     messages = [THOUGHT, PREAMBLE, last]
     tokens = encoding.encode_markup(NEXT.join(messages))
-    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
-    assert [encoding.decode(item.token_ids) for item in told] == messages
-    assert joined(told) == tokens
+    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert [encoding.decode(item.token_ids) for item in parsed] == messages
+    assert joined(parsed) == tokens
 
 
 @given(wellformed_completions(), st.data())
 def test_any_well_formed_turn_keeps_its_tokens(completion: str, data: st.DataObject) -> None:
-    """This holds for any chunks."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
-    told = parsed_items(
+    parsed = parsed_items(
         parse_harmony_frames(
             load_encoding(), [*cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
         )
     )
-    assert joined(told) == tokens
+    assert joined(parsed) == tokens
 
 
 def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
-    """A text that was generated letter by letter has a token per letter."""
     letters = [token for letter in "Hello there" for token in encoding.encode(letter)]
     tokens = [*encoding.encode_markup("<|channel|>final<|message|>"), *letters, RETURN]
     (item,) = parse_harmony(encoding, [tokens])
@@ -73,8 +70,8 @@ def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize("reason", ["length", "cancelled", "stop"])
 def test_truncated_item_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
     """An item at a limit or a stop text might have ended otherwise."""
-    told = parse_harmony_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
-    assert [bool(item.token_ids) for item in told] == [True, False]
+    parsed = parse_harmony_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
+    assert [bool(item.token_ids) for item in parsed] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +99,11 @@ def test_role_in_other_tokens_has_none(encoding: HarmonyEncoding) -> None:
     """A prompt could not continue after such a role with the same tokens."""
     role = [*encoding.encode("assist"), *encoding.encode("ant")]
     tokens = [*encoding.encode_markup(THOUGHT), START, *role, *encoding.encode_markup(ANSWER)]
-    told = parse_harmony(encoding, [tokens])
-    assert [(item.kind, bool(item.token_ids)) for item in told] == [("Reasoning", True), ("Message", False)]
+    parsed = parse_harmony(encoding, [tokens])
+    assert [(item.kind, bool(item.token_ids)) for item in parsed] == [("Reasoning", True), ("Message", False)]
 
 
 def test_repeated_end_belongs_to_no_item(encoding: HarmonyEncoding) -> None:
-    """Tokens between messages are dropped."""
     tokens = [*encoding.encode_markup(THOUGHT), END, END, *encoding.encode_markup(NEXT + ANSWER)]
     assert [encoding.decode(item.token_ids) for item in parse_harmony(encoding, [tokens])] == [THOUGHT, ANSWER]
 
@@ -115,7 +111,6 @@ def test_repeated_end_belongs_to_no_item(encoding: HarmonyEncoding) -> None:
 @given(any_harmony_tokens())
 @examples(300)
 def test_tokens_of_an_item_parse_to_that_item(tokens: list[int]) -> None:
-    """The tokens of an item give the same item by themselves, without repairs."""
     begun = turn_started(tools=CLIENT_TOOLS)
     finished = GenerationFinished("stop", 0, 0.0)
     for item in parsed_items(
