@@ -116,7 +116,7 @@ class Responses:
         body = await request.read()
         with self.scheduler.in_flight:
             prepared = await self._prepare(request, body)
-            if prepared.conversation.response.background and not prepared.streams:
+            if prepared.conversation.facts.response.background and not prepared.streams:
                 request[RESPONSE] = queued = (await self.scheduler.queue(prepared.conversation)).response
                 return as_json(queued)
             async with self._translated(self.scheduler.run(prepared.conversation)) as events:

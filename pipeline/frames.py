@@ -14,9 +14,10 @@ included.  So a recording of one junction is complete, and replays to the same b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
@@ -89,39 +90,51 @@ class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_TEMPLATE_OPTIONS = TemplateOptions()
 
 
-class ResolvedRequest(_Frame, frozen=True, tag="Conversation"):
-    """The request, validated; ``input`` came with it, ``history`` is the past that it continues.
+class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The facts of a request, carried by the first frame of every junction.
 
-    ``response`` is the response object at its start, and ``tools`` is read from its tool parameters.  ``date`` is the
-    day of the request, as YYYY-MM-DD.  ``raw_messages`` is True if the response shall include the raw messages.
-    ``tokens`` maps item ids to the tokens that the engine generated for them (see `ItemTokens`), and ``results`` maps
-    ids of calls to the text that the model read (see `ItemResult`).  ``include`` is the request's parameter.
-    ``template`` is for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's
-    constraints on the answer beside ``text.format``.
+    ``response`` is the response object at its start.  ``input`` is what came with the request; after a turn with calls
+    of this server, the items of the turn follow.  ``date`` is the day of the request, as YYYY-MM-DD.  ``tools`` is read
+    from the tool parameters.  ``wants_raw_messages`` is True if the response shall include the raw messages.
+    ``include`` is the request's parameter.  ``template`` is for models with a chat template.  ``structured`` is the
+    request's ``structured_outputs``, vLLM's constraints on the answer beside ``text.format``.
     """
 
     response: Response
-    history: tuple[Item, ...]
     input: tuple[Item, ...]
     sampling: Sampling
     date: str
     tools: Toolset = Toolset()
     scheduling: Scheduling = Scheduling()
-    raw_messages: bool = False
     origin: Origin = Origin()
-    tokens: Mapping[str, TokenIds] = {}
-    results: Mapping[str, str] = {}
+    wants_raw_messages: bool = False
     include: tuple[str, ...] = ()
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
     structured: Mapping[str, Any] = {}
 
 
+class ResolvedRequest(_Frame, frozen=True):
+    """The request, validated, with the ``history`` that it continues.
+
+    ``tokens`` maps item ids to the tokens that the engine generated for them (see `ItemTokens`), and ``results`` maps
+    ids of calls to the text that the model read (see `ItemResult`).
+    """
+
+    facts: RequestFacts
+    history: tuple[Item, ...] = ()
+    tokens: Mapping[str, TokenIds] = {}
+    results: Mapping[str, str] = {}
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All items that the model reads."""
+        return (*self.history, *self.facts.input)
+
+
 class ResponseStarted(_Frame, frozen=True):
     """The response begins: from here on a failure is an event, no longer an HTTP status."""
 
-    response: Response
-    input: tuple[Item, ...]
-    origin: Origin = Origin()
+    facts: RequestFacts
 
 
 CallSyntax: TypeAlias = Literal["native", "list", "arguments"]
@@ -144,22 +157,17 @@ class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Prompt(_Frame, frozen=True):
-    """The conversation as the model reads it; generation stops at any of ``stop_token_ids``.
+    """The prompt of a turn; generation stops at any of ``stop_token_ids``.
 
     If there is a ``grammar``, in llguidance's dialect of Lark, the whole output must match it.  ``images`` are data
     URLs, in the order of their placeholders.  ``chat`` is set for models with a chat template.
     """
 
-    response: Response
-    input: tuple[Item, ...]
+    facts: RequestFacts
     token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
-    sampling: Sampling
-    tools: Toolset = Toolset()
     grammar: str | None = None
-    scheduling: Scheduling = Scheduling()
     raw_messages: RawMessages | None = None
-    origin: Origin = Origin()
     images: tuple[str, ...] = ()
     chat: ChatTurn | None = None
 
@@ -167,22 +175,25 @@ class Prompt(_Frame, frozen=True):
 class GenerationStarted(_Frame, frozen=True):
     """The engine has accepted the prompt of a turn; the first turn begins the response, if it has not begun yet.
 
-    ``stop`` are the stop texts of the request.  ``raw_messages`` are the prompt's, or None if the request does not
-    want them.  ``held_to_grammar`` is True if the prompt has a grammar: output that does not match it was
-    cut short by the engine.  ``chat`` is the prompt's; if it is set, ``prompt`` holds the prompt's tokens, which show
-    whether the model is in the middle of a thought.
+    ``raw_messages`` are the prompt's, or None if the request does not want them.  ``held_to_grammar`` is True if the
+    prompt has a grammar: output that does not match it was cut short by the engine.  ``chat`` is the prompt's; if it is
+    set, ``prompt`` holds the prompt's tokens, which show whether the model is in the middle of a thought.
     """
 
-    response: Response
-    input: tuple[Item, ...]
+    facts: RequestFacts
     prompt_tokens: int
-    tools: Toolset = Toolset()
-    stop: tuple[str, ...] = ()
     raw_messages: RawMessages | None = None
     held_to_grammar: bool = False
-    origin: Origin = Origin()
     chat: ChatTurn | None = None
     prompt: TokenIds = ()
+
+
+FactsFrame = TypeVar("FactsFrame", ResolvedRequest, ResponseStarted, Prompt, GenerationStarted)
+
+
+def with_facts(frame: FactsFrame, **changes: Any) -> FactsFrame:
+    """Return the frame with changed facts."""
+    return replace(frame, facts=replace(frame.facts, **changes))
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):

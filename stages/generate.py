@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.pipeline.errors import ContextTooLong, EngineFailed, InvalidPrompt
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, TokenFrame, TokenIds
+from penstock.pipeline.frames import (
+    EngineFrame,
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    TokenFrame,
+    TokenIds,
+    with_facts,
+)
 from penstock.stages.services.engines.engine import Engine
 
 
@@ -28,14 +36,10 @@ class Generate:
         async for prompt in source:
             async with self.engine.open(self._checked(prompt)) as frames:
                 yield GenerationStarted(
-                    response=prompt.response,
-                    input=prompt.input,
+                    facts=prompt.facts,
                     prompt_tokens=len(prompt.token_ids),
-                    tools=prompt.tools,
-                    stop=prompt.sampling.stop,
                     raw_messages=prompt.raw_messages,
                     held_to_grammar=prompt.grammar is not None,
-                    origin=prompt.origin,
                     chat=prompt.chat,
                     prompt=() if prompt.chat is None else prompt.token_ids,
                 )
@@ -58,8 +62,8 @@ class Generate:
             raise InvalidPrompt("The prompt is empty.")
         if not _are_within(prompt.token_ids, self.engine.vocabulary_size):
             raise InvalidPrompt("The prompt has token ids that the model does not know.")
-        limit = min(room, prompt.sampling.max_tokens or room)
-        return msgspec.structs.replace(prompt, sampling=msgspec.structs.replace(prompt.sampling, max_tokens=limit))
+        limit = min(room, prompt.facts.sampling.max_tokens or room)
+        return with_facts(prompt, sampling=msgspec.structs.replace(prompt.facts.sampling, max_tokens=limit))
 
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from penstock.api.http.access_log import outcome_of
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.runs.run import Run, RunRegistry
@@ -153,4 +153,4 @@ class BackgroundQueue:
 
 def _with_secrets(request: ResolvedRequest, servers: tuple[McpServer, ...]) -> ResolvedRequest:
     """Put the MCP servers of the request, secrets included, into its stored one, if they are known."""
-    return replace(request, tools=replace(request.tools, servers=servers)) if servers else request
+    return with_facts(request, tools=replace(request.facts.tools, servers=servers)) if servers else request

@@ -107,7 +107,7 @@ class Scheduler:
             self.store.check()
         async with self._normalizing.open(source_of([create_request])) as requests:
             request = await first(requests)
-        response, origin = request.response, request.origin
+        response, origin = request.facts.response, request.facts.origin
         if response.conversation is not UNSET:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
                 await self.store.conversations.lock(
@@ -117,7 +117,7 @@ class Scheduler:
 
     def run(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Start a response, and return its events; an error before the first event keeps it from beginning."""
-        response = request.response
+        response = request.facts.response
         if response.background:
             return self._in_background(request)
         if self.detaches and response.store:
@@ -129,19 +129,19 @@ class Scheduler:
 
         Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
         """
-        queued = replace(request.response, status="queued")
+        queued = replace(request.facts.response, status="queued")
         with self._unlocking(queued):
             self._check_engine()
             self.background.check()
             await self._check_prompt(request)
-        stored = StoredResponse(queued, request.input, request.origin)
+        stored = StoredResponse(queued, request.facts.input, request.facts.origin)
         return await asyncio.shield(self._accept(stored, request))  # completes even if the client disconnects
 
     async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):
             await self.store.accept(stored, request)
         run = self.runs.queue(stored)
-        self.background.add(run, request.tools.servers)
+        self.background.add(run, request.facts.tools.servers)
         return run
 
     def _check_engine(self) -> None:
@@ -170,9 +170,9 @@ class Scheduler:
 
     async def _in_foreground(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
-        response_id = request.response.id
+        response_id = request.facts.response.id
         async with self._after_normalize.open(source_of([request])) as events:
-            with self._unlocking(request.response):
+            with self._unlocking(request.facts.response):
                 event = await first(events)
             run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
             self._interrupts[response_id] = foreground.interrupt
@@ -203,8 +203,8 @@ class Scheduler:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run_detached(request, begun))
-        self._interrupts[request.response.id] = task.cancel
-        task.add_done_callback(lambda _: self._interrupts.pop(request.response.id))
+        self._interrupts[request.facts.response.id] = task.cancel
+        task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response.id))
         await asyncio.shield(begun)
         async with aclosing(self._run_of(request).follow()) as events:
             async for event in events:
@@ -212,7 +212,7 @@ class Scheduler:
 
     async def _run_detached(self, request: ResolvedRequest, begun: asyncio.Future[None]) -> None:
         try:
-            with self._unlocking(request.response), self.in_flight:
+            with self._unlocking(request.facts.response), self.in_flight:
                 await self._run(request, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
@@ -223,7 +223,7 @@ class Scheduler:
             try:
                 await first(events)
             except Exception as error:
-                run = self.runs.get(request.response.id, request.origin.owner)
+                run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
                 if run and run.response.status == "in_progress":
                     _fail(run, error)
                 raise
@@ -237,7 +237,7 @@ class Scheduler:
                 _fail(run, error)
 
     def _run_of(self, request: ResolvedRequest) -> Run:
-        run = self.runs.get(request.response.id, request.origin.owner)
+        run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
         if run is None:
             raise RuntimeError("a response that has begun is among the live ones")
         return run

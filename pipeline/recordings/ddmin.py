@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.pipeline.frames import GenerationStarted, ResolvedRequest
+from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.tools import Tool, Toolset
 from penstock.pipeline.recordings.failing_case import CaseToken, CaseTurn, FailingCase
@@ -175,9 +175,9 @@ def _request(case: FailingCase) -> Parts:
 
 
 def _request_parts(frame: ResolvedRequest | GenerationStarted) -> Iterator[RequestPart]:
-    response = frame.response
+    response = frame.facts.response
     yield from (("tool", at) for at in range(len(response.tools)))
-    groups = _groups(frame.input)
+    groups = _groups(frame.facts.input)
     # the group of the last item stays: it is what the response answers
     yield from (("item", at) for at in dict.fromkeys(groups) if at != groups[-1])
     if isinstance(frame, ResolvedRequest) and frame.history:
@@ -186,20 +186,20 @@ def _request_parts(frame: ResolvedRequest | GenerationStarted) -> Iterator[Reque
 
 
 def _without(frame: _Frame, left_out: Collection[RequestPart]) -> _Frame:
-    response = frame.response
-    tools = tuple(tool for at, tool in enumerate(response.tools) if ("tool", at) not in left_out)
+    facts = frame.facts
+    tools = tuple(tool for at, tool in enumerate(facts.response.tools) if ("tool", at) not in left_out)
     plain = {field: value for field, value in _PLAIN.items() if (field, 0) in left_out}
-    gone = [tool for at, tool in enumerate(response.tools) if ("tool", at) in left_out]
-    changes: dict[str, Any] = {
-        "response": msgspec.structs.replace(response, tools=tools, **plain),
-        "input": tuple(
-            item for at, item in zip(_groups(frame.input), frame.input, strict=True) if ("item", at) not in left_out
-        ),
-        "tools": _toolset(frame.tools, gone, is_free="tool_choice" in plain),
-    }
-    if ("history", 0) in left_out and isinstance(frame, ResolvedRequest):
-        changes |= {"history": (), "tokens": {}, "results": {}}
-    return msgspec.structs.replace(frame, **changes)
+    gone = [tool for at, tool in enumerate(facts.response.tools) if ("tool", at) in left_out]
+    groups = zip(_groups(facts.input), facts.input, strict=True)
+    changed = with_facts(
+        frame,
+        response=msgspec.structs.replace(facts.response, tools=tools, **plain),
+        input=tuple(item for at, item in groups if ("item", at) not in left_out),
+        tools=_toolset(facts.tools, gone, is_free="tool_choice" in plain),
+    )
+    if ("history", 0) in left_out and isinstance(changed, ResolvedRequest):
+        return msgspec.structs.replace(changed, history=(), tokens={}, results={})
+    return changed
 
 
 def _groups(items: Sequence[Item]) -> list[int]:

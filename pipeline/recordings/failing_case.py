@@ -125,16 +125,16 @@ def _conversation(path: Path) -> ResolvedRequest | None:
 
 def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     """Return the body of an equivalent request, with the history as part of its input."""
-    response = conversation.response
+    response = conversation.facts.response
     fields = _as_json(response)
-    items = [_as_sent(_as_json(item)) for item in (*conversation.history, *conversation.input)]
+    items = [_as_sent(_as_json(item)) for item in conversation.items]
     body: dict[str, Any] = {"model": response.model, "input": items}
     body |= {name: fields[name] for name, omitted in _OMITTED.items() if fields[name] != omitted}
-    if conversation.sampling.stop:
-        body["stop"] = list(conversation.sampling.stop)
-    if conversation.include:
-        body["include"] = list(conversation.include)
-    if conversation.raw_messages:
+    if conversation.facts.sampling.stop:
+        body["stop"] = list(conversation.facts.sampling.stop)
+    if conversation.facts.include:
+        body["include"] = list(conversation.facts.include)
+    if conversation.facts.wants_raw_messages:
         body["enable_response_messages"] = True
     return body
 

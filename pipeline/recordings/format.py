@@ -206,7 +206,9 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
 def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Container[str]) -> Timed:
     try:
         stamp = _decode_stamp(data)
-        return Timed(decode(older.upgraded(data) if stamp.type in changed else data), number, stamp.at)
+        if stamp.type in changed:
+            data = _encode(older.upgraded(msgspec.json.decode(data)))
+        return Timed(decode(data), number, stamp.at)
     except msgspec.ValidationError as error:
         raise UnreadableRecording(path, number, f"no frame of this place, or of this version: {error}") from error
     except _NO_JSON as error:

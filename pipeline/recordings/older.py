@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from penstock.pipeline.frames import RequestFacts
 
-CHANGED = frozenset({"CallFinished"})
+CHANGED = frozenset({"Conversation", "Prompt", "GenerationStarted", "ResponseStarted", "CallFinished"})
 """The types of frames whose layout has changed since format 1."""
 
 
-def upgraded(line: bytes) -> bytes:
-    """Rewrite a frame of a type in `CHANGED` in today's layout.  Raise `msgspec.DecodeError` if it is not JSON."""
-    fields: dict[str, Any] = msgspec.json.decode(line)
-    data = fields.get("data")
-    return msgspec.json.encode(fields | {"data": _call_data(data)}) if isinstance(data, list) else line
+def upgraded(frame: dict[str, Any]) -> dict[str, Any]:
+    """Return a frame of a type in `CHANGED`, as JSON values, in today's layout."""
+    if frame["type"] == "CallFinished":
+        return frame | {"data": _call_data(frame.get("data"))}
+    facts: dict[str, Any] = {"sampling": {"temperature": 1.0, "top_p": 1.0, "stop": frame.get("stop", ())}, "date": ""}
+    facts |= {name: frame.pop(name) for name in RequestFacts.__struct_fields__ if name in frame}
+    facts["wants_raw_messages"] = frame.get("raw_messages") not in (None, False)
+    if frame["type"] == "Conversation":
+        frame |= {"type": "ResolvedRequest"}
+    return frame | {"facts": facts}
 
 
-def _call_data(data: list[Any]) -> dict[str, Any] | None:
-    """Return the data of a call, whose kind was that of the open item, with a tag; the form of its parts shows it."""
+def _call_data(data: Any) -> dict[str, Any] | None:
+    """Return the data of a call with a tag; its kind was that of the open item, and the form of its parts shows it."""
     match data:
         case [{"stdout": _}, *_]:
             return {"type": "ShellOutput", "outputs": data}

@@ -112,12 +112,12 @@ class Recorder:
 
     def enter(self, stage: str, frame: Any) -> JunctionFile | None:
         """Register a stream at a tap by its first frame.  Return its file, or None if it is not to be recorded."""
-        response, origin = getattr(frame, "response", None), getattr(frame, "origin", None)
-        if response is None or origin is None or not self.condition.chooses(response.id, origin):
+        facts = getattr(frame, "facts", None)
+        if facts is None or not self.condition.chooses(facts.response.id, facts.origin):
             return None
-        folder = self.folders.get(response.id)
+        folder = self.folders.get(facts.response.id)
         if folder is None:
-            folder = self.folders[response.id] = self._new_folder(response)
+            folder = self.folders[facts.response.id] = self._new_folder(facts.response)
         folder.running += 1
         file = folder.junction(stage, self.after)
         file.failure, file.abandoned = None, False
@@ -238,7 +238,7 @@ class KeepBody:
         async for request in source:
             async with aclosing(self.normalize(source_of([request]))) as conversations:
                 async for conversation in conversations:
-                    response_id = conversation.response.id
-                    is_recorded = self.condition.chooses(response_id, conversation.origin)
+                    response_id = conversation.facts.response.id
+                    is_recorded = self.condition.chooses(response_id, conversation.facts.origin)
                     _latest_request.set((response_id, request.envelope.body if is_recorded else b""))
                     yield conversation

@@ -27,15 +27,14 @@ def redacted_request(body: bytes) -> dict[str, Any]:
 def without_secrets(frame: Any) -> dict[str, Any]:
     """Return a response, or a frame that refers to a request, as JSON values without secrets."""
     fields: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
-    if origin := fields.get("origin"):
-        fields["origin"] = {key: value for key, value in origin.items() if key == "position"}
-    if scheduling := fields.get("scheduling"):
-        fields["scheduling"] = {"priority": scheduling["priority"]}
-    offered = fields.get("tools")
-    if isinstance(offered, dict):
-        for server in offered.get("servers", ()):
-            if server["url"]:
-                server["url"] = without_path(server["url"])
+    facts = fields.get("facts", {})
+    if origin := facts.get("origin"):
+        facts["origin"] = {key: value for key, value in origin.items() if key == "position"}
+    if scheduling := facts.get("scheduling"):
+        facts["scheduling"] = {"priority": scheduling["priority"]}
+    for server in facts.get("tools", {}).get("servers", ()):
+        if server["url"]:
+            server["url"] = without_path(server["url"])
     return fields
 
 

@@ -90,7 +90,8 @@ class JunctionFile:
         if type(frame) in _NOTED:
             self._note(frame)
         for redacted in self.folder.redaction.frames(self.stage, frame):
-            written = without_secrets(redacted) if hasattr(redacted, "response") else redacted
+            is_about_request = hasattr(redacted, "facts") or hasattr(redacted, "response")
+            written = without_secrets(redacted) if is_about_request else redacted
             self._lines.append(line(written, at - self.folder.started))
 
     def begin(self) -> None:

@@ -76,8 +76,8 @@ class Sessions:
         self._request = request
         self._seconds = seconds
         self._longest = longest
-        self._servers = {server.label: server for server in request.tools.servers}
-        self._has_browsed = any(of_type((*request.history, *request.input), WebSearchCall))
+        self._servers = {server.label: server for server in request.facts.tools.servers}
+        self._has_browsed = any(of_type(request.items, WebSearchCall))
         self._open: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[CallFinished]] = set()
 
@@ -145,9 +145,9 @@ class Sessions:
     def _shown(self, data: CallData | None) -> CallData | None:
         """Return the data that the item shows: code outputs and web sources only if the request includes them."""
         match data:
-            case CodeOutputs() if OUTPUTS not in self._request.include:
+            case CodeOutputs() if OUTPUTS not in self._request.facts.include:
                 return None
-            case BrowserAction(action) if SOURCES not in self._request.include:
+            case BrowserAction(action) if SOURCES not in self._request.facts.include:
                 return BrowserAction({key: value for key, value in action.items() if key != "sources"})
             case _:
                 return data

@@ -26,6 +26,7 @@ from penstock.pipeline.frames import (
     ResponseStarted,
     ServerCallOpened,
     TurnFinished,
+    with_facts,
 )
 from penstock.pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
 from penstock.pipeline.protocol.tools import McpTool
@@ -57,7 +58,7 @@ class ToolLoop:
         self.request = request
         self.has_begun = False
         """True if a frame of the response has been yielded."""
-        self._transcript = Transcript(request.response)
+        self._transcript = Transcript(request.facts.response)
         self._add_text = self._transcript.feed_text
         self._toolbox = toolbox
         self._limits = limits
@@ -68,7 +69,7 @@ class ToolLoop:
         self._goes_on = True
         self._turns = 0
         self._calls = 0
-        self._tokens_left = request.sampling.max_tokens
+        self._tokens_left = request.facts.sampling.max_tokens
         self._has_corrected = False
         self._seconds_before = 0.0  # spent before the next turn, and counted as part of it
 
@@ -87,14 +88,14 @@ class ToolLoop:
     def begin(self) -> Iterator[Step]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
         request = self.request
-        known = known_tools((*request.history, *request.input))
-        unlisted = [server for server in request.tools.servers if server.label not in known]
+        known = known_tools(request.items)
+        unlisted = [server for server in request.facts.tools.servers if server.label not in known]
         approved = _approved(request)
         if not unlisted and not approved:
-            self.request = replace(request, tools=with_mcp_tools(request.tools, known))
+            self.request = with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
             return
         started = self._clock()
-        yield ResponseStarted(request.response, request.input, request.origin)
+        yield ResponseStarted(request.facts)
         seconds = self._limits.listing_seconds
         tasks = [self._sessions.start(list_tools(server, self._toolbox.mcp, seconds)) for server in unlisted]
         for server, task in zip(unlisted, tasks, strict=True):
@@ -104,7 +105,7 @@ class ToolLoop:
             yield ItemClosed(complete=True)
             listed = task.result().data
             known[server.label] = listed.tools if isinstance(listed, ListedTools) else ()
-        self.request = replace(request, tools=with_mcp_tools(request.tools, known))
+        self.request = with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
         for approval in approved:
             yield from self._approved_call(approval)
         self._seconds_before = self._clock() - started
@@ -126,7 +127,7 @@ class ToolLoop:
         """Return True if the request offers this MCP tool; approval alone does not permit a call."""
         key = (approval.server_label, approval.name)
         return any(
-            isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.tools.tools
+            isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.facts.tools.tools
         )
 
     # Turns
@@ -141,8 +142,8 @@ class ToolLoop:
         self._passes_text = self._turn.is_plain
         self.request = self._transcript.continued(self.request)
         if self._tokens_left is not None:
-            sampling = replace(self.request.sampling, max_tokens=self._tokens_left)
-            self.request = replace(self.request, sampling=sampling)
+            sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
+            self.request = with_facts(self.request, sampling=sampling)
         return True
 
     def feed_text(self, frame: ParsedFrame) -> ItemDelta | None:
@@ -183,7 +184,7 @@ class ToolLoop:
             return reason, 0
         if not turn.waits_for_client and (limit := self._limit()):
             return limit, 0
-        most = self.request.response.max_tool_calls
+        most = self.request.facts.response.max_tool_calls
         if most is not None and self._calls + count > most:
             return "max_tool_calls", max(0, most - self._calls)
         return "stop", count
@@ -202,7 +203,7 @@ class ToolLoop:
         """
         self._calls += count
         one_by_one = map(self._sessions.call, turn.calls[:count])
-        calls = iter(list(one_by_one)) if self.request.tools.parallel else one_by_one
+        calls = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
         is_call = bool(turn.calls)
         for frame in turn.held:
             if isinstance(frame, ItemClosed) and is_call and frame.complete:
@@ -223,8 +224,8 @@ class ToolLoop:
         """
         if turn.calls:
             self._goes_on = not turn.waits_for_client
-            if self.request.tools.choice == "required":  # met now; else every turn would have to call
-                self.request = replace(self.request, tools=replace(self.request.tools, choice="auto"))
+            if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
+                self.request = with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
         elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
             self._transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
@@ -232,10 +233,10 @@ class ToolLoop:
 
 def _approved(request: ResolvedRequest) -> list[McpApprovalRequest]:
     """Return the approval requests that the client has granted in its input and whose calls have not been made."""
-    items = (*request.history, *request.input)
+    items = request.items
     approvals = {item.id: item for item in of_type(items, McpApprovalRequest)}
     made = {item.approval_request_id for item in of_type(items, McpCall)}
     granted = dict.fromkeys(
-        item.approval_request_id for item in of_type(request.input, McpApprovalResponse) if item.approve
+        item.approval_request_id for item in of_type(request.facts.input, McpApprovalResponse) if item.approve
     )
     return [approvals[approval_id] for approval_id in granted if approval_id in approvals and approval_id not in made]

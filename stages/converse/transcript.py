@@ -23,6 +23,7 @@ from penstock.pipeline.frames import (
     ResponseStarted,
     TokenIds,
     TurnFinished,
+    with_facts,
 )
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item, Reasoning
 from penstock.pipeline.protocol.response import Response
@@ -64,8 +65,7 @@ class Transcript:
         """Return the conversation with the items added since the last call of this method."""
         items, self.items = self.items, []
         return replace(
-            conversation,
-            input=(*conversation.input, *items),
+            with_facts(conversation, input=(*conversation.facts.input, *items)),
             tokens={**conversation.tokens, **self._tokens},
             results={**conversation.results, **self._results},
         )

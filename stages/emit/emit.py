@@ -141,19 +141,19 @@ class ResponseWriter:
         if self.started:
             raise RuntimeError("a response began twice")
         self.started = True
-        self.response = frame.response
-        self._drafts = Drafts(frame.response, is_shown=True)
+        response = self.response = frame.facts.response
+        self._drafts = Drafts(response, is_shown=True)
         yield frame
-        yield ResponseCreated(next(self._numbers), frame.response)
-        if frame.response.status == "queued":  # a background response, which was stored as queued
-            yield ResponseQueued(next(self._numbers), frame.response)
-            self.response = replace(frame.response, status="in_progress")
+        yield ResponseCreated(next(self._numbers), response)
+        if response.status == "queued":  # a background response, which was stored as queued
+            yield ResponseQueued(next(self._numbers), response)
+            self.response = replace(response, status="in_progress")
         yield ResponseInProgress(next(self._numbers), self.response)
 
     def _begin_turn(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
         self._promises_json = _promises_json(frame)
         self._turns.begin(frame)
-        return () if self.started else self._start(ResponseStarted(frame.response, frame.input, frame.origin))
+        return () if self.started else self._start(ResponseStarted(frame.facts))
 
     # One item after another
 
@@ -227,5 +227,6 @@ def _incomplete(response: Response, reason: IncompleteReason) -> Response:
 
 def _promises_json(begun: GenerationStarted) -> bool:
     """Return True if a complete answer must be valid JSON; with stop texts it need not be: they may cut it anywhere."""
-    text_format = begun.response.text.get("format") or {}
-    return begun.held_to_grammar and not begun.stop and text_format.get("type") in {"json_object", "json_schema"}
+    facts = begun.facts
+    kind = (facts.response.text.get("format") or {}).get("type")
+    return begun.held_to_grammar and not facts.sampling.stop and kind in {"json_object", "json_schema"}

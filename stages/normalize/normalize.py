@@ -19,7 +19,15 @@ from msgspec import UNSET
 
 from penstock.pipeline import errors
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.frames import NO_TEMPLATE_OPTIONS, Origin, ResolvedRequest, Sampling, Scheduling, TemplateOptions
+from penstock.pipeline.frames import (
+    NO_TEMPLATE_OPTIONS,
+    Origin,
+    RequestFacts,
+    ResolvedRequest,
+    Sampling,
+    Scheduling,
+    TemplateOptions,
+)
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -120,22 +128,21 @@ class Normalize:
         current_response.set(response_id := f"resp_{suffix}")
         items, toolset, echo = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
         sampling = _sampling(request, self.traits.sampling)
-        return ResolvedRequest(
+        facts = RequestFacts(
             response=_response(request, echo, sampling, response_id, int(now), model),
-            history=past.items,
             input=items,
             sampling=sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=toolset,
             scheduling=self._scheduling(request),
-            raw_messages=request.enable_response_messages is True,
             origin=Origin(request.envelope.owner, position, request.envelope.is_recorded),
-            tokens=past.tokens,
-            results={**past.results, **await self._results(items, request)},
+            wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
         )
+        results = {**past.results, **await self._results(items, request)}
+        return ResolvedRequest(facts, past.items, past.tokens, results)
 
     def _read(
         self, request: CreateResponse, history: Sequence[Item], referenced: Mapping[str, Item], suffix: str

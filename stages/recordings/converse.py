@@ -124,16 +124,15 @@ async def _answering(
 ) -> AsyncGenerator[Any, None]:
     """Yield the frames with the response, the input and the approval ids of this conversation."""
     approvals = dict(zip(recorded.asked.approvals, Asked.by(conversation).approvals, strict=False))
-    response, input_items, origin = conversation.response, conversation.input, conversation.origin
+    facts = conversation.facts
     try:
         async for frame in frames:
             match frame:
-                case GenerationStarted(raw_messages=raw):
-                    raw = raw if conversation.raw_messages else None
-                    yield replace(frame, response=response, input=input_items, origin=origin, raw_messages=raw)
-                case ResponseStarted():
-                    yield replace(frame, response=response, input=input_items, origin=origin)
-                case TurnFinished() if not conversation.raw_messages:
+                case GenerationStarted() if not facts.wants_raw_messages:
+                    yield replace(frame, facts=facts, raw_messages=None)
+                case GenerationStarted() | ResponseStarted():
+                    yield replace(frame, facts=facts)
+                case TurnFinished() if not facts.wants_raw_messages:
                     yield replace(frame, raw_messages=None)
                 case McpCallOpened(approval_request_id=str(request_id)):
                     yield replace(frame, approval_request_id=approvals.get(request_id, request_id))

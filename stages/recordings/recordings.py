@@ -94,7 +94,7 @@ class Recordings:
 
     def find(self, conversation: ResolvedRequest) -> Sequence[Recorded]:
         """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
-        if named := self._by_name.get(conversation.response.model):
+        if named := self._by_name.get(conversation.facts.response.model):
             return [named]
         request = Asked.by(conversation)
         matches = [recorded for key in request.keys for recorded in self._by_key.get(key, ())]

@@ -59,13 +59,9 @@ class Asked:
     @classmethod
     def by(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> Asked:
         """Return the request that the first frame of a recording belongs to."""
-        match first:
-            case ResolvedRequest():
-                return cls(first.response, first.input, first.history, first.sampling.stop)
-            case GenerationStarted(stop=stop):
-                return cls(first.response, first.input, _no_history(first.response), stop)
-            case ResponseStarted():
-                return cls(first.response, first.input, _no_history(first.response))
+        facts = first.facts
+        history = first.history if isinstance(first, ResolvedRequest) else _no_history(facts.response)
+        return cls(facts.response, facts.input, history, facts.sampling.stop)
 
     @cached_property
     def items(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import Images
 from tests.support.chat_families import family_model
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 PROSE = "The weather in Paris is mild today, with a light wind from the west and some clouds by the evening. "
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -79,10 +79,11 @@ def written(family: str, names: tuple[str, str], what: str, length: int) -> Writ
 
 async def ours(output: Written) -> float:
     started = GenerationStarted(
-        replace(response(), output=(), usage=None),
-        (),
+        facts(
+            replace(response(), output=(), usage=None),
+            tools=Toolset((FunctionTool("note", parameters=PARAMETERS),)),
+        ),
         3,
-        Toolset((FunctionTool("note", parameters=PARAMETERS),)),
         chat=ChatTurn(),
         prompt=tuple(output.model.vocabulary.encode("<think>\n")),
     )

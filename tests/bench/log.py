@@ -29,7 +29,7 @@ def thinking() -> tuple[Response, list[ResponseEvent]]:
     words = [frame for frame in sequence if isinstance(frame, frames.ItemDelta)]
     end = frames.TurnFinished("stop", cached_tokens=0, output_tokens=TOKENS, reasoning_tokens=TOKENS, duration=1.0)
     thoughts = islice(cycle(words), TOKENS)
-    return started.response, written_events(
+    return started.facts.response, written_events(
         (started, frames.ReasoningOpened(), *thoughts, frames.ItemClosed(complete=True), end)
     )
 

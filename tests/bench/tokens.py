@@ -17,7 +17,7 @@ from msgspec.structs import replace as with_fields
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
+from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob, with_facts
 from penstock.pipeline.protocol.events import Delta, ResponseEvent, to_sse
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, load_encoding
@@ -68,16 +68,17 @@ def recorded() -> Stream:
 
 def variants(stream: Stream) -> dict[str, Stream]:
     """Return streams of the same text in items of every kind, and with options that add work for each token."""
-    response = stream.started.response
+    response = stream.started.facts.response
     summarised = with_fields(response, reasoning=with_fields(response.reasoning, summary="auto"))
     message = replace(stream, header="<|channel|>final<|message|>")
     call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    stopping = with_fields(stream.started.facts.sampling, stop=("\nObservation:",))
     return {
         "a message": message,
         "reasoning": stream,
-        "reasoning, as a summary": replace(stream, started=with_fields(stream.started, response=summarised)),
+        "reasoning, as a summary": replace(stream, started=with_facts(stream.started, response=summarised)),
         "a function's arguments": replace(stream, header=call),
-        "a message with a stop text": replace(message, started=with_fields(stream.started, stop=("\nObservation:",))),
+        "a message with a stop text": replace(message, started=with_facts(stream.started, sampling=stopping)),
         "a message with logprobs": replace(message, top_logprobs=0),
         "a message with 5 top_logprobs": replace(message, top_logprobs=5),
     }

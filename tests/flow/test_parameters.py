@@ -153,7 +153,7 @@ async def outcome(**body: Json) -> Outcome:
     (prompt,) = engine.prompts
     deeds = {
         # The engine reads the model, which selects the adapter, and the tokens, which contain the tools.
-        "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None, "origin": None},
+        "prompt": asdict(prompt) | {"response": prompt.facts.response.model, "tools": None, "origin": None},
         "events": [type(event) if hasattr(event, "response") else event for event in events],
         "kept": is_kept,
     }

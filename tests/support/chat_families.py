@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
-from msgspec import structs
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.pipeline.frames import CallSyntax, GenerationStarted
+from penstock.pipeline.frames import CallSyntax, GenerationStarted, with_facts
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
@@ -215,7 +214,7 @@ def chat_grammar(
     continues: bool = False,
 ) -> ChatGrammar:
     chat, tools = chat or load_model(), tools or Toolset()
-    asked = structs.replace(conversation(tools=tools, text_format=text_format), structured=structured or {})
+    asked = with_facts(conversation(tools=tools, text_format=text_format), structured=structured or {})
     shown = functions(tools, ToolNames(tools))
     return ChatGrammar(chat, *grammar(chat, asked, shown, tuple(chat.vocabulary.encode(prompt)), continues=continues))
 

@@ -131,7 +131,9 @@ async def text(conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, **s
 def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> Layout:
     instructions, items = split(conversation)
     ends = model_with_template().stop_token_ids
-    return lay_out(instructions, items, Surroundings(conversation, ToolNames(conversation.tools), images or {}, ends))
+    return lay_out(
+        instructions, items, Surroundings(conversation, ToolNames(conversation.facts.tools), images or {}, ends)
+    )
 
 
 def messages_in_brief(conversation: ResolvedRequest) -> list[dict[str, Any]]:

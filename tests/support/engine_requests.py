@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Prompt, Sampling, Scheduling
+from penstock.pipeline.frames import Prompt, Sampling, Scheduling, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Message, OutputItem, Reasoning
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -36,19 +36,20 @@ def prompt(text: str, name: str = "greeting", max_tokens: int | None = 200) -> P
     (recorded,) = read_frames(HARMONY_CASES[0].parent / name / "prompt.jsonl", Prompt)
     head = load_encoding().decode(recorded.token_ids).split("<|start|>user")[0]
     tokens = load_encoding().encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
-    return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))
+    asked = msgspec.structs.replace(recorded, token_ids=tuple(tokens))
+    return with_facts(asked, sampling=Sampling(0.0, 1.0, max_tokens))
 
 
 def sampled(asked: Prompt, **sampling: Any) -> Prompt:
-    return msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, **sampling))
+    return with_facts(asked, sampling=msgspec.structs.replace(asked.facts.sampling, **sampling))
 
 
 def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
-    return msgspec.structs.replace(asked, scheduling=Scheduling(**scheduling))
+    return with_facts(asked, scheduling=Scheduling(**scheduling))
 
 
 def adapted(asked: Prompt) -> Prompt:
-    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, model="nonsense"))
+    return with_facts(asked, response=msgspec.structs.replace(asked.facts.response, model="nonsense"))
 
 
 async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
@@ -58,7 +59,7 @@ async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response
 
 
 def rename(asked: Prompt, response_id: str) -> Prompt:
-    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, id=response_id))
+    return with_facts(asked, response=msgspec.structs.replace(asked.facts.response, id=response_id))
 
 
 def stoppable(engine: VllmEngine) -> VllmEngine:

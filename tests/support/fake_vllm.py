@@ -18,7 +18,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import Prompt, Sampling
+from penstock.pipeline.frames import Prompt, RequestFacts, Sampling
 from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
@@ -29,7 +29,7 @@ from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.processes import free_port
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 MARKER_IDS = [200006, 200005, 200008]
 
@@ -308,8 +308,9 @@ def prompt_for_fakes(**fields: Any) -> Prompt:
     names = Sampling.__struct_fields__
     sampling: dict[str, Any] = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
     asked = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
+    of_request = {name: fields.pop(name) for name in RequestFacts.__struct_fields__ if name in fields}
     known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": (200002,)}
-    return Prompt(response=asked, input=(), sampling=Sampling(0.0, 1.0, **sampling), **(known | fields))
+    return Prompt(facts(asked, sampling=Sampling(0.0, 1.0, **sampling), **of_request), **(known | fields))
 
 
 @asynccontextmanager

@@ -80,7 +80,7 @@ class Case:
         """The suffix of its ids, its time and its model: as recorded, else a suffix from its name, and defaults."""
         if self.regen or not self.has("conversation.jsonl"):
             return suffix_of(self.folder), CREATED_AT, self.header.model
-        response = self.read("conversation.jsonl", frames.ResolvedRequest)[0].response
+        response = self.read("conversation.jsonl", frames.ResolvedRequest)[0].facts.response
         return response.id.removeprefix("resp_"), float(response.created_at), response.model
 
 
@@ -165,11 +165,11 @@ def handwritten_frames(folder: Path, prompt: frames.Prompt) -> Iterator[frames.T
 
 def _handwritten_turn(text: str, prompt: frames.Prompt) -> list[frames.TokenFrame]:
     token_ids = encode_completion(text)
-    stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.sampling.stop or "\0")
+    stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.facts.sampling.stop or "\0")
     reason: frames.FinishReason = "stop" if stopped else "length"
-    logprobs = handwritten_logprobs(token_ids, prompt.sampling.logprobs)
+    logprobs = handwritten_logprobs(token_ids, prompt.facts.sampling.logprobs)
     return [
-        frames.GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
+        frames.GenerationStarted(prompt.facts, len(prompt.token_ids)),
         *(frames.TokenChunk((token,), logprobs[at : at + 1]) for at, token in enumerate(token_ids)),
         frames.GenerationFinished(reason, cached_tokens=0, duration=0.0),
     ]

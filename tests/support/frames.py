@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.items import InputText, ListedTool, Logprob, Mes
 from penstock.pipeline.protocol.response import ReasoningOptions
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.emit.emit import ResponseWriter
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 INPUT = (Message("msg_in", "completed", "user", (InputText("How is Oslo?"),)),)
 
@@ -47,9 +47,8 @@ def started(
     response_id: str = "resp_1", prompt_tokens: int = 7, raw_messages: frames.RawMessages | None = None, **fields: Any
 ) -> frames.GenerationStarted:
     begun: dict[str, Any] = {"status": "in_progress", "completed_at": None, "output": ()}
-    return frames.GenerationStarted(
-        response(response_id, **(begun | fields)), INPUT, prompt_tokens, raw_messages=raw_messages
-    )
+    of_request = facts(response(response_id, **(begun | fields)), input=INPUT)
+    return frames.GenerationStarted(of_request, prompt_tokens, raw_messages)
 
 
 def item(opening: frames.ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
@@ -153,7 +152,7 @@ def finished(reason: frames.FinishReason = "stop", **fields: Any) -> frames.Turn
 def server_turns() -> Frames:
     first = started()
     return (
-        frames.ResponseStarted(first.response, first.input),
+        frames.ResponseStarted(first.facts),
         *mcp_list(LISTED_TOOL),
         *mcp_list(error="It is down."),
         first,
@@ -195,7 +194,8 @@ def summary_turn() -> Frames:
 def background_turn(sequence: Frames) -> Frames:
     first, *rest = sequence
     assert isinstance(first, frames.GenerationStarted | frames.ResponseStarted)
-    return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
+    queued = replace(first.facts.response, background=True, status="queued")
+    return (replace(first, facts=replace(first.facts, response=queued)), *rest)
 
 
 def written_events(sequence: Iterable[frames.ConversedFrame]) -> list[events.ResponseEvent]:
@@ -344,7 +344,7 @@ def response_frames(draw: st.DrawFn) -> Frames:
     begun = [started("resp_1", size, raw, reasoning=reasoning, top_logprobs=alternatives or 0) for size in prompts]
     listed = draw(st.lists(_listings, max_size=2))
     ahead = (
-        frames.ResponseStarted(begun[0].response, begun[0].input),
+        frames.ResponseStarted(begun[0].facts),
         *(frame for listing in listed for frame in listing),
     )
     earlier = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]

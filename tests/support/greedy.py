@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 
 async def greedy(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        yield replace(conversation, sampling=replace(conversation.sampling, temperature=0.0))
+        yield with_facts(conversation, sampling=replace(conversation.facts.sampling, temperature=0.0))
 
 
 def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
 
-from penstock.pipeline.frames import ResolvedRequest, Sampling
+from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import Effort, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
@@ -75,7 +75,7 @@ def conversation(
         safety_identifier=None,
         prompt_cache_key=None,
     )
-    return ResolvedRequest(response, tuple(history), given, sampling, DATE, toolset)
+    return ResolvedRequest(RequestFacts(response, given, sampling, DATE, toolset), tuple(history))
 
 
 def message(role: items.Role, *texts: str, phase: items.Phase | None = None) -> items.Message:

@@ -218,9 +218,9 @@ class World:
     def _prompted(self, client: api_clients.Client) -> str:
         """Return the response id of the prompt that a client caused, or an empty string."""
         for prompt in self.engine.prompts:
-            conversation = prompt.response.conversation
+            conversation = prompt.facts.response.conversation
             if conversation and conversation.id == client.conversation:
-                return prompt.response.id
+                return prompt.facts.response.id
         return ""
 
 

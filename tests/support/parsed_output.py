@@ -19,7 +19,7 @@ from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from penstock.stages.parse.parser import TurnParser
 from tests.support.chat_families import FAMILIES, family_model
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts
 
 OPENINGS = frames.ReasoningOpened | frames.MessageOpened | frames.ClientCallOpened | frames.ServerCallOpened
 
@@ -66,8 +66,8 @@ def parsed_items(sequence: Iterable[frames.ParsedFrame]) -> list[ParsedItem]:
     return parsed
 
 
-def turn_started(**fields: Any) -> frames.GenerationStarted:
-    return frames.GenerationStarted(response(), (), 0, **fields)
+def turn_started(tools: Toolset = Toolset(), stop: tuple[str, ...] = (), **fields: Any) -> frames.GenerationStarted:  # noqa: B008
+    return frames.GenerationStarted(facts(tools=tools, sampling=frames.Sampling(1.0, 1.0, stop=stop)), 0, **fields)
 
 
 def parse_harmony_frames(

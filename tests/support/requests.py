@@ -139,14 +139,14 @@ async def store_answer(
 ) -> ResolvedRequest:
     """Normalize one body, and store its response with ``output`` as the answer of the model."""
     conversation = await normalize(store, suffix, **body)
-    began, origin = conversation.response, conversation.origin
+    began, origin = conversation.facts.response, conversation.facts.origin
     if began.conversation:
         await store.conversations.lock(began.conversation.id, origin.owner, began.id, origin.position)
     ended = replace(began, status=status, output=output)
     if began.store:
-        store.begin(StoredResponse(ended, conversation.input, origin))
+        store.begin(StoredResponse(ended, conversation.facts.input, origin))
     if status not in ("queued", "in_progress"):
-        await store.end(StoredResponse(ended, conversation.input, origin, tokens or {}, results or {}), None)
+        await store.end(StoredResponse(ended, conversation.facts.input, origin, tokens or {}, results or {}), None)
     return conversation
 
 

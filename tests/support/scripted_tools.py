@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 Turn = Sequence[frames.ParsedFrame]
 
@@ -73,16 +73,10 @@ def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> f
     hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
     asked = Message("msg_0", "completed", "user", (InputText("Hello."),))
     begun = response("resp_1", status="in_progress", output=(), completed_at=None)
-    max_tool_calls = fields.pop("max_tool_calls", None)
-    return frames.ResolvedRequest(
-        replace(begun, max_tool_calls=max_tool_calls),
-        history=(),
-        input=items or (asked,),
-        sampling=frames.Sampling(1.0, 1.0),
-        date="2026-11-21",
-        tools=Toolset(tools=hosted) if tools is None else tools,
-        **fields,
-    )
+    begun = replace(begun, max_tool_calls=fields.pop("max_tool_calls", None))
+    of_request = {name: fields.pop(name) for name in frames.RequestFacts.__struct_fields__ if name in fields}
+    offered = Toolset(tools=hosted) if tools is None else tools
+    return frames.ResolvedRequest(facts(begun, input=items or (asked,), tools=offered, **of_request), **fields)
 
 
 @dataclass
@@ -100,7 +94,7 @@ class ScriptedModel:
             self.read.append(given)
             if self.error and at >= len(self.turns):
                 raise self.error
-            yield frames.GenerationStarted(given.response, given.input, 10 * (at + 1), given.tools)
+            yield frames.GenerationStarted(given.facts, 10 * (at + 1))
             for frame in self.turns[min(at, len(self.turns) - 1)]:
                 yield frame
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import ResolvedRequest, Sampling
+from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.stages.services.store.database import NOW, Statement
@@ -96,6 +96,11 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
     return Response(id=response_id, **(defaults | fields))
 
 
+def facts(begun: Response | None = None, **fields: Any) -> RequestFacts:
+    known: dict[str, Any] = {"input": (), "sampling": Sampling(1.0, 1.0), "date": "2026-01-01"}
+    return RequestFacts(response() if begun is None else begun, **(known | fields))
+
+
 def stored_response(response_id: str = "resp_1", *given: items.Item, **fields: Any) -> StoredResponse:
     return StoredResponse(response(response_id, **fields), given)
 
@@ -110,7 +115,7 @@ def queued_response(response_id: str = "resp_1", *given: items.Item, **fields: A
 
 
 def request_of(stored: StoredResponse) -> ResolvedRequest:
-    return ResolvedRequest(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
+    return ResolvedRequest(facts(stored.response, input=stored.input, origin=stored.origin))
 
 
 async def store_response(store: Store, stored: StoredResponse) -> None:

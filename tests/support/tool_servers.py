@@ -34,7 +34,7 @@ from tests.support.api_clients import StreamReader
 from tests.support.event_streams import read_sse
 from tests.support.mcp_servers import LOCAL
 from tests.support.server import ScriptedServer, running_server, script
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 Json: TypeAlias = dict[str, Any]
 
@@ -255,7 +255,7 @@ def conversation_with(
     history: tuple[Item, ...] = (), given: tuple[Item, ...] = (), results: Mapping[str, str] | None = None
 ) -> ResolvedRequest:
     begun = response(status="in_progress", completed_at=None, output=())
-    return ResolvedRequest(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
+    return ResolvedRequest(facts(begun, input=given, sampling=SAMPLING), history, results=results or {})
 
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -49,7 +49,7 @@ def request_of(timeline: Timeline) -> dict[str, Any]:
 def _response(timeline: Timeline) -> dict[str, Any]:
     """Return the response of the first frame that has one, as JSON values; empty if there is none."""
     frames = (crossing.frame for junction in timeline.junctions for crossing in junction.crossings)
-    response = next((frame.response for frame in frames if hasattr(frame, "response")), None)
+    response = next((frame.facts.response for frame in frames if hasattr(frame, "facts")), None)
     fields: dict[str, Any] = {} if response is None else msgspec.to_builtins(response, enc_hook=unwritten)
     return fields
 

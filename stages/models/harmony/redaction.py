@@ -20,11 +20,11 @@ from penstock.pipeline.frames import (
     GenerationStarted,
     ItemTokens,
     Prompt,
+    RequestFacts,
     ResolvedRequest,
     TokenChunk,
 )
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.protocol.tools import Toolset
 from penstock.pipeline.recordings.format import Failure
 from penstock.pipeline.recordings.masking import mask, mask_texts
 from penstock.pipeline.recordings.redaction import Redaction
@@ -114,7 +114,8 @@ class WithoutTexts(Redaction):
 
     def frames(self, stage: str, frame: Any) -> Iterable[Any]:
         """Return the frame with its texts and tokens redacted; empty if it is left out or held back."""
-        if isinstance(tools := getattr(frame, "tools", None), Toolset):
+        if isinstance(facts := getattr(frame, "facts", None), RequestFacts):
+            tools = facts.tools
             self._names |= {name for tool in tools.tools for name in (tool.namespace, tool.name) if name}
             self._names |= {server.label for server in tools.servers}
         match frame:

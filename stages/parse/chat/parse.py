@@ -97,10 +97,12 @@ class ChatParser(TurnParser):
         super().__init__()
         self._chat = chat
         self._started = started
-        self._names = ToolNames(started.tools)
-        callables = started.tools.callable
+        self._names = ToolNames(started.facts.tools)
+        callables = started.facts.tools.callable
         self._callable = frozenset(map(tool_key, callables))
-        self._parser = chat.parsers.start(started, functions(replace(started.tools, tools=callables), self._names))
+        self._parser = chat.parsers.start(
+            started, functions(replace(started.facts.tools, tools=callables), self._names)
+        )
         self._triggers = self._parser.triggers or frozenset()
         self._decoder = TokenDecoder(chat.vocabulary)
         self._state: _State = _NoItem()
@@ -204,7 +206,7 @@ class ChatParser(TurnParser):
         tool = self._names.tool(name)
         opening: Opening
         if tool is None:
-            opening = FunctionCallOpened(name) if is_open(self._started.tools) else ReasoningOpened(name)
+            opening = FunctionCallOpened(name) if is_open(self._started.facts.tools) else ReasoningOpened(name)
         else:
             opening = call_of(tool) if tool_key(tool) in self._callable else ReasoningOpened()
         is_call = not isinstance(opening, ReasoningOpened)
@@ -256,11 +258,11 @@ class ChatParser(TurnParser):
 
         Otherwise None: the message may be the answer, or a call may still follow it.
         """
-        return "commentary" if self._has_called or self._started.tools.choice == "required" else None
+        return "commentary" if self._has_called or self._started.facts.tools.choice == "required" else None
 
     def _text_of(self, opening: Opening) -> ItemText:
         reports = self._unclaimed is not None and isinstance(opening, MessageOpened)
-        return ItemText(self._started.stop, AlignedLogprobs(self._chat.vocabulary) if reports else None)
+        return ItemText(self._started.facts.sampling.stop, AlignedLogprobs(self._chat.vocabulary) if reports else None)
 
     def _write(self, item: _OpenText | _OpenCall, text: str) -> None:
         if not text:
@@ -279,8 +281,8 @@ class ChatParser(TurnParser):
 
     def _check_end(self, finished: GenerationFinished) -> None:
         """Raise `EngineFailed` if a turn ends without the call that its grammar requires."""
-        must_call = self._started.held_to_grammar and self._started.tools.choice == "required"
-        if must_call and finished.reason == "stop" and not self._has_called and not self._started.stop:
+        must_call = self._started.held_to_grammar and self._started.facts.tools.choice == "required"
+        if must_call and finished.reason == "stop" and not self._has_called and not self._started.facts.sampling.stop:
             raise grammar_broken()
 
 

@@ -73,8 +73,8 @@ class HarmonyParser(TurnParser):
     def __init__(self, encoding: HarmonyEncoding, started: GenerationStarted) -> None:
         super().__init__()
         self._encoding = encoding
-        self._recipients = Recipients(started.tools)
-        self._stop = started.stop
+        self._recipients = Recipients(started.facts.tools)
+        self._stop = started.facts.sampling.stop
         self._held_to_grammar = started.held_to_grammar
         self._raw_messages: list[dict[str, Any]] | None = None if started.raw_messages is None else []
         self._state: _State = Header()

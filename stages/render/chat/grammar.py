@@ -55,8 +55,8 @@ def grammar(
     tool, but not enforced: the tool's text is an argument within JSON.  Raises `InvalidRequest` for a constraint that
     cannot be enforced.
     """
-    tools, structured = conversation.tools, conversation.structured
-    constraint = answer(conversation.response.text.get("format") or {}, structured)
+    tools, structured = conversation.facts.tools, conversation.facts.structured
+    constraint = answer(conversation.facts.response.text.get("format") or {}, structured)
     tag = structured.get(STRUCTURAL_TAG)
     if not constraint and tag is None and not is_bound(tools):
         return None, "native"

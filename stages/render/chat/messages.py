@@ -69,10 +69,10 @@ class Layout:
 
 def split(conversation: ResolvedRequest) -> tuple[str, tuple[Item, ...]]:
     """Return the instructions, including system and developer messages at the start, and the other items."""
-    items = (*conversation.history, *conversation.input)
+    items = conversation.items
     leading = tuple(takewhile(is_leading, items))
     added = (item.text for item in leading if isinstance(item, Message))
-    return "\n\n".join(filter(None, (conversation.response.instructions, *added))), items[len(leading) :]
+    return "\n\n".join(filter(None, (conversation.facts.response.instructions, *added))), items[len(leading) :]
 
 
 @dataclass(frozen=True)

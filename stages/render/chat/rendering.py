@@ -30,13 +30,13 @@ class Rendering:
     """Renders the prompts of one request; truncation may need several."""
 
     def __init__(self, chat: ChatModel, conversation: ResolvedRequest, images: Mapping[str, str]) -> None:
-        names = ToolNames(conversation.tools)
+        names = ToolNames(conversation.facts.tools)
         self.items: Sequence[Item]
         self._instructions, self.items = split(conversation)
-        self.functions = functions(conversation.tools, names)
+        self.functions = functions(conversation.facts.tools, names)
         self.variables = variables(chat, conversation)
         self._chat = chat
-        self._source = conversation.template.source
+        self._source = conversation.facts.template.source
         self._around = Surroundings(conversation, names, images, frozenset(chat.stop_token_ids))
 
     def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
@@ -87,7 +87,7 @@ class Rendering:
         """
         if not self.functions or any(function["function"]["name"] in text for function in self.functions):
             return
-        if self._around.conversation.tools.choice == "required":
+        if self._around.conversation.facts.tools.choice == "required":
             raise InvalidRequest(
                 "The chat template of this model shows it no tools: it cannot call any.", param="tools"
             )

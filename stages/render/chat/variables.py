@@ -39,12 +39,12 @@ def variables(chat: ChatModel, conversation: ResolvedRequest) -> Mapping[str, An
     Later sources override earlier ones.  Raises `InvalidRequest` if the request sets a reserved variable, or brings a
     chat template that the server does not accept.
     """
-    options = conversation.template
+    options = conversation.facts.template
     if reserved := sorted(_OURS & options.variables.keys()):
         raise InvalidRequest(f"Not a variable of the template: {', '.join(reserved)}.", param="chat_template_kwargs")
     if options.source is not None and not chat.trusts_templates:
         raise InvalidRequest("This server takes no chat templates from requests.", param="chat_template")
-    return {**chat.variables, **_of_effort(conversation.response.reasoning.effort), **options.variables}
+    return {**chat.variables, **_of_effort(conversation.facts.response.reasoning.effort), **options.variables}
 
 
 def _of_effort(effort: str | None) -> Mapping[str, Any]:

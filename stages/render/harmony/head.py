@@ -45,16 +45,16 @@ def head(conversation: ResolvedRequest, leading: Sequence[Item]) -> Iterator[Har
 
     ``leading`` are the items at the start of the conversation that only add instructions or tools.
     """
-    shown = _shown(conversation.tools)
+    shown = _shown(conversation.facts.tools)
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
     yield HarmonyMessage("system", (_system_text(conversation, hosted, tools),))
     added = [item.text for item in leading if isinstance(item, Message)]
-    instructions = "\n\n".join(filter(None, [conversation.response.instructions, *added]))
-    text_format: dict[str, Any] = conversation.response.text.get("format") or {}
+    instructions = "\n\n".join(filter(None, [conversation.facts.response.instructions, *added]))
+    text_format: dict[str, Any] = conversation.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
-        _tools_section(tools, conversation.tools.descriptions) if tools else "",
+        _tools_section(tools, conversation.facts.tools.descriptions) if tools else "",
         formats_section(text_format),
     ]
     if filled := [section for section in sections if section]:
@@ -94,8 +94,8 @@ def _shown(tools: Toolset) -> tuple[Tool, ...]:
 
 
 def _system_text(conversation: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
-    effort = _EFFORTS[conversation.response.reasoning.effort]
+    effort = _EFFORTS[conversation.facts.response.reasoning.effort]
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
-    about = f"{_IDENTITY}\nCurrent date: {conversation.date}"
+    about = f"{_IDENTITY}\nCurrent date: {conversation.facts.date}"
     return "\n\n".join([about, f"Reasoning: {effort}", *([hosted_section(hosted)] if hosted else ()), channels])

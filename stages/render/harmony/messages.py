@@ -56,7 +56,7 @@ class Layout:
 
 def lay_out(conversation: ResolvedRequest) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
-    items = (*conversation.history, *conversation.input)
+    items = conversation.items
     leading = tuple(takewhile(is_leading, items))
     rest = items[len(leading) :]
     return Layout(tuple(head(conversation, leading)), rest, tuple(_Items(rest, conversation.results).spoken()))

@@ -49,8 +49,8 @@ class RenderHarmony:
             yield await asyncio.to_thread(self._prompt, conversation)
 
     def _prompt(self, conversation: ResolvedRequest) -> Prompt:
-        text_format = conversation.response.text.get("format") or {}
-        rules = grammar(conversation.tools, text_format, conversation.structured)
+        text_format = conversation.facts.response.text.get("format") or {}
+        rules = grammar(conversation.facts.tools, text_format, conversation.facts.structured)
         layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)
         head = [self._encoded(message) for message in layout.head]
         items = [
@@ -59,24 +59,19 @@ class RenderHarmony:
         ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
-        if conversation.response.truncation == "auto":
+        if conversation.facts.response.truncation == "auto":
             length = sum(map(len, (*head, *items, tail))) + room_for_answer(
-                conversation.sampling.max_tokens, self.context_length
+                conversation.facts.sampling.max_tokens, self.context_length
             )
             if length > self.context_length:
                 dropped = to_drop(layout.items, list(map(len, items)), length - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
         return Prompt(
-            response=conversation.response,
-            input=conversation.input,
+            facts=conversation.facts,
             token_ids=tuple(chain.from_iterable((*head, *kept, tail))),
             stop_token_ids=STOP_TOKENS,
-            sampling=conversation.sampling,
-            tools=conversation.tools,
             grammar=rules,
-            scheduling=conversation.scheduling,
-            origin=conversation.origin,
-            raw_messages=_raw_messages(layout, dropped) if conversation.raw_messages else None,
+            raw_messages=_raw_messages(layout, dropped) if conversation.facts.wants_raw_messages else None,
         )
 
     def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:

@@ -92,7 +92,7 @@ class PageStack:
 
 
 def _restored(request: ResolvedRequest) -> Iterator[tuple[int, Visit]]:
-    for call in _recent((*request.history, *request.input)):
+    for call in _recent(request.items):
         if match := _HEADING.match(request.results.get(call.id, "")):
             yield int(match[1]), _visit(call.action, match[2])
 

@@ -206,7 +206,7 @@ def _merged(first: TokenChunk, second: TokenChunk) -> TokenChunk:
 
 
 def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
-    sampling = prompt.sampling
+    sampling = prompt.facts.sampling
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -232,13 +232,13 @@ def constrained_to(grammar: str) -> dict[str, Any]:
 
 def _request(prompt: Prompt) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": prompt.response.model,
-        "request_id": prompt.response.id,
+        "model": prompt.facts.response.model,
+        "request_id": prompt.facts.response.id,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "priority": prompt.scheduling.priority,
+        "priority": prompt.facts.scheduling.priority,
     }
-    salt = prompt.scheduling.cache_salt
+    salt = prompt.facts.scheduling.cache_salt
     return body if salt is None else body | {"cache_salt": salt}
 
 
@@ -249,9 +249,9 @@ def _generate_body(prompt: Prompt) -> dict[str, Any]:
     requested.  ``reasoning_ended`` is for servers with a reasoning parser, which would apply the grammar only after the
     reasoning: our grammars begin at the first generated token.
     """
-    top = prompt.sampling.logprobs
+    top = prompt.facts.sampling.logprobs
     sampling = _sampling(prompt, top and max(top, min(top + 1, _MAX_LOGPROBS)))
-    sampling["detokenize"] = bool(prompt.sampling.stop)  # vLLM needs text only to search for stop strings
+    sampling["detokenize"] = bool(prompt.facts.sampling.stop)  # vLLM needs text only to search for stop strings
     body = _request(prompt) | {"token_ids": prompt.token_ids, "sampling_params": sampling}
     if prompt.grammar is not None:
         body["reasoning_ended"] = True
@@ -270,7 +270,7 @@ def _completions_question(model: str, token_ids: list[int], sampling: dict[str, 
 
 def _completions_body(prompt: Prompt) -> dict[str, Any]:
     fields = {"prompt": prompt.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
-    return _request(prompt) | _sampling(prompt, prompt.sampling.logprobs) | fields
+    return _request(prompt) | _sampling(prompt, prompt.facts.sampling.logprobs) | fields
 
 
 def _generated_logprobs(logprobs: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:

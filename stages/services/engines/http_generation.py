@@ -58,7 +58,7 @@ class HttpGeneration:
 
     def is_for(self, response_id: str) -> bool:
         """Return True if this is an unfinished generation for the response with this id."""
-        return self.prompt.response.id == response_id and self._answer.finish_reason is None
+        return self.prompt.facts.response.id == response_id and self._answer.finish_reason is None
 
     def finish(self, end: End) -> None:
         """Close the connection.  The consumer still gets the tokens received so far, then the end."""
@@ -146,9 +146,9 @@ class HttpGeneration:
     async def _connect(self) -> None:
         """Send the prompt to a server.  If `finish` is called meanwhile, there is no response."""
         replica = self._choose()
-        self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.sampling.logprobs)
+        self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.facts.sampling.logprobs)
         replica.running.add(self)
-        body, headers = replica.endpoint.body(self.prompt), self.prompt.scheduling.trace_headers
+        body, headers = replica.endpoint.body(self.prompt), self.prompt.facts.scheduling.trace_headers
         try:
             async with asyncio.timeout(None) as self._connecting:
                 self._response = await replica.post(body, headers)

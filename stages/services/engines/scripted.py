@@ -62,9 +62,9 @@ class ScriptedEngine:
             raise ServerStopping
         if self.script.refusal:
             raise self.script.refusal
-        script = self._next_script(prompt.response.id) if self.turns else self.script
+        script = self._next_script(prompt.facts.response.id) if self.turns else self.script
         self.prompts.append(prompt)
-        run = _Run(prompt.response.id)
+        run = _Run(prompt.facts.response.id)
         self._runs.append(run)
         try:
             async with aclosing(self._frames(script, prompt, run)) as frames:
@@ -89,7 +89,7 @@ class ScriptedEngine:
         self.is_alive = False
 
     def _next_script(self, response_id: str) -> Script:
-        turn = sum(prompt.response.id == response_id for prompt in self.prompts)
+        turn = sum(prompt.facts.response.id == response_id for prompt in self.prompts)
         return self.turns[turn] if turn < len(self.turns) else self.script
 
     def _leave(self, run: _Run) -> None:
@@ -98,9 +98,9 @@ class ScriptedEngine:
             self.aborted += not run.is_finished
 
     async def _frames(self, script: Script, prompt: Prompt, run: _Run) -> AsyncGenerator[EngineFrame, None]:
-        limit = prompt.sampling.max_tokens
+        limit = prompt.facts.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
-        logprobs = None if prompt.sampling.logprobs is None else cycle(script.logprobs)
+        logprobs = None if prompt.facts.sampling.logprobs is None else cycle(script.logprobs)
         generated = 0
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await run.sleep(script.latency)

@@ -133,7 +133,8 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Reading:
         started = time.monotonic()
         collector = await self._add(prompt)
-        return _Reading(prompt.response.id, collector, started, bool(prompt.images), prompt.sampling.logprobs)
+        facts = prompt.facts
+        return _Reading(facts.response.id, collector, started, bool(prompt.images), facts.sampling.logprobs)
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -141,15 +142,15 @@ class VllmEngine:
             read = await self._read(prompt)
             try:
                 return await self._llm.add_request(
-                    prompt.response.id,
+                    prompt.facts.response.id,
                     read,
                     params,
-                    lora_request=self._adapters.get(prompt.response.model),
-                    trace_headers=prompt.scheduling.trace_headers or None,
+                    lora_request=self._adapters.get(prompt.facts.response.model),
+                    trace_headers=prompt.facts.scheduling.trace_headers or None,
                     priority=self._priority(prompt),
                 )
             except asyncio.CancelledError:  # vLLM may have queued the request already
-                await self._llm.abort(prompt.response.id)
+                await self._llm.abort(prompt.facts.response.id)
                 raise
 
     async def _read(self, prompt: Prompt) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class VllmEngine:
         read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
             read["multi_modal_data"] = {"image": await asyncio.to_thread(self._images, prompt.images)}
-        if (salt := prompt.scheduling.cache_salt) is not None:
+        if (salt := prompt.facts.scheduling.cache_salt) is not None:
             read["cache_salt"] = salt
         return read
 
@@ -173,7 +174,7 @@ class VllmEngine:
 
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
-        priority = prompt.scheduling.priority
+        priority = prompt.facts.scheduling.priority
         if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
             raise errors.InvalidPrompt(
                 "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
@@ -240,7 +241,7 @@ def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> To
 def _sampling_params(prompt: Prompt) -> SamplingParams:
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    sampling = prompt.sampling
+    sampling = prompt.facts.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

@@ -30,7 +30,7 @@ class McpHost:
         self._kind: HostedKind = kind
 
     def session(self, request: ResolvedRequest) -> Session:
-        inner = self._servers.private_session(self._kind, {SESSION_HEADER: request.response.id})
+        inner = self._servers.private_session(self._kind, {SESSION_HEADER: request.facts.response.id})
         return _SESSIONS[self._kind](inner)
 
     async def close(self) -> None:

@@ -265,12 +265,13 @@ class RunRegistry:
 
     def begin(self, started: ResponseStarted) -> Run:
         """Return the run of a response that begins, new or from the queue.  The store is updated without waiting."""
-        run = self._runs.get(started.response.id)
+        facts = started.facts
+        run = self._runs.get(facts.response.id)
         if run is not None:
-            run.input = started.input
+            run.input = facts.input
             run.start()
             return run
-        stored = StoredResponse(started.response, started.input, started.origin)
+        stored = StoredResponse(facts.response, facts.input, facts.origin)
         if stored.response.store:
             self.store.begin(stored)
         return self._add(stored, EventLog(stored.response))

@@ -7,6 +7,7 @@ change that this server queued before it.  Objects of another owner are not foun
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
@@ -50,7 +52,7 @@ _REQUEST = "select request from responses where id = $1 and server_id = $2 and r
 
 _LOGGED = "select logged from responses where id = $1"
 
-_CONVERSATION = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
+_RESOLVED_REQUEST = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
 
 _DELETE = (
     "delete from responses where id = $1 and owner = $2",
@@ -273,7 +275,7 @@ class Store:
         """
         for (request,) in await self._read(_REQUEST, response_id, self.server_id):
             try:
-                return rows.from_json(request, _CONVERSATION)
+                return _queued_request(request)
             except StoreFailed as exc:
                 raise RunInterrupted from exc
         return None
@@ -322,6 +324,13 @@ class Store:
         Both times are in seconds from the end of a response.  A response that another one continues stays.
         """
         return await sweep(self._context, keep_responses, keep_logs)
+
+
+def _queued_request(text: str) -> ResolvedRequest:
+    """Decode a queued request, perhaps of a server that still wrote it in the layout of recordings of format 1."""
+    if text.startswith('{"type":"Conversation"'):
+        text = json.dumps(older.upgraded(json.loads(text)))
+    return rows.from_json(text, _RESOLVED_REQUEST)
 
 
 def _items_read(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:

@@ -103,8 +103,8 @@ async def test_background_responses_run_in_order(where: str, limit: int) -> None
             async with asyncio.timeout(120):
                 while (len(engine.prompts), engine.running) != (min(limit + done, 7), min(limit, 7 - done)):
                     await asyncio.sleep(0.005)
-            engine.finish(engine.prompts[done].response.id)
-        assert all(abs(at - ids.index(prompt.response.id)) < limit for at, prompt in enumerate(engine.prompts))
+            engine.finish(engine.prompts[done].facts.response.id)
+        assert all(abs(at - ids.index(prompt.facts.response.id)) < limit for at, prompt in enumerate(engine.prompts))
         assert [(await served.wait_for_end(each))["status"] for each in ids] == ["completed"] * 7
 
 

@@ -70,7 +70,7 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> N
     ]
     await served.cancel(running)
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
-    assert [prompt.response.id for prompt in served.engine.prompts] == [running]
+    assert [prompt.facts.response.id for prompt in served.engine.prompts] == [running]
 
 
 @pytest.mark.defect("42")

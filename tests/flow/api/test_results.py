@@ -7,10 +7,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -37,7 +36,7 @@ class Last(ScriptedTool):
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        yield replace(conversation, tools=Toolset((*conversation.tools.tools, *HOSTED["python"])))
+        yield with_facts(conversation, tools=Toolset((*conversation.facts.tools.tools, *HOSTED["python"])))
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ async def test_stored_result_is_read_again(calculating: ScriptedServer, through:
         told = await answer.text()
     assert (answer.status, RESULT in told) == (200, False)
     await wait_until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.scheduler.runs) == 0)
-    response_id = calculating.engine.prompts[0].response.id
+    response_id = calculating.engine.prompts[0].facts.response.id
     past = {"conversation": body["conversation"]} if "conversation" in body else {"previous_response_id": response_id}
     (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
     output = {"type": "function_call_output", "call_id": call_id, "output": "Rain."}

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest
+from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.recordings.format import read_frames, write_frames
@@ -37,7 +36,7 @@ Headers = list[dict[str, dict[str, str]]]
 def secretive(conversation: ResolvedRequest) -> ResolvedRequest:
     """The same conversation, with an MCP server that requires authorization."""
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": f"Bearer {CANARY}"}))
-    return replace(conversation, tools=Toolset(servers=(server,)))
+    return with_facts(conversation, tools=Toolset(servers=(server,)))
 
 
 def known_secrets() -> int:
@@ -57,7 +56,7 @@ class Watched:
     async def watch(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         async for frame in source:
             if isinstance(frame, GenerationStarted):
-                self.headers.append({each.label: each.headers.reveal() for each in frame.tools.servers})
+                self.headers.append({each.label: each.headers.reveal() for each in frame.facts.tools.servers})
             yield frame
 
 
@@ -165,15 +164,10 @@ async def test_secrets_are_forgotten_with_the_run(
 
 def test_recordings_have_no_secrets(tmp_path: Path) -> None:
     asked = secretive(request_of(queued_response()))
-    response, tools = asked.response, asked.tools
-    for frame in (
-        asked,
-        Prompt(response, (), (1,), (), asked.sampling, tools),
-        GenerationStarted(response, (), 1, tools),
-    ):
+    for frame in (asked, Prompt(asked.facts, (1,), ()), GenerationStarted(asked.facts, 1)):
         write_frames(tmp_path / "frames.jsonl", [frame])
         assert CANARY not in (tmp_path / "frames.jsonl").read_text()
         (read,) = read_frames(tmp_path / "frames.jsonl", type(frame))
         assert read == frame
-        assert read.tools.servers[0].headers.reveal() == {}
+        assert read.facts.tools.servers[0].headers.reveal() == {}
         assert CANARY not in repr(frame)

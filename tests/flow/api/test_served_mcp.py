@@ -136,4 +136,4 @@ async def test_all_turns_have_the_priority_of_the_request(tmp_path: Path, http: 
             await tool_servers.respond(
                 served, "stream", {"tools": [tool_servers.mcp_tool(url=http.url())], "priority": priority}
             )
-            assert [prompt.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3
+            assert [prompt.facts.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3

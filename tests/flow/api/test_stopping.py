@@ -97,7 +97,7 @@ async def test_queued_responses_are_left_to_the_next_server(store_at: str, endle
             await served.scheduler.drain(0.05)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.rest()
-        assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
+        assert [prompt.facts.response.id in waiting for prompt in endless.prompts] == [False]
     async with next_server(store_at, limit=1) as served:
         assert [(await served.wait_for_end(each))["status"] for each in waiting] == ["completed"] * 3
         again = await served.replay(waiting[0])
@@ -167,7 +167,7 @@ async def test_queue_of_a_dead_server_is_run(store_at: str) -> None:
         await die(served, kept)
         async with next_server(store_at, limit=1) as after:
             assert [(await after.wait_for_end(each))["status"] for each in waiting] == ["completed"] * 4
-            assert [prompt.response.id for prompt in after.engine.prompts] == waiting
+            assert [prompt.facts.response.id for prompt in after.engine.prompts] == waiting
 
 
 @pytest.mark.parametrize("background", [False, True])

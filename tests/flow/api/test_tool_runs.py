@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -35,7 +34,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        yield replace(conversation, tools=Toolset(HOSTED["python"]))
+        yield with_facts(conversation, tools=Toolset(HOSTED["python"]))
 
 
 @pytest.fixture

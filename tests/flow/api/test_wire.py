@@ -121,9 +121,9 @@ async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
     headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}, headers=headers) as answer:
         assert answer.status == 200
-    assert served.engine.prompts[-1].scheduling.trace_headers == trace
+    assert served.engine.prompts[-1].facts.scheduling.trace_headers == trace
     await served.post({"input": "Hi"})
-    assert served.engine.prompts[-1].scheduling.trace_headers == {}
+    assert served.engine.prompts[-1].facts.scheduling.trace_headers == {}
 
 
 async def test_head_of_a_stream_is_refused(served: ScriptedServer) -> None:

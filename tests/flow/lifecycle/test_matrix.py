@@ -32,7 +32,7 @@ class Cell:
     @property
     def response_id(self) -> str:
         """The id of the client's response, the first that the engine ran."""
-        return self.served.engine.prompts[0].response.id
+        return self.served.engine.prompts[0].facts.response.id
 
     def let_say(self, text: str, **options: Any) -> None:
         self.served.engine.script = script(text, **{"latency": 0.001} | options)
@@ -42,7 +42,7 @@ class Cell:
         asking = asyncio.create_task(self.client.ask())
         await wait_until(lambda: len(self.served.engine.prompts) == 1)
         prompt = self.served.engine.prompts[0]
-        run = self.served.scheduler.runs.get(prompt.response.id, prompt.origin.owner)
+        run = self.served.scheduler.runs.get(prompt.facts.response.id, prompt.facts.origin.owner)
         assert run
         await wait_until(lambda: run._log.last_number > 30)
         return asking

@@ -41,10 +41,10 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase
             frames += [await anext(stream) for _ in range(5)]
         if phase == "stuck":
             await stats.until(lambda: stats.generated > before + 50)
-        assert await engine.cancel(asked.response.id)
+        assert await engine.cancel(asked.facts.response.id)
         await until_free(engine, stats)
         frames += [frame async for frame in stream]
-        assert not await engine.cancel(asked.response.id)
+        assert not await engine.cancel(asked.facts.response.id)
     return frames
 
 

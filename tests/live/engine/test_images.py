@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from fixtures.tiny_sight.build import TOKENS_PER_IMAGE, build
 from penstock.pipeline.core import Pipeline
@@ -222,7 +223,7 @@ async def test_image_without_a_placeholder_is_refused(seeing: Seeing) -> None:
 
 
 def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -> Prompt:
-    return Prompt(asked.response, (), tuple(token_ids), (), Sampling(0.0, 1.0, 3), images=images)
+    return Prompt(replace(asked.facts, input=(), sampling=Sampling(0.0, 1.0, 3)), tuple(token_ids), (), images=images)
 
 
 @pytest.mark.defect("V14")

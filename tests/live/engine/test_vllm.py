@@ -15,7 +15,15 @@ import pytest
 
 from penstock.pipeline import errors
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from penstock.pipeline.frames import (
+    EngineFrame,
+    GenerationFinished,
+    Prompt,
+    Sampling,
+    TokenChunk,
+    TokenFrame,
+    with_facts,
+)
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.stages.generate import Generate
@@ -151,7 +159,7 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine) -> 
 
 
 async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine) -> None:
-    refused = msgspec.structs.replace(prompt("Say hello."), sampling=Sampling(-1.0, 1.0, 10))
+    refused = with_facts(prompt("Say hello."), sampling=Sampling(-1.0, 1.0, 10))
     with pytest.raises(errors.InvalidPrompt):
         await generate(engine, refused)
 

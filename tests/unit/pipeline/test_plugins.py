@@ -292,7 +292,7 @@ async def trim(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateRe
 
 async def date(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        assert conversation.response.instructions == "Be brief."
+        assert conversation.facts.response.instructions == "Be brief."
         yield conversation
 
 

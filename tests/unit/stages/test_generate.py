@@ -13,6 +13,7 @@ from penstock.pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
     Prompt,
+    RequestFacts,
     Sampling,
     TokenChunk,
     TokenFrame,
@@ -23,15 +24,16 @@ from penstock.pipeline.recordings.format import write_frames
 from penstock.stages.generate import Generate
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts
 
 TOKENS = (11, 12, 13, 14, 15)
 LOGPROBS = tuple(TokenLogprob(-float(token), ((token, -float(token)), (1, -99.0))) for token in TOKENS)
 
 
 def prompt(**fields: Any) -> Prompt:
-    known: dict[str, Any] = {"token_ids": (1, 2, 3), "sampling": Sampling(0.0, 1.0)}
-    return Prompt(response=response(), input=(), stop_token_ids=(), **(known | fields))
+    of_request = {name: fields.pop(name) for name in RequestFacts.__struct_fields__ if name in fields}
+    known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": ()}
+    return Prompt(facts(**of_request), **(known | fields))
 
 
 async def generated(engine: ScriptedEngine, asked: Prompt) -> list[TokenFrame]:
@@ -39,11 +41,10 @@ async def generated(engine: ScriptedEngine, asked: Prompt) -> list[TokenFrame]:
 
 
 async def test_first_frame_describes_the_request() -> None:
-    """It has all fields of the prompt that later stages need."""
     tools = Toolset((FunctionTool("f"),), choice="required")
     asked = prompt(tools=tools, raw_messages=({"role": "user"},), sampling=Sampling(0.0, 1.0, stop=("END",)))
     first, *_ = await generated(ScriptedEngine(), asked)
-    assert first == GenerationStarted(asked.response, (), 3, tools, ("END",), ({"role": "user"},))
+    assert first == GenerationStarted(asked.facts, 3, ({"role": "user"},))
 
 
 async def test_first_frame_says_if_there_is_a_grammar() -> None:
@@ -90,7 +91,7 @@ async def test_token_limit_is_the_rest_of_the_context(asked: int | None, given: 
     """An answer may fill the context after the prompt, but no more."""
     engine = ScriptedEngine(Script((5,), endless=True), context_length=10)
     *_, end = await generated(engine, prompt(sampling=Sampling(0.0, 1.0, asked)))
-    assert engine.prompts[0].sampling.max_tokens == given
+    assert engine.prompts[0].facts.sampling.max_tokens == given
     assert isinstance(end, GenerationFinished)
     assert end.reason == "length"
 

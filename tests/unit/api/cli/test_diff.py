@@ -117,7 +117,7 @@ def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -
     told = penstock("diff", RECORDING, tmp_path, "--exact")
     assert told.status == 1
     assert told.out.startswith(
-        b"conversation.jsonl:2: Conversation response.id 'resp_66756e6374696f6e5f63616c6c000000' != "
+        b"conversation.jsonl:2: ResolvedRequest facts.response.id 'resp_66756e6374696f6e5f63616c6c000000' != "
     )
 
 

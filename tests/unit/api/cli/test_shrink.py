@@ -104,7 +104,7 @@ def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.Mo
     (conversation,) = read_frames(out / "conversation.jsonl", ResolvedRequest)
     (prompt,) = read_frames(out / "prompt.jsonl", Prompt)
     started, _, finished = read_frames(out / "tokens.jsonl", TokenFrame)
-    assert conversation.tools.tools == prompt.tools.tools == started.tools.tools == ()
+    assert conversation.facts.tools.tools == prompt.facts.tools.tools == started.facts.tools.tools == ()
     assert started.prompt_tokens == len(prompt.token_ids)
     assert isinstance(finished, GenerationFinished)
     assert shrink(monkeypatch, out, "--with", "buggy_stage:install", "-o", tmp_path / "again") == 0

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import GenerationFinished, GenerationStarted
+from penstock.pipeline.frames import GenerationFinished, GenerationStarted, with_facts
 from penstock.pipeline.recordings.ddmin import minimal, shrink
 from penstock.pipeline.recordings.failing_case import CaseToken, CaseTurn, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, FORMAT, Header, UnreadableRecording, read_recording, write_frames
 from tests.support.paths import HARMONY
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts
 
 Tried = TypeVar("Tried")
 
@@ -83,7 +83,7 @@ def test_selections_only_get_smaller(count: int, salt: int) -> None:
 
 tokens = st.builds(CaseToken, st.integers(1, 9), st.booleans())
 turns = st.lists(tokens, max_size=12).map(
-    lambda said: CaseTurn(GenerationStarted(response("resp_1"), (), 1), tuple(said), GenerationFinished("stop", 0, 0.0))
+    lambda said: CaseTurn(GenerationStarted(facts(), 1), tuple(said), GenerationFinished("stop", 0, 0.0))
 )
 cases = st.lists(turns, min_size=1, max_size=3).map(lambda said: FailingCase(Header(FORMAT), tuple(said)))
 
@@ -115,7 +115,7 @@ def test_case_shrinks_to_needed_tokens(case: FailingCase, data: st.DataObject) -
 def test_arbitrary_tokens_become_letters() -> None:
     """A token becomes a letter if only its presence matters."""
     turn = CaseTurn(
-        GenerationStarted(response("resp_1"), (), 1),
+        GenerationStarted(facts(), 1),
         tuple(CaseToken(token, begins=True) for token in (5, 6, 7, 8, 9)),
         GenerationFinished("stop", 0, 0.0),
     )
@@ -140,13 +140,13 @@ def test_request_shrinks_too() -> None:
     """Tools, items and fields that are not needed go; a call goes with its output."""
     case = read_case(HARMONY / "function_call_result")
     assert case.conversation
-    assert len(case.conversation.input) > 1
+    assert len(case.conversation.facts.input) > 1
     found, _ = search(partial(shrink, case), lambda tried: True)
     assert found.conversation
     assert found.size == 0
-    assert not found.conversation.tools.tools
-    assert len(found.conversation.input) <= 2
-    assert found.turns[0].started.input == found.conversation.input
+    assert not found.conversation.facts.tools.tools
+    assert len(found.conversation.facts.input) <= 2
+    assert found.turns[0].started.facts.input == found.conversation.facts.input
     body: dict[str, Any] = request_of(found.conversation)
     assert set(body) <= {"model", "input", "temperature", "top_p"}
 
@@ -156,41 +156,44 @@ def test_needed_tool_stays() -> None:
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
 
     def needs_weather(tried: FailingCase) -> bool:
-        return any(tool.name == "get_weather" for tool in tried.turns[0].started.tools.tools)
+        return any(tool.name == "get_weather" for tool in tried.turns[0].started.facts.tools.tools)
 
     found, _ = search(partial(shrink, case), needs_weather)
-    assert [tool.name for tool in found.turns[0].started.tools.tools] == ["get_weather"]
-    assert [tool["name"] for tool in found.turns[0].started.response.tools] == ["get_weather"]
+    assert [tool.name for tool in found.turns[0].started.facts.tools.tools] == ["get_weather"]
+    assert [tool["name"] for tool in found.turns[0].started.facts.response.tools] == ["get_weather"]
 
 
 def test_namesakes_in_and_out_of_a_namespace_go_separately() -> None:
     """A function goes without its namesake in a namespace, which goes with that namespace."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
-    inner = next(tool for tool in case.turns[0].started.tools.tools if tool.namespace == "agents")
+    inner = next(tool for tool in case.turns[0].started.facts.tools.tools if tool.namespace == "agents")
     outer = {"type": "function", "name": inner.name, "parameters": None, "strict": None, "description": None}
     assert case.conversation
-    given = replace(case.conversation.response, tools=(*case.conversation.response.tools, outer))
-    tools = replace(case.conversation.tools, tools=(*case.conversation.tools.tools, replace(inner, namespace=None)))
-    both = dataclasses.replace(case, conversation=replace(case.conversation, response=given, tools=tools))
+    known = case.conversation.facts
+    given = replace(known.response, tools=(*known.response.tools, outer))
+    tools = replace(known.tools, tools=(*known.tools.tools, replace(inner, namespace=None)))
+    both = dataclasses.replace(case, conversation=with_facts(case.conversation, response=given, tools=tools))
 
     def needs_inner(tried: FailingCase) -> bool:
         assert tried.conversation
-        return any((tool.namespace, tool.name) == ("agents", inner.name) for tool in tried.conversation.tools.tools)
+        return any(
+            (tool.namespace, tool.name) == ("agents", inner.name) for tool in tried.conversation.facts.tools.tools
+        )
 
     found, _ = search(partial(shrink, both), needs_inner)
     assert found.conversation
-    assert {tool.namespace for tool in found.conversation.tools.tools} == {"agents"}
-    assert [tool["type"] for tool in found.conversation.response.tools] == ["namespace"]
+    assert {tool.namespace for tool in found.conversation.facts.tools.tools} == {"agents"}
+    assert [tool["type"] for tool in found.conversation.facts.response.tools] == ["namespace"]
 
 
 def test_mcp_server_goes_with_its_tool() -> None:
     """Otherwise its tools would still be offered."""
     case = read_case(HARMONY / "served_mcp")
     assert case.conversation
-    assert case.conversation.tools.servers
+    assert case.conversation.facts.tools.servers
     found, _ = search(partial(shrink, case), lambda tried: True)
     assert found.conversation
-    assert (found.conversation.tools.servers, found.conversation.response.tools) == ((), ())
+    assert (found.conversation.facts.tools.servers, found.conversation.facts.response.tools) == ((), ())
 
 
 def test_recording_without_one_conversation_is_refused(tmp_path: Path) -> None:

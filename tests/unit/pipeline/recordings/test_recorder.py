@@ -127,7 +127,7 @@ async def test_request_is_recorded_with_its_own_response_only(tmp_path: Path) ->
         assert isinstance(waiting, ResolvedRequest)
         await asked(pipeline, "Another one.")
         await passed(pipeline.from_stage("record normalize"), waiting)
-    assert "request.json" not in recorded_files(tmp_path / "r" / waiting.response.id)
+    assert "request.json" not in recorded_files(tmp_path / "r" / waiting.facts.response.id)
     assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
 

@@ -28,6 +28,7 @@ from penstock.pipeline.frames import (
     ShellOutput,
     TurnFinished,
     WebCallOpened,
+    with_facts,
 )
 from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
@@ -77,7 +78,7 @@ async def test_call_runs_between_two_turns() -> None:
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
     ]
-    reasoning, call = table.model.read[1].input[1:]
+    reasoning, call = table.model.read[1].facts.input[1:]
     assert reasoning == Reasoning("rs_10000", content=(ReasoningText("Hm."),), status="completed")
     assert call == CodeInterpreterCall("ci_10001", "1 + 1", "", "completed")
     assert table.model.read[1].results == {"ci_10001": "2"}
@@ -107,7 +108,7 @@ async def test_shell_output_has_an_item_of_its_own() -> None:
         *("ShellCallOpened", "ItemClosed"),
         *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
     ]
-    call, output = table.model.read[1].input[1:]
+    call, output = table.model.read[1].facts.input[1:]
     assert isinstance(call, ShellCall)
     assert call.runs_here
     assert output == ShellCallOutput("sho_10001", call.call_id, wrote, "completed")
@@ -131,7 +132,12 @@ async def test_tokens_and_results_are_kept_by_item_id() -> None:
     assert table.model.read[1].results == {"ci_0": "z", "ci_10000": "a"}
     assert table.model.read[2].tokens == {"rs_0": (9,), "ci_10000": (1, 2), "msg_10001": (4, 5), "sh_10002": (3,)}
     assert table.model.read[2].results == {"ci_0": "z", "ci_10000": "a", "sho_10003": "b"}
-    assert [given.id for given in table.model.read[2].input[1:]] == ["ci_10000", "msg_10001", "sh_10002", "sho_10003"]
+    assert [given.id for given in table.model.read[2].facts.input[1:]] == [
+        "ci_10000",
+        "msg_10001",
+        "sh_10002",
+        "sho_10003",
+    ]
 
 
 async def test_items_before_a_call_are_part_of_the_conversation() -> None:
@@ -139,7 +145,7 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
     said = [waits, hopes, item(RefusalOpened(), "No."), code()]
     table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
     await table.talk()
-    assert table.model.read[1].input[1:] == (
+    assert table.model.read[1].facts.input[1:] == (
         Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
         Message("msg_10001", "completed", "assistant", (OutputText("Maybe."),)),
         Message("msg_10002", "completed", "assistant", (Refusal("No."),), "final_answer"),
@@ -152,7 +158,7 @@ async def test_browser_call_starts_with_its_action() -> None:
     table = ScriptedConverse([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
     frames = await table.talk()
     assert CallStarted({"type": "search", "query": "ferrets"}) in frames
-    found = table.model.read[1].input[-1]
+    found = table.model.read[1].facts.input[-1]
     assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
 
@@ -218,13 +224,16 @@ async def test_call_data_is_shown_if_included(
 async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
     table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(turns=50))
     given = conversation()
-    frames = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
+    frames = await table.talk(with_facts(given, tools=replace(given.facts.tools, parallel=parallel)))
     assert table.tool.most == most
     assert frame_kinds(frames)[1:10] == [
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2,
         "TurnFinished",
     ]
-    assert [call.text for call in table.model.read[1].input[1:] if isinstance(call, CodeInterpreterCall)] == ["a", "b"]
+    assert [call.text for call in table.model.read[1].facts.input[1:] if isinstance(call, CodeInterpreterCall)] == [
+        "a",
+        "b",
+    ]
 
 
 async def test_mixed_turn_waits_for_the_client() -> None:
@@ -250,15 +259,15 @@ async def test_required_choice_holds_until_a_call_was_made() -> None:
     """Otherwise it would demand calls without end."""
     table = ScriptedConverse([turn(code()), turn(answer())])
     given = conversation()
-    await table.talk(replace(given, tools=replace(given.tools, choice="required")))
-    assert [read.tools.choice for read in table.model.read] == ["required", "auto"]
+    await table.talk(with_facts(given, tools=replace(given.facts.tools, choice="required")))
+    assert [read.facts.tools.choice for read in table.model.read] == ["required", "auto"]
 
 
 @pytest.mark.defect("V22")
 async def test_later_turns_are_scheduled_like_the_first() -> None:
     table = ScriptedConverse([turn(code()), turn(answer())])
     await table.talk()
-    assert table.model.read[0].scheduling == table.model.read[1].scheduling
+    assert table.model.read[0].facts.scheduling == table.model.read[1].facts.scheduling
 
 
 async def test_turn_duration_includes_its_calls() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
-from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed
+from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed, with_facts
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.tool_loop import Limits
@@ -44,7 +44,7 @@ async def test_failed_call_is_read_by_the_model(outcome: ToolResult | Exception,
     table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers(tool=ScriptedTool([outcome])))
     frames = await table.talk(conversation(tools=DOCS))
     assert yielded in frames
-    failed = table.model.read[1].input[-1]
+    failed = table.model.read[1].facts.input[-1]
     assert isinstance(failed, McpCall)
     assert failed.status == "failed"
     assert failed.error is not None
@@ -202,8 +202,8 @@ async def test_call_at_the_turn_limit_is_not_run() -> None:
 async def test_turns_share_the_token_limit() -> None:
     given = conversation()
     table = ScriptedConverse([turn(code())])
-    frames = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
-    assert [read.sampling.max_tokens for read in table.model.read] == [12, 7, 2]
+    frames = await table.talk(with_facts(given, sampling=replace(given.facts.sampling, max_tokens=12)))
+    assert [read.facts.sampling.max_tokens for read in table.model.read] == [12, 7, 2]
     assert finish_reasons(frames) == ["stop", "stop", "length"]
     assert len(table.tool.calls) == 2
 
@@ -224,8 +224,8 @@ async def test_first_call_of_an_undeclared_tool_is_answered_and_a_second_ends_th
     table = ScriptedConverse([turn(thought("{}", recipient))])
     frames = await table.talk(conversation(tools=Toolset()))
     assert frame_kinds(frames) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
-    assert table.model.read[1].input[1:2] == read
-    outputs = [given.text for given in table.model.read[1].input if isinstance(given, FunctionCallOutput)]
+    assert table.model.read[1].facts.input[1:2] == read
+    outputs = [given.text for given in table.model.read[1].facts.input if isinstance(given, FunctionCallOutput)]
     assert [*outputs, *table.model.read[1].results.values()] == [
         f"Error: there is no tool '{recipient}'. Go on without it."
     ]
@@ -234,7 +234,7 @@ async def test_first_call_of_an_undeclared_tool_is_answered_and_a_second_ends_th
 async def test_undeclared_tool_is_not_answered_without_tokens_left() -> None:
     given = conversation(tools=Toolset())
     table = ScriptedConverse([turn(thought("{}", "python"))])
-    frames = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
+    frames = await table.talk(with_facts(given, sampling=replace(given.facts.sampling, max_tokens=5)))
     assert finish_reasons(frames) == ["stop"]
 
 

@@ -19,6 +19,7 @@ from penstock.pipeline.frames import (
     McpListToolsOpened,
     ResolvedRequest,
     ResponseStarted,
+    with_facts,
 )
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
@@ -49,16 +50,16 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
         CallFinished(data=ListedTools((tool,))),
         ItemClosed(complete=True),
     ]
-    assert table.model.read[0].tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)
+    assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)
     assert table.servers.asked == 1
-    assert table.model.read[1].input[-1] == McpCall("mcp_10001", "docs", "add", "{}", "completed", "2")
+    assert table.model.read[1].facts.input[-1] == McpCall("mcp_10001", "docs", "add", "{}", "completed", "2")
 
 
 async def test_unavailable_server_fails_as_an_item() -> None:
     table = ScriptedConverse([turn(answer())], servers=ScriptedServers(SERVER_DOWN))
     frames = await table.talk(conversation(tools=DOCS))
     assert CallFinished(error=str(SERVER_DOWN)) in frames
-    assert table.model.read[0].tools.tools == ()
+    assert table.model.read[0].facts.tools.tools == ()
     assert finish_reasons(frames) == ["stop"]
 
 
@@ -81,7 +82,7 @@ async def test_server_listed_earlier_is_not_listed_again() -> None:
     frames = await table.talk(replace(conversation(tools=DOCS), history=history))
     assert isinstance(frames[0], GenerationStarted)
     assert table.servers.asked == 0
-    assert table.model.read[0].tools.tools == (McpTool("docs", "add", None, {}),)
+    assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", None, {}),)
 
 
 async def test_server_that_failed_earlier_is_listed_again() -> None:
@@ -90,14 +91,14 @@ async def test_server_that_failed_earlier_is_listed_again() -> None:
     history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
     await table.talk(replace(conversation(tools=DOCS), history=history))
     assert table.servers.asked == 1
-    assert len(table.model.read[0].tools.tools) == 1
+    assert len(table.model.read[0].facts.tools.tools) == 1
 
 
 async def test_server_description_is_that_of_its_namespace() -> None:
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
     table = ScriptedConverse([turn(answer())])
     await table.talk(conversation(tools=given))
-    assert table.model.read[0].tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
+    assert table.model.read[0].facts.tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServ
         listed.pop()
     table = ScriptedConverse([turn(answer())], servers=ScriptedServers(listed))
     await table.talk(conversation(tools=Toolset(servers=(server,))))
-    tools = table.model.read[0].tools.tools
+    tools = table.model.read[0].facts.tools.tools
     assert {tool.name: tool.needs_approval for tool in tools if isinstance(tool, McpTool)} == offered
 
 
@@ -146,7 +147,7 @@ async def test_approved_call_is_made_first() -> None:
     frames = await table.talk(approving())
     assert frames[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
     assert table.servers.tool.calls == [("add", '{"a": 1}')]
-    assert table.model.read[0].input[-1] == McpCall(
+    assert table.model.read[0].facts.input[-1] == McpCall(
         "mcp_10000", "docs", "add", '{"a": 1}', "completed", "2", approval_request_id="mcpr_1"
     )
 
@@ -154,7 +155,7 @@ async def test_approved_call_is_made_first() -> None:
 async def test_approved_call_counts_for_the_limit() -> None:
     given = approving()
     table = ScriptedConverse([turn(mcp())])
-    frames = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
+    frames = await table.talk(with_facts(given, response=replace(given.facts.response, max_tool_calls=1)))
     assert finish_reasons(frames) == ["max_tool_calls"]
     assert len(table.servers.tool.calls) == 1
 

@@ -31,7 +31,9 @@ from penstock.pipeline.frames import (
     ReasoningOpened,
     RefusalOpened,
     ResponseStarted,
+    Sampling,
     ShellOutputOpened,
+    with_facts,
 )
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import Event, ResponseEvent, ResponseFailed, TerminalEvent, TextDelta, to_sse
@@ -79,7 +81,7 @@ async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None 
         first, *rest = [frame async for frame in out]
     begun = frames[0]
     assert isinstance(begun, GenerationStarted | ResponseStarted)
-    assert first == ResponseStarted(begun.response, begun.input, begun.origin)
+    assert first == ResponseStarted(begun.facts)
     return checked(client_events(rest))
 
 
@@ -249,10 +251,11 @@ async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, err
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
 
 
-def promised(text_format: str, **fields: Any) -> GenerationStarted:
+def promised(text_format: str, stop: tuple[str, ...] = (), *, held_to_grammar: bool = True) -> GenerationStarted:
     """The first frame of a response whose answer must have a format."""
     told = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
-    return replace(started(text={"format": told}), **({"held_to_grammar": True} | fields))
+    first = replace(started(text={"format": told}), held_to_grammar=held_to_grammar)
+    return with_facts(first, sampling=Sampling(1.0, 1.0, stop=stop))
 
 
 JSON = ["json_schema", "json_object"]
@@ -371,7 +374,7 @@ async def test_error_after_the_last_turn_fails() -> None:
         (ReasoningOpened(), AnnotationAdded({})),
         (RefusalOpened(), AnnotationAdded({})),
         (FunctionCallOpened("clock"), AnnotationAdded({})),
-        (started(), ResponseStarted(started().response, ())),
+        (started(), ResponseStarted(started().facts)),
         (CallStarted(),),
         (CallFinished(),),
         (MessageOpened("final_answer"), CallStarted()),

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import RawMessages, TurnFinished
@@ -127,7 +128,7 @@ def test_each_turn_has_its_own_format() -> None:
     """The format is checked for turns with a grammar: a JSON answer may follow a free turn."""
     text = {"format": {"type": "json_object"}}
     free, held = started(text=text), started(text=text)
-    held = type(held)(held.response, held.input, 7, held_to_grammar=True)
+    held = replace(held, held_to_grammar=True)
     good = (free, *message("Let me see."), finished(), held, *message("{}"), finished())
     assert ended(good).status == "completed"
     writer = ResponseWriter()

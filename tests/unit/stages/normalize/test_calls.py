@@ -116,7 +116,7 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
 )
 async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: wire.Item) -> None:
     """Ids, statuses and nulls may be missing; a failure has its error in any form."""
-    assert (await normalize(store, input=[given])).input == (item,)
+    assert (await normalize(store, input=[given])).facts.input == (item,)
 
 
 SHELL = shell({"commands": ["ls"]})
@@ -171,14 +171,14 @@ READ_RESULTS = (
 async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: wire.Item) -> None:
     """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
     conversation = await normalize(store, input=[call, given])
-    assert conversation.input[1] == item
-    assert len({one.id for one in conversation.input}) == 2
+    assert conversation.facts.input[1] == item
+    assert len({one.id for one in conversation.facts.input}) == 2
 
 
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
 async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
     """Items of any form are sent in the form that it reads without a warning."""
-    items = (await normalize(store, input=client["input"][1:])).input
+    items = (await normalize(store, input=client["input"][1:])).facts.input
     adapter = TypeAdapter[Any](ResponseOutputItem)
     for item in items:
         adapter.validate_json(msgspec.json.encode(item), strict=False)
@@ -225,7 +225,7 @@ async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
     await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     given = response("mcpr_1", approve=False, reason="Not now.")
     conversation = await normalize(store, "2", previous_response_id="resp_1", input=[given])
-    assert conversation.input == (wire.McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
+    assert conversation.facts.input == (wire.McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ async def test_stored_results_come_with_their_items(store: Store) -> None:
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
     conversation = await normalize(store, "2", previous_response_id="resp_1", input="And?", include=include)
     assert conversation.results == {"ci_1": "1\n"}
-    assert conversation.include == tuple(include)
-    assert (await normalize(store, "3", input="Hi")).include == ()
+    assert conversation.facts.include == tuple(include)
+    assert (await normalize(store, "3", input="Hi")).facts.include == ()
 
 
 async def test_unstored_request_does_not_read_results(store: Store) -> None:

@@ -41,10 +41,10 @@ async def test_conversation_is_the_history(store: Store, as_object: bool) -> Non
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
     conversation = await normalize(store, conversation={"id": name} if as_object else name, input="Go on")
     assert conversation.history == (asked("msg_a", "Hi"), said("Hello."))
-    assert conversation.input == (asked("msg_1i0000", "Go on"),)
-    assert conversation.origin == Origin("", 2)
-    assert conversation.response.conversation == ConversationReference(name)
-    assert (await normalize(store, input="Hi")).response.conversation is UNSET
+    assert conversation.facts.input == (asked("msg_1i0000", "Go on"),)
+    assert conversation.facts.origin == Origin("", 2)
+    assert conversation.facts.response.conversation == ConversationReference(name)
+    assert (await normalize(store, input="Hi")).facts.response.conversation is UNSET
 
 
 async def test_conversation_grows_with_its_responses(store: Store) -> None:
@@ -57,7 +57,7 @@ async def test_conversation_grows_with_its_responses(store: Store) -> None:
     await store_answer(store, "2", said("Rain."), input=[output], conversation=name)
     third = await normalize(store, "3", input="And Rome?", conversation=name)
     assert third.history == (asked("msg_1i0000", "How is Oslo?"), CALL, RAIN, said("Rain."))
-    assert (third.origin.position, third.tokens) == (4, {"fc_1": (7,)})
+    assert (third.facts.origin.position, third.tokens) == (4, {"fc_1": (7,)})
 
 
 @pytest.mark.parametrize(("status", "length"), [("completed", 2), ("incomplete", 2), ("failed", 0), ("cancelled", 0)])
@@ -84,14 +84,14 @@ async def test_response_of_a_conversation_can_be_continued_alone(store: Store) -
     await store_answer(store, "2", said("two"), input="2", conversation=name)
     branch = await normalize(store, "3", input="Go on", previous_response_id="resp_1")
     assert branch.history == (asked("msg_a", "Hi"), said("Hello."), asked("msg_1i0000", "1"), said("one"))
-    assert branch.response.conversation is UNSET
+    assert branch.facts.response.conversation is UNSET
 
 
 async def test_call_without_its_output_waits_in_the_conversation(store: Store) -> None:
     """An output finds its call there, and one without a call is refused."""
     name = await conversation_of(store, CALL)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
-    assert len((await normalize(store, input=[output], conversation=name)).input) == 1
+    assert len((await normalize(store, input=[output], conversation=name)).facts.input) == 1
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input=[{**output, "call_id": "call_2"}], conversation=name)
     assert caught.value.param == "input[0].call_id"
@@ -102,7 +102,7 @@ async def test_item_is_in_a_conversation_once(store: Store) -> None:
     name = await conversation_of(store, asked("msg_a", "Hi"))
     items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
     conversation = await normalize(store, input=items, conversation=name)
-    assert conversation.input == (asked("msg_1i0001", "Hello?"),)
+    assert conversation.facts.input == (asked("msg_1i0001", "Hello?"),)
 
 
 async def test_empty_conversation_needs_an_input(store: Store) -> None:
@@ -142,7 +142,7 @@ async def test_other_owners_objects_are_not_found(store: Store, body: dict[str, 
     """The error is word for word the same as for an object that does not exist."""
     await conversation_of(store, owner="alice")
     await store_answer(store, "1", said("Hello."), owner="alice", input="Hi")
-    assert (await normalize(store, "2", owner="alice", **body)).origin.owner == "alice"
+    assert (await normalize(store, "2", owner="alice", **body)).facts.origin.owner == "alice"
     with pytest.raises(InvalidRequest) as theirs:
         await normalize(store, "2", owner="bob", **body)
     await store.delete("resp_1", "alice")

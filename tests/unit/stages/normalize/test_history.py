@@ -34,10 +34,10 @@ async def test_history_has_all_items_of_the_chain(store: Store) -> None:
     third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     output = wire.FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
     assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
-    assert second.input == (output,)
+    assert second.facts.input == (output,)
     assert third.history == (*second.history, output, said("Rain."))
-    assert third.input == (asked("msg_3i0000", "And Rome?"),)
-    assert third.response.previous_response_id == "resp_2"
+    assert third.facts.input == (asked("msg_3i0000", "And Rome?"),)
+    assert third.facts.response.previous_response_id == "resp_2"
 
 
 @pytest.mark.defect("B18", "B19", "46")
@@ -58,10 +58,12 @@ async def test_continuation_has_its_own_parameters(store: Store) -> None:
     """Only items are inherited; instructions, tools and options are those of the new request."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await store_answer(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
-    fresh = (await normalize(store, "2", previous_response_id="resp_1", input="Go on")).response
+    fresh = (await normalize(store, "2", previous_response_id="resp_1", input="Go on")).facts.response
     assert (fresh.instructions, fresh.tools, fresh.reasoning.effort) == (None, (), None)
     assert (fresh.temperature, fresh.metadata) == (1.0, {})
-    other = (await normalize(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")).response
+    other = (
+        await normalize(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")
+    ).facts.response
     assert other.instructions == "Sing."
 
 
@@ -69,7 +71,7 @@ async def test_continuation_needs_no_input(store: Store) -> None:
     """The model may go on by itself."""
     await store_answer(store, "1", said("Hello."), input="Hi")
     conversation = await normalize(store, "2", previous_response_id="resp_1")
-    assert conversation.input == ()
+    assert conversation.facts.input == ()
     assert len(conversation.history) == 2
 
 
@@ -110,7 +112,7 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
     await store_answer(store, "1", CALL, input="How is Oslo?")
     if param is None:
         conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
-        assert len(conversation.input) == len(items)
+        assert len(conversation.facts.input) == len(items)
         return
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=items)
@@ -165,7 +167,7 @@ async def test_references_bring_stored_items(store: Store) -> None:
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
     conversation = await normalize(store, "2", input=[*references, RAIN])
     output = wire.FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
-    assert conversation.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
+    assert conversation.facts.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
     assert conversation.history == ()
 
 
@@ -193,7 +195,7 @@ class CountingStore(Store):
 async def test_references_cost_one_look_at_the_store() -> None:
     """All are looked up together, in order; a request without any reads nothing."""
     store = CountingStore()
-    assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
+    assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).facts.input == (
         CALL,
         asked("msg_1i0001", "Hi"),
         THOUGHT,
@@ -214,9 +216,9 @@ async def test_repeated_ids_are_renamed(store: Store) -> None:
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     fakes = [{**USER, "id": "__fake_id__"}, {**USER, "id": "__fake_id__"}]
     first = await store_answer(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
-    assert [item.id for item in first.input] == ["msg_2i0000", "__fake_id__", "msg_2i0002", "rs_10000"]
+    assert [item.id for item in first.facts.input] == ["msg_2i0000", "__fake_id__", "msg_2i0002", "rs_10000"]
     second = await normalize(store, "3", previous_response_id="resp_2", input=fakes)
-    assert [item.id for item in second.input] == ["msg_3i0000", "msg_3i0001"]
+    assert [item.id for item in second.facts.input] == ["msg_3i0000", "msg_3i0001"]
 
 
 async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
@@ -224,7 +226,7 @@ async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
     conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
-    assert [item.id for item in conversation.input] == ["fco_2i0002"]
+    assert [item.id for item in conversation.facts.input] == ["fco_2i0002"]
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=[*items, OWN_OUTPUT])
     assert caught.value.param == "input[3].call_id"

@@ -52,10 +52,10 @@ async def test_built_in_tools_are_offered_if_available(
     """Any spelling offers the tool's functions, and the response echoes it."""
     with caplog.at_level(logging.INFO):
         conversation = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
-    assert conversation.tools.tools[1:] == HOSTED[kind]
-    assert conversation.tools.servers == ()
-    assert conversation.tools.runs_here
-    assert conversation.response.tools == (WEATHER, tool)
+    assert conversation.facts.tools.tools[1:] == HOSTED[kind]
+    assert conversation.facts.tools.servers == ()
+    assert conversation.facts.tools.runs_here
+    assert conversation.facts.response.tools == (WEATHER, tool)
     assert not caplog.records
 
 
@@ -67,8 +67,8 @@ async def test_unavailable_built_in_tools_are_left_out(
     """One available tool does not bring others; the log names those left out."""
     with caplog.at_level(logging.INFO):
         conversation = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
-    assert [tool_key(one) for one in conversation.tools.tools] == [(None, "get_weather")]
-    assert conversation.response.tools == (WEATHER,)
+    assert [tool_key(one) for one in conversation.facts.tools.tools] == [(None, "get_weather")]
+    assert conversation.facts.response.tools == (WEATHER,)
     (record,) = caplog.records
     assert tool["type"] in record.getMessage()
 
@@ -77,13 +77,13 @@ async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
     """A built-in tool is offered once, in its first place; all spellings are echoed."""
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
     conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert conversation.tools.tools[:3] == HOSTED["browser"]
-    assert [tool_key(tool) for tool in conversation.tools.tools[3:]] == [
+    assert conversation.facts.tools.tools[:3] == HOSTED["browser"]
+    assert [tool_key(tool) for tool in conversation.facts.tools.tools[3:]] == [
         (None, "get_weather"),
         ("python", "python"),
         (None, "shell"),
     ]
-    assert conversation.response.tools == tuple(tools)
+    assert conversation.facts.response.tools == tuple(tools)
 
 
 async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +91,7 @@ async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: 
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
         conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert conversation.tools.tools == HOSTED["python"]
+    assert conversation.facts.tools.tools == HOSTED["python"]
     (record,) = caplog.records
     assert "image_generation, file_search, computer:" in record.getMessage()
 
@@ -101,8 +101,8 @@ async def test_search_without_web_access_is_left_out(store: Store, said: bool | 
     """Nothing was fetched before, and no page is fetched for it."""
     tools = [{"type": "web_search", "external_web_access": said}]
     conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert len(conversation.tools.tools) == count
-    assert len(conversation.response.tools) == (1 if count else 0)
+    assert len(conversation.facts.tools.tools) == count
+    assert len(conversation.facts.response.tools) == (1 if count else 0)
 
 
 async def test_items_may_bring_built_in_tools(store: Store) -> None:
@@ -110,7 +110,7 @@ async def test_items_may_bring_built_in_tools(store: Store) -> None:
     await store_answer(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL_HOSTED)
     for hosted, count in ((ALL_HOSTED, 4), (frozenset(), 0)):
         conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
-        assert len(conversation.tools.tools) == count
+        assert len(conversation.facts.tools.tools) == count
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) 
     """Only offered tools take names."""
     namespace = {"type": "namespace", "name": "browser", "tools": [WEATHER]}
     conversation = await normalize(store, input="Hi", tools=[WEB, namespace])
-    assert [tool_key(tool) for tool in conversation.tools.tools] == [("browser", "get_weather")]
+    assert [tool_key(tool) for tool in conversation.facts.tools.tools] == [("browser", "get_weather")]
 
 
 # Tools that the client runs
@@ -162,12 +162,12 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
     """The model sees a function with the schema of the item."""
     said = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
     conversation = await normalize(store, input="Hi", tools=[said], hosted=hosted)
-    (tool,) = conversation.tools.tools
+    (tool,) = conversation.facts.tools.tools
     assert isinstance(tool, FunctionTool)
     assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, None)
     assert tool.description
-    assert conversation.response.tools == (said,)
-    assert not conversation.tools.runs_here
+    assert conversation.facts.response.tools == (said,)
+    assert not conversation.facts.tools.runs_here
     good, bad = FORM_ARGUMENTS[kind]
     validator = jsonschema.Draft202012Validator(tool.parameters or {})
     assert [validator.is_valid(arguments) for arguments in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
@@ -207,7 +207,7 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
 )
 async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
     """A choice by type means all functions of the tool, whether the server or the client runs it."""
-    tools = (await normalize(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL_HOSTED)).tools
+    tools = (await normalize(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL_HOSTED)).facts.tools
     assert (tools.choice, tools.allowed) == (mode, keys)
     assert {tool_key(tool) for tool in tools.callable} == set(keys)
 
@@ -236,5 +236,5 @@ async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> 
 async def test_choice_ignores_unavailable_tools(store: Store) -> None:
     """The other tools of the choice remain."""
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
-    tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).tools
+    tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).facts.tools
     assert tools.allowed == ((None, "get_weather"),)

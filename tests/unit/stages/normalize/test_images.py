@@ -31,7 +31,7 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
     """They keep their place between texts, and their detail."""
     parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
-    (message,) = (await normalize(store, sees=True, input=body)).input
+    (message,) = (await normalize(store, sees=True, input=body)).facts.input
     assert isinstance(message, wire.Message)
     text = wire.InputText("What is this?")
     assert message.content == (
@@ -59,7 +59,7 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
 async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
     """The output of a function or a custom tool is texts and images in any order."""
     output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
-    _, item = (await normalize(store, sees=True, input=[call, output])).input
+    _, item = (await normalize(store, sees=True, input=[call, output])).facts.input
     assert isinstance(item, kind)
     (image,) = wire.images_of(item)
     assert image.image_url == PICTURE
@@ -102,7 +102,7 @@ async def test_images_of_a_conversation_are_limited(store: Store, before: int, m
     """Images of the history count."""
     monkeypatch.setattr(input_items, "MOST_IMAGES", 3)
     earlier = await store_answer(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
-    continued: Json = {"previous_response_id": earlier.response.id}
+    continued: Json = {"previous_response_id": earlier.facts.response.id}
     await normalize(store, "2", sees=True, input=[user(*[IMAGE] * (3 - before))], **continued)
     with pytest.raises(InvalidRequest, match="may have 3 images, and this one has 4") as refused:
         await normalize(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
@@ -111,12 +111,12 @@ async def test_images_of_a_conversation_are_limited(store: Store, before: int, m
 
 async def _previous(store: Store) -> tuple[Json, str]:
     earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
-    return {"previous_response_id": earlier.response.id, "input": "And now?"}, "previous_response_id"
+    return {"previous_response_id": earlier.facts.response.id, "input": "And now?"}, "previous_response_id"
 
 
 async def _reference(store: Store) -> tuple[Json, str]:
     earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
-    return {"input": [{"type": "item_reference", "id": earlier.input[0].id}]}, "input[0]"
+    return {"input": [{"type": "item_reference", "id": earlier.facts.input[0].id}]}, "input[0]"
 
 
 @pytest.mark.defect("V14")
@@ -125,7 +125,7 @@ async def test_text_model_refuses_images_of_the_history(store: Store, past: Call
     """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
     conversation = await normalize(store, "2", sees=True, **body)
-    shown = [image for item in (*conversation.history, *conversation.input) for image in wire.images_of(item)]
+    shown = [image for item in (*conversation.history, *conversation.facts.input) for image in wire.images_of(item)]
     assert [image.image_url for image in shown] == [PICTURE]
     with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
         await normalize(store, "3", **body)

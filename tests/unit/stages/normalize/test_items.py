@@ -80,7 +80,7 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
 )
 async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: wire.Item) -> None:
     """Every form of an item leads to the same item; missing fields are not made up."""
-    assert (await normalize(store, input=[given])).input == (item,)
+    assert (await normalize(store, input=[given])).facts.input == (item,)
 
 
 @pytest.mark.defect("V15")
@@ -100,7 +100,7 @@ async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any],
 async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, content: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
     items = [call(arguments="{}"), output(given)]
-    result = (await normalize(store, input=items)).input[1]
+    result = (await normalize(store, input=items)).facts.input[1]
     assert isinstance(result, wire.FunctionCallOutput)
     assert result == wire.FunctionCallOutput("fco_1i0001", "c", content, "completed")
     assert result.text == text
@@ -109,13 +109,13 @@ async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, con
 async def test_string_input_is_a_user_message(store: Store) -> None:
     """This holds even if it is empty."""
     for text in ("Hi", ""):
-        assert (await normalize(store, input=text)).input == (message("user", wire.InputText(text)),)
+        assert (await normalize(store, input=text)).facts.input == (message("user", wire.InputText(text)),)
 
 
 async def test_items_without_ids_get_unique_ids(store: Store) -> None:
     """An id is made of the response's id and the item's position."""
     conversation = await normalize(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
-    assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
+    assert [item.id for item in conversation.facts.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
 @pytest.mark.defect("40")
@@ -126,7 +126,7 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
             call("custom_tool_call", input=""),
             {"type": "custom_tool_call_output", "call_id": "c", "output": given},
         ]
-        result = (await normalize(store, input=items)).input[1]
+        result = (await normalize(store, input=items)).facts.input[1]
         assert result == wire.CustomToolCallOutput("ctco_1i0001", "c", content, "completed")
 
 
@@ -172,7 +172,7 @@ def sdk_types(item: type) -> Iterator[str]:
 async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
     """A replayed history keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
-    kinds = [type(item) for item in (await normalize(store, **body)).input]
+    kinds = [type(item) for item in (await normalize(store, **body)).facts.input]
     assert kinds == [wire.Message, wire.Reasoning, wire.FunctionCall, wire.FunctionCallOutput]
 
 
@@ -181,7 +181,7 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
 async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
     """Ids, types and nulls may be present or missing."""
     given = CLIENTS[client]["input"]
-    items = (await normalize(store, **CLIENTS[client])).input
+    items = (await normalize(store, **CLIENTS[client])).facts.input
     assert len(items) == (1 if isinstance(given, str) else len(given))
 
 
@@ -190,7 +190,7 @@ async def test_all_parts_of_a_message_are_read(store: Store) -> None:
     """A message may have several parts, refusals included, or none."""
     text = {"type": "output_text", "text": "Sorry."}
     for parts, joined in (([REFUSAL, text, text], "No. Sorry.Sorry."), ([REFUSAL], "No. "), ([], "")):
-        (item,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).input
+        (item,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).facts.input
         assert isinstance(item, wire.Message)
         assert (len(item.content), item.text) == (len(parts), joined)
 

@@ -28,9 +28,9 @@ async def test_id_and_time_are_drawn_once(store: Store) -> None:
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
     async with aclosing(stage(source_of([await read_request(b'{"input": "Hi"}')]))) as conversations:
         conversation = await anext(conversations)
-    assert (conversation.response.id, conversation.response.created_at) == ("resp_ab", 86_399)
-    assert conversation.date == "1970-01-01"
-    assert [item.id for item in conversation.input] == ["msg_abi0000"]
+    assert (conversation.facts.response.id, conversation.facts.response.created_at) == ("resp_ab", 86_399)
+    assert conversation.facts.date == "1970-01-01"
+    assert [item.id for item in conversation.facts.input] == ["msg_abi0000"]
 
 
 async def test_refused_request_draws_nothing(store: Store) -> None:
@@ -78,10 +78,10 @@ def default_response(**fields: Any) -> Response:
 async def test_empty_request_has_documented_defaults(store: Store) -> None:
     """An empty request gets the values that the API documents."""
     conversation = await normalize(store, input="Hi")
-    assert conversation.response == default_response()
-    assert conversation.sampling == Sampling(1.0, 1.0, None)
+    assert conversation.facts.response == default_response()
+    assert conversation.facts.sampling == Sampling(1.0, 1.0, None)
     assert conversation.history == ()
-    assert conversation.date == "2026-09-21"
+    assert conversation.facts.date == "2026-09-21"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,10 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
 async def test_parameters_are_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
     conversation = await normalize(store, input="Hi", **said)
-    assert conversation.response == default_response(**echo)
-    assert json.dumps(conversation.response.text) == json.dumps(default_response(**echo).text)  # in the client's order
+    assert conversation.facts.response == default_response(**echo)
+    assert json.dumps(conversation.facts.response.text) == json.dumps(
+        default_response(**echo).text
+    )  # in the client's order
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ async def test_sampling_parameters_reach_the_engine(
 ) -> None:
     """Extra parameters of vLLM are included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
-    assert (await normalize(store, input="Hi", **said)).sampling == Sampling(**expected)
+    assert (await normalize(store, input="Hi", **said)).facts.sampling == Sampling(**expected)
 
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
@@ -171,8 +173,8 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         conversation = await anext(conversations)
-    assert conversation.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
-    assert (conversation.response.temperature, conversation.response.top_p) == (0.6, 1.0)
+    assert conversation.facts.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
+    assert (conversation.facts.response.temperature, conversation.facts.response.top_p) == (0.6, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +194,14 @@ async def test_cache_salt_is_set(store: Store, salted: bool, said: dict[str, Any
     stage = Normalize(store, (MODEL,), salt_caches=salted)
     request = await read_request(json.dumps({"input": "Hi", **said}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
-        assert (await anext(conversations)).scheduling == Scheduling(salt)
+        assert (await anext(conversations)).facts.scheduling == Scheduling(salt)
 
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
     """A request has its own priority, and the trace of its headers."""
     request = await read_request(b'{"input": "Hi", "priority": -3}', Envelope(trace_headers={"traceparent": "00-1"}))
     async with aclosing(Normalize(store, (MODEL,))(source_of([request]))) as conversations:
-        assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
+        assert (await anext(conversations)).facts.scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
 @pytest.mark.defect("B29", "36")
@@ -210,13 +212,13 @@ async def test_store_is_echoed(store: Store) -> None:
         *(({"store": said}, said is not False) for said in (None, True, False)),
     ]
     for said, kept in cases:
-        assert (await normalize(store, input="Hi", **said)).response.store is kept
+        assert (await normalize(store, input="Hi", **said)).facts.response.store is kept
 
 
 async def test_raw_messages_are_optional(store: Store) -> None:
     """``enable_response_messages`` is off by default."""
-    assert not (await normalize(store, input="Hi")).raw_messages
-    assert (await normalize(store, input="Hi", enable_response_messages=True)).raw_messages
+    assert not (await normalize(store, input="Hi")).facts.wants_raw_messages
+    assert (await normalize(store, input="Hi", enable_response_messages=True)).facts.wants_raw_messages
 
 
 async def test_log_lines_have_the_response_id(store: Store) -> None:

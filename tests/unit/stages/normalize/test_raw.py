@@ -80,7 +80,7 @@ async def test_raw_messages_become_items(store: Store, given: Json, items: list[
     """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalize(store, input="Go on", previous_input_messages=[given], tools=tools)
-    assert conversation.input[:-1] == tuple(items)
+    assert conversation.facts.input[:-1] == tuple(items)
     assert conversation.history == ()
 
 
@@ -95,7 +95,7 @@ async def test_outputs_find_their_calls(store: Store) -> None:
         {**RESULT, **author("tool", "functions.g")},
     ]
     conversation = await normalize(store, previous_input_messages=messages, tools=[SAY])
-    assert conversation.input[3:] == (
+    assert conversation.facts.input[3:] == (
         wire.FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
         wire.CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
         wire.FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
@@ -113,7 +113,7 @@ async def test_repeated_instructions_are_left_out(store: Store, instructions: st
     """They are removed from a prompt that has them already, but only as whole paragraphs."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
     said = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
-    assert [item.text for item in said.input[:-1] if isinstance(item, wire.Message)] == left
+    assert [item.text for item in said.facts.input[:-1] if isinstance(item, wire.Message)] == left
 
 
 def test_outputs_find_calls_in_constant_time() -> None:
@@ -143,7 +143,7 @@ async def test_input_may_answer_a_raw_call(store: Store) -> None:
     """Raw messages come before the input."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
     conversation = await normalize(store, previous_input_messages=[CALL], input=[output])
-    assert [item.id for item in conversation.input] == ["fc_1p0000", "fco_1i0000"]
+    assert [item.id for item in conversation.facts.input] == ["fc_1p0000", "fco_1i0000"]
 
 
 @pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -155,7 +155,7 @@ async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int
         with pytest.raises(InvalidRequest, match="call_0"):
             await normalize(store, previous_input_messages=messages, input=said)
         return
-    first, _, second, output = (await normalize(store, previous_input_messages=messages, input=said)).input
+    first, _, second, output = (await normalize(store, previous_input_messages=messages, input=said)).facts.input
     assert second == wire.FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
     assert isinstance(first, wire.FunctionCall)
     assert isinstance(output, wire.FunctionCallOutput)

@@ -35,7 +35,7 @@ def remote(label: str = "docs", **fields: Any) -> Json:
 
 
 async def server_of(store: Store, tool: Json) -> McpServer:
-    (server,) = (await normalize(store, input="Hi", tools=[tool], labels=LABELS)).tools.servers
+    (server,) = (await normalize(store, input="Hi", tools=[tool], labels=LABELS)).facts.tools.servers
     return server
 
 
@@ -126,7 +126,7 @@ async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json]
 async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None) -> None:
     """A choice limits calls to a server or to one of its tools, before the tools are known."""
     tools = [remote(allowed_tools=["a"]), mcp("home")]
-    read = (await normalize(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).tools
+    read = (await normalize(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).facts.tools
     assert (read.choice, read.allowed) == (mode, keys)
 
 
@@ -146,10 +146,10 @@ async def test_items_may_bring_configured_servers(store: Store) -> None:
     brought = additional_tools(mcp("home", require_approval="never"), mcp("drive"))
     await store_answer(store, "1", input=[brought, USER], labels=LABELS)
     again = await normalize(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
-    assert again.tools.servers == (McpServer("home", approves_rest=False), McpServer("drive"))
+    assert again.facts.tools.servers == (McpServer("home", approves_rest=False), McpServer("drive"))
     own = [remote("home")]
     said = await normalize(store, "3", previous_response_id="resp_1", input="Go on", tools=own)
-    assert said.tools.servers == (McpServer("home", URL),)
+    assert said.facts.tools.servers == (McpServer("home", URL),)
 
 
 async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
@@ -157,8 +157,8 @@ async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
     await store_answer(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
     own = {"type": "namespace", "name": "home", "tools": [WEATHER]}
     said = await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
-    assert said.tools.servers == ()
-    assert [tool.namespace for tool in said.tools.tools] == ["home"]
+    assert said.facts.tools.servers == ()
+    assert [tool.namespace for tool in said.facts.tools.tools] == ["home"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ CONTAINER = {
 async def test_server_is_echoed_by_its_host(store: Store, url: str, told: str) -> None:
     """The response has host and options, but no possible secret."""
     said = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
-    (tool,) = (await normalize(store, input="Hi", tools=[said])).response.tools
+    (tool,) = (await normalize(store, input="Hi", tools=[said])).facts.response.tools
     assert tool == mcp(server_url=told, allowed_tools=["a"], require_approval="never")
 
 
@@ -222,7 +222,7 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
         conversation = await normalize(store, **body, hosted=ALL_HOSTED)
         request = await read_request(json.dumps(body).encode())
-    assert CANARY not in msgspec.json.encode(conversation.response).decode()
+    assert CANARY not in msgspec.json.encode(conversation.facts.response).decode()
     assert CANARY not in caplog.text
     if "server_url" not in tool or CANARY not in tool["server_url"]:
         assert CANARY not in repr(request)
@@ -241,7 +241,7 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
 async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
     """An item is stored without the secrets for its sandbox's network."""
     conversation = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
-    assert CANARY not in repr(conversation.input)
+    assert CANARY not in repr(conversation.facts.input)
 
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])

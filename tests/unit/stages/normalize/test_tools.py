@@ -29,7 +29,7 @@ def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | Custom
 
 async def test_tools_are_read_into_one_set(store: Store) -> None:
     """Functions, custom tools and those of namespaces are keyed by namespace and name."""
-    tools = (await normalize(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
+    tools = (await normalize(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).facts.tools
     assert tools.tools == (
         WEATHER_TOOL,
         PATCH_TOOL,
@@ -44,13 +44,13 @@ async def test_tools_are_read_into_one_set(store: Store) -> None:
 async def test_text_format_is_no_grammar(store: Store) -> None:
     """A custom tool takes any text unless it has a grammar."""
     said = [{**SAY, "format": {"type": "text"}}]
-    assert (await normalize(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
+    assert (await normalize(store, input="Hi", tools=said)).facts.tools == Toolset((CustomTool("say"),))
 
 
 async def test_tools_are_echoed(store: Store) -> None:
     """Functions have all keys that strict clients need, custom tools and namespaces are unchanged."""
     bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
-    response = (await normalize(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
+    response = (await normalize(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).facts.response
     function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
     assert response.tools == (function, PATCH, AGENTS)
 
@@ -67,8 +67,8 @@ async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, ca
     """Clients send them by default; the log names them."""
     with caplog.at_level(logging.INFO):
         conversation = await normalize(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
-    assert conversation.response.tools == (WEATHER,)
-    assert conversation.tools == Toolset((WEATHER_TOOL,))
+    assert conversation.facts.response.tools == (WEATHER,)
+    assert conversation.facts.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
     assert kind in record.getMessage()
 
@@ -112,7 +112,7 @@ async def test_repeated_tool_name_is_refused(store: Store, tools: list[Json], pa
 async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
     """Several calls in one turn are the default."""
     conversation = await normalize(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
-    assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
+    assert conversation.facts.tools.parallel is conversation.facts.response.parallel_tool_calls is parallel
 
 
 # Callable tools
@@ -154,8 +154,8 @@ async def test_choice_limits_callable_tools(
 ) -> None:
     """A bare name means the plain tool, if there is one; an empty choice allows no call."""
     conversation = await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
-    assert (conversation.tools.choice, conversation.tools.allowed) == (mode, keys)
-    assert conversation.response.tool_choice == choice
+    assert (conversation.facts.tools.choice, conversation.facts.tools.allowed) == (mode, keys)
+    assert conversation.facts.response.tool_choice == choice
 
 
 @pytest.mark.parametrize(
@@ -215,25 +215,25 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
     conversation = await normalize(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
-    assert conversation.tools.tools == (
+    assert conversation.facts.tools.tools == (
         FunctionTool("get_weather", "Mild.", WEATHER["parameters"], True),
         PATCH_TOOL,
         of("agents", WEATHER_TOOL),
         of("agents", CustomTool("say")),
     )
-    assert conversation.tools.allowed == (("agents", "say"),)
-    assert conversation.tools.descriptions == {"agents": "Helpers."}
-    assert conversation.response.tools == (WEATHER, PATCH)
-    assert len(conversation.input) == 2
+    assert conversation.facts.tools.allowed == (("agents", "say"),)
+    assert conversation.facts.tools.descriptions == {"agents": "Helpers."}
+    assert conversation.facts.response.tools == (WEATHER, PATCH)
+    assert len(conversation.facts.input) == 2
 
 
 async def test_added_tools_are_inherited(store: Store) -> None:
     """A continuation has them, unlike those of a request."""
     await store_answer(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
     conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
-    assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
+    assert conversation.facts.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
     by_reference = await normalize(store, "3", input=[{"id": "at_1i0000"}, USER])
-    assert by_reference.tools == conversation.tools
+    assert by_reference.facts.tools == conversation.facts.tools
 
 
 def described(description: str) -> Json:
@@ -250,7 +250,7 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
     inherited = additional_tools(described("old"), {**AGENTS, "description": "old"})
     await store_answer(store, "1", input=[inherited, additional_tools(described("older"), SAY), USER], tools=[PATCH])
     own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
-    tools = (await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
+    tools = (await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).facts.tools
     assert described_in(tools) == [
         (None, "patch", "Edit."),
         (None, "get_weather", "own"),
@@ -260,7 +260,7 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
     ]
     assert tools.descriptions == {"agents": "Helpers."}
     last = [additional_tools(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
-    tools = (await normalize(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
+    tools = (await normalize(store, "3", previous_response_id="resp_1", input=last, tools=own)).facts.tools
     assert described_in(tools)[:2] == [("functions", "patch", "Edit."), (None, "get_weather", "new")]
 
 
@@ -268,12 +268,15 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
 async def test_codex_tools_are_read(store: Store) -> None:
     """Tools are callable in every form in which Codex declares them."""
     patched = await normalize(store, **CODEX_APPLY_PATCH)
-    assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
+    assert [(tool.namespace, tool.name) for tool in patched.facts.tools.tools] == [
         (None, "get_weather"),
         ("multi_agent_v1", "get_weather"),
         (None, "apply_patch"),
     ]
     known = await normalize(store, **CODEX_KNOWN_MODEL)
-    assert [(tool.namespace, tool.name) for tool in known.tools.tools] == [("functions", "exec"), ("functions", "wait")]
-    assert not known.tools.parallel
-    assert known.response.tools == ()
+    assert [(tool.namespace, tool.name) for tool in known.facts.tools.tools] == [
+        ("functions", "exec"),
+        ("functions", "wait"),
+    ]
+    assert not known.facts.tools.parallel
+    assert known.facts.response.tools == ()

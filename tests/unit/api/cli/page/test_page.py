@@ -118,7 +118,7 @@ async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -
     """Tokens are numbers, and items are the recorded ones."""
     for name in ("tokens.jsonl", "parsed.jsonl"):
         lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
-        header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+        header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
         (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
     timeline = await replayed_or_recorded(tmp_path)
     layout = layout_of(timeline, "x")
@@ -133,7 +133,7 @@ async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -
 async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
     """Tokens alone suffice for a page."""
     lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
-    header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+    header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
     layout = layout_of(await replayed_or_recorded(tmp_path), "x")
     assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32

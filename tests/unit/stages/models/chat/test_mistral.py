@@ -12,7 +12,7 @@ import pytest
 from penstock.pipeline.frames import GenerationStarted
 from penstock.stages.models.chat.model import Argued, Called, ChatModel, Said
 from tests.support.chat_families import load_model
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts
 
 pytestmark = pytest.mark.vllm
 
@@ -55,7 +55,7 @@ def test_marks_in_client_text_are_plain_text(model: ChatModel) -> None:
 def test_calls_are_parsed(model: ChatModel) -> None:
     """Its marks select the parser."""
     vocabulary = model.vocabulary
-    started = GenerationStarted(response("resp_1"), (), 1)
+    started = GenerationStarted(facts(), 1)
     parser = model.parsers.start(started, [WEATHER])
     written = [
         vocabulary.marks["[TOOL_CALLS]"],

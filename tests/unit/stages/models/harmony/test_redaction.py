@@ -88,7 +88,7 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
     redaction = WithoutTexts(words_of)
     for stage, (name, junction) in FILES.items():
         for frame in redacted(folder, stage, redaction) if (folder / name).exists() and redaction.keeps(stage) else ():
-            written = line(without_secrets(frame) if hasattr(frame, "response") else frame)
+            written = line(without_secrets(frame) if hasattr(frame, "facts") or hasattr(frame, "response") else frame)
             assert {key for key, _ in words(json.loads(written))} <= SPELLED | NAMES | {"url"}
             assert b"https" not in written
             msgspec.json.decode(written, type=junction, dec_hook=unread)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import ResolvedRequest, TemplateOptions
+from penstock.pipeline.frames import ResolvedRequest, TemplateOptions, with_facts
 from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
 from tests.support.chat_templates import (
@@ -28,7 +28,7 @@ TOOLS = (function("get_weather"),)
 
 
 def with_template(asked: ResolvedRequest, source: str | None = None, **variables: Any) -> ResolvedRequest:
-    return msgspec.structs.replace(asked, template=TemplateOptions(source, variables))
+    return with_facts(asked, template=TemplateOptions(source, variables))
 
 
 async def test_prompt_is_the_rendered_template() -> None:
@@ -40,7 +40,7 @@ async def test_prompt_is_the_rendered_template() -> None:
     )
     assert vocabulary().decode(rendered.stop_token_ids) == "<|im_end|><|endoftext|>"
     assert '"name": "get_weather"' in await text(asked)
-    assert (await prompt(asked)).tools == asked.tools
+    assert (await prompt(asked)).facts.tools == asked.facts.tools
 
 
 @pytest.mark.defect("V11")
@@ -85,7 +85,7 @@ async def test_later_variables_override_earlier_ones() -> None:
 async def test_reserved_variables_are_refused(name: str) -> None:
     """They would change more than the template."""
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(msgspec.structs.replace(conversation(HELLO), template=TemplateOptions(None, {name: []})))
+        await prompt(with_facts(conversation(HELLO), template=TemplateOptions(None, {name: []})))
     assert refused.value.param == "chat_template_kwargs"
     assert name in refused.value.message
 
@@ -110,7 +110,7 @@ async def test_truncated_answer_is_continued() -> None:
 
 async def test_raw_messages_are_the_prompt() -> None:
     """They have vLLM's form for chat models."""
-    rendered = await prompt(msgspec.structs.replace(conversation(HELLO), raw_messages=True))
+    rendered = await prompt(with_facts(conversation(HELLO), wants_raw_messages=True))
     said = vocabulary().decode(rendered.token_ids)
     raw = {"type": "raw_message_tokens", "message": said, "tokens": list(rendered.token_ids)}
     assert rendered.raw_messages == (raw,)

@@ -20,6 +20,7 @@ from penstock.pipeline.frames import (
     ShellCallOpened,
     TokenChunk,
     WebCallOpened,
+    with_facts,
 )
 from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
@@ -304,7 +305,9 @@ def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) 
     """For any items in any order, openai_harmony can read every message of the prompt."""
     known = {item.id: "known" for item in items[::2]}
     asked = conversation(*items, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
-    prompt = RenderHarmony(load_encoding(), context)._prompt(replace(asked, results=known, raw_messages=True))
+    prompt = RenderHarmony(load_encoding(), context)._prompt(
+        with_facts(replace(asked, results=known), wants_raw_messages=True)
+    )
     assert prompt.raw_messages is not None
     for raw in prompt.raw_messages:
         assert "\ud800" in str(raw) or PackageMessage.from_dict(raw).to_dict() == raw

@@ -451,7 +451,7 @@ async def test_prompt_carries_the_request(encoding: HarmonyEncoding) -> None:
     """It has the fields that later stages need."""
     asked = conversation(message("user", "Hello"))
     prompt = await rendered(encoding, asked)
-    assert (prompt.response, prompt.input, prompt.sampling) == (asked.response, asked.input, asked.sampling)
+    assert prompt.facts == asked.facts
     assert prompt.token_ids == tuple(prompt_ids(asked))
     assert set(prompt.stop_token_ids) == {RETURN, CALL}
 

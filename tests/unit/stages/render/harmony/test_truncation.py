@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import Prompt, ResolvedRequest
+from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -112,7 +112,9 @@ def test_server_side_call_is_dropped_whole() -> None:
 async def test_output_of_a_call_counts() -> None:
     """An item is as long as all of its messages, which are dropped together."""
     asked = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
-    prompt = await rendered(replace(asked, raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50)
+    prompt = await rendered(
+        with_facts(asked, wants_raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50
+    )
     assert "python" not in load_encoding().decode(prompt.token_ids)
     assert [raw["role"] for raw in prompt.raw_messages or ()] == ["system", "user"]
 
@@ -160,7 +162,7 @@ def test_dropped_items_are_whole_and_minimal(kinds: list[str], excess: int) -> N
 async def test_fitting_conversation_is_unchanged() -> None:
     """Truncation has no effect on it."""
     asked = conversation(*talk("a", "b"), message("user", "c"))
-    cut = await rendered(replace(asked, response=replace(asked.response, truncation="auto")), 4096)
+    cut = await rendered(with_facts(asked, response=replace(asked.facts.response, truncation="auto")), 4096)
     assert cut.token_ids == (await rendered(asked, 4096)).token_ids
 
 
@@ -175,7 +177,7 @@ async def test_long_conversation_is_truncated() -> None:
     assert "Be brief." in text
     assert "<|start|>user<|message|>Last.<|end|><|start|>assistant" in text
     assert "0 word" not in text.split("19 word")[0][:1000]
-    assert prompt.input == asked.input
+    assert prompt.facts.input == asked.facts.input
 
 
 async def test_disabled_truncation_drops_nothing() -> None:

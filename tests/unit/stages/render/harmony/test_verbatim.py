@@ -10,7 +10,15 @@ from hypothesis import given
 from msgspec.structs import replace
 from openai_harmony import Role
 
-from penstock.pipeline.frames import GenerationFinished, ItemClosed, ItemTokens, Prompt, TokenChunk, TokenIds
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    ItemClosed,
+    ItemTokens,
+    Prompt,
+    TokenChunk,
+    TokenIds,
+    with_facts,
+)
 from penstock.pipeline.protocol.items import Call, CustomToolCall, Item, Message, OutputText
 from penstock.stages.emit.emit import ResponseWriter
 from penstock.stages.models.harmony.vocabulary import END, HarmonyEncoding, load_encoding
@@ -84,7 +92,9 @@ def turn(token_ids: Sequence[int]) -> Turn:
 
 def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, TokenIds] | None = None) -> Prompt:
     asked = conversation(*then, history=history, tools=CLIENT_TOOLS)
-    return RenderHarmony(load_encoding())._prompt(replace(asked, tokens=tokens or {}, raw_messages=True))
+    return RenderHarmony(load_encoding())._prompt(
+        with_facts(replace(asked, tokens=tokens or {}), wants_raw_messages=True)
+    )
 
 
 def continued(said: Turn, *then: Item) -> tuple[int, ...]:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidPrompt
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, Sampling, TokenChunk
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, TokenChunk, with_facts
 from penstock.pipeline.recordings.format import write_frames
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 FIRST = [TokenChunk((1, 2)), TokenChunk((3,)), GenerationFinished("stop", 0, 0.5)]
 SECOND = [TokenChunk((4,)), GenerationFinished("length", 0, 0.25)]
-PROMPT = Prompt(response("resp_1"), (), (1,), (), Sampling(0.0, 1.0))
+PROMPT = Prompt(facts(), (1,), ())
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> TokenReplayEngine:
-    begun = GenerationStarted(PROMPT.response, (), 1)
+    begun = GenerationStarted(PROMPT.facts, 1)
     write_frames(tmp_path / "tokens.jsonl", [begun, *FIRST, begun, *SECOND])
     return TokenReplayEngine(tmp_path / "tokens.jsonl")
 
@@ -31,7 +30,7 @@ async def generate(engine: TokenReplayEngine, prompt: Prompt = PROMPT) -> list[E
 
 
 async def test_recording_is_played_turn_by_turn(engine: TokenReplayEngine) -> None:
-    other = replace(PROMPT, response=response("resp_2"))
+    other = with_facts(PROMPT, response=response("resp_2"))
     assert await generate(engine) == FIRST
     assert await generate(engine, other) == FIRST
     assert await generate(engine) == SECOND

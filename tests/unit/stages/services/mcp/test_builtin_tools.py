@@ -6,19 +6,19 @@ import json
 
 import pytest
 
-from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, Sampling, ShellOutput
+from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.tools import ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
-from tests.support.stored_responses import response
+from tests.support.stored_responses import facts, response
 
 pytestmark = pytest.mark.io
 
 
 def conversation(response_id: str) -> ResolvedRequest:
-    return ResolvedRequest(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")
+    return ResolvedRequest(facts(response(response_id)))
 
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])

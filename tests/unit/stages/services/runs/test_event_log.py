@@ -168,7 +168,7 @@ def odd_streams(draw: st.DrawFn) -> Events:
 @examples(300)
 @given(odd_streams(), stops)
 def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
-    log = EventLog(started().response)
+    log = EventLog(started().facts.response)
     for at, event in enumerate(events):
         log.append(event)
         if at in sealed_at:
@@ -240,7 +240,7 @@ def test_log_can_be_ended_after_any_event(
     ],
 )
 def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], expected: list[str]) -> None:
-    log = EventLog(started(**fields).response)
+    log = EventLog(started(**fields).facts.response)
     log.end_early(RunInterrupted())
     assert event_types(checked(log.read())) == expected
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import EngineFailed, RunInterrupted, StageError
-from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted
+from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.response import ConversationReference
 from penstock.stages.services.runs.event_log import read_blocks
@@ -80,7 +80,7 @@ def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
     """The first frame of a response, as the store gets it."""
     first = frames[0]
     assert isinstance(first, GenerationStarted)
-    return ResponseStarted(replace(first.response, **fields), first.input, first.origin)
+    return ResponseStarted(replace(first.facts, response=replace(first.facts.response, **fields)))
 
 
 def begun(runs: RunRegistry, events: Iterable[ResponseEvent] = (), **fields: Any) -> Run:
@@ -246,7 +246,7 @@ async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> 
 
 
 async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
-    run = runs.begin(replace(beginning(), origin=Origin("ann")))
+    run = runs.begin(with_facts(beginning(), origin=Origin("ann")))
     assert runs.get("resp_1", "ann") is run
     assert runs.get("resp_1", "") is None
     await ended(run, EVENTS)

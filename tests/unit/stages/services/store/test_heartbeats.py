@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed
-from penstock.pipeline.frames import Origin
+from penstock.pipeline.frames import Origin, with_facts
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.runs.event_log import Block
@@ -97,12 +97,12 @@ async def test_background_response_goes_from_queued_to_its_end(store: Store) -> 
 async def test_request_is_stored_without_its_secrets(store: Store, text: str) -> None:
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
     waiting = queued_response("resp_1", ITEMS[0], instructions=text)
-    request = replace(request_of(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
+    request = replace(with_facts(request_of(waiting), tools=Toolset(servers=(server,))), results={"ci_1": text})
     await store.accept(waiting, request)
     kept = await store.queued("resp_1")
     assert kept is not None
     assert kept == request
-    assert kept.tools.servers[0].headers.reveal() == {}
+    assert kept.facts.tools.servers[0].headers.reveal() == {}
     ((row,),) = await store._context.read("select request from responses")
     assert "maps.example" in row
     assert "canary" not in row
