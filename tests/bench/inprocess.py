@@ -19,13 +19,10 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
-from penstock.stages.services.store.store import Store
 from tests.bench.core import FILL, recorded_text
 from tests.bench.figures import Comparison, Figure
+from tests.support.event_streams import harmony_pipeline
 
 STEPS = (1, 8)
 DEPTHS = (0, 1_000, 4_000, 16_000)
@@ -90,7 +87,7 @@ class Ready:
 async def ours(outputs: Outputs) -> None:
     ready: Any = Ready(iter(outputs))
     engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
-    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
+    pipeline = harmony_pipeline(engine)
     async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
         async for event in events:
             to_sse(event)

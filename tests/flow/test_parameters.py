@@ -21,13 +21,11 @@ from penstock.pipeline.protocol.items import InputText, Message
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredConversation
+from tests.support.event_streams import harmony_pipeline
 from tests.support.paths import ROOT
 from tests.support.request_bodies import WEATHER
 from tests.support.server import script
@@ -142,11 +140,11 @@ class Outcome(NamedTuple):
 
 async def outcome(**body: Json) -> Outcome:
     """Run the whole pipeline, with the same ids and output each time."""
-    request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
+    request = await read_request(json.dumps({"input": "Hi", **body}).encode())
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
-        pipeline = responses_pipeline(harmony_stages(encoding), engine, RunRegistry(store)).replace("normalize", stage)
+        pipeline = harmony_pipeline(engine, store).replace("normalize", stage)
         async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]
         is_kept = await store.get("resp_1", "") is not None

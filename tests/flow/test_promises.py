@@ -12,12 +12,8 @@ import pytest
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
-from penstock.stages.services.store.store import Store
-from tests.support.event_streams import final, run_request
+from tests.support.event_streams import final, harmony_pipeline, run_request
 
 Json = dict[str, Any]
 
@@ -40,7 +36,7 @@ LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 
 async def ended(said: str, body: Json, size: int = 1) -> Response:
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
-    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
+    pipeline = harmony_pipeline(engine)
     return final(await run_request(pipeline, {"input": "?", **body}))
 
 

@@ -10,18 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
-from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
-from tests.support.event_streams import final, run_request
+from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.examples import examples
 from tests.support.harmony import encode_by_letters
 from tests.support.stores import open_store
@@ -35,12 +31,10 @@ BODY: Json = {"input": "Hi", "tools": [WEATHER, SHELL, AGENTS]}
 THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assistant"
 
 
-def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    return responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
-
-
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
-    return await run_request(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
+    return await run_request(
+        harmony_pipeline(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body
+    )
 
 
 # Tools that the model was trained on
@@ -114,7 +108,7 @@ async def test_call_with_any_recipient_and_end_is_done(
 async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int) -> None:
     tokens = load_encoding().encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
-    usage = final(await run_request(responses(engine), BODY)).usage
+    usage = final(await run_request(harmony_pipeline(engine), BODY)).usage
     assert usage is not None
     assert usage.input_tokens == len(engine.prompts[0].token_ids)
     assert usage.output_tokens == len(tokens)
@@ -135,17 +129,15 @@ async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(number: int, tmp
     seen: list[ResponseEvent] = []
     reached = asyncio.Event()
 
-    async def consume(live: RunRegistry) -> None:
-        async with responses_pipeline(harmony_stages(load_encoding()), engine, live).open(
-            source_of([request])
-        ) as events:
+    async def consume(store: Store) -> None:
+        async with harmony_pipeline(engine, store).open(source_of([request])) as events:
             async for event in events:
                 seen.append(event)
                 if event.sequence_number == number:
                     reached.set()
 
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        task = asyncio.create_task(consume(RunRegistry(store)))
+        task = asyncio.create_task(consume(store))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -168,7 +160,7 @@ async def test_prompt_after_a_call_has_the_engines_tokens(size: int, tmp_path: P
     )
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store))
+        pipeline = harmony_pipeline(engine, store)
         called = final(await run_request(pipeline, BODY))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
@@ -203,7 +195,7 @@ def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, lim
         tokens = encoding.encode_markup(text)[:limit]
         body = BODY | {"reasoning": {"summary": summary}}
         engine = ScriptedEngine(Script(tokens, reason="length" if limit == 4 else "stop"))
-        output = msgspec.to_builtins(final(await run_request(responses(engine), body)).output)
+        output = msgspec.to_builtins(final(await run_request(harmony_pipeline(engine), body)).output)
         results = [
             {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "done"}
             for item in output
@@ -211,7 +203,7 @@ def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, lim
         ]
         again = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>So.<|return|>")))
         history = [{"role": "user", "content": "Hi"}, *output, *results, {"role": "user", "content": "And?"}]
-        response = final(await run_request(responses(again), body | {"input": history}))
+        response = final(await run_request(harmony_pipeline(again), body | {"input": history}))
         assert response.status == "completed"
         prompt = encoding.decode(again.prompts[0].token_ids)
         for item in output:

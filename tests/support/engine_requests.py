@@ -19,14 +19,14 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
+from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import Images
-from tests.support.event_streams import final, run_request
+from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE
 
@@ -54,7 +54,7 @@ def adapted(asked: Prompt) -> Prompt:
 
 async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
     """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
-    pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(Store(Nowhere())))
+    pipeline = harmony_pipeline(engine)
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 

@@ -23,11 +23,8 @@ from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
-from penstock.stages.services.store.store import Store
+from tests.support.event_streams import harmony_pipeline
 from tests.support.processes import free_port
 from tests.support.stored_responses import facts, response
 
@@ -330,7 +327,7 @@ LIGHT_ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|chan
 async def main() -> None:
     encoding = load_encoding()
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
-        pipeline = responses_pipeline(harmony_stages(encoding), engine, RunRegistry(Store(Nowhere())))
+        pipeline = harmony_pipeline(engine)
         request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
         async with pipeline.open(source_of([request])) as events:
             *_, last = [event async for event in events]

@@ -25,12 +25,10 @@ from penstock.pipeline.recordings.format import replay_recording
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
 from tests.support import server
 from tests.support.api_clients import wait_until
-from tests.support.event_streams import read_sse
+from tests.support.event_streams import harmony_pipeline, read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
 from tests.support.stores import open_store
 
@@ -42,7 +40,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 
 async def replayed(folder: Path, stage: str, source: str) -> bytes:
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
-        pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(store))
+        pipeline = harmony_pipeline(ScriptedEngine(), store)
         async with pipeline.from_stage(stage).open(replay_recording(server.read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 

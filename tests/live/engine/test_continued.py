@@ -7,12 +7,9 @@ from typing import Any, TypeVar
 
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.tap import Tap
-from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.run import RunRegistry
 from tests.support.engine_requests import ON_SHARED_ENGINE
-from tests.support.event_streams import final, run_request, token_ids
+from tests.support.event_streams import final, harmony_pipeline, run_request, token_ids
 from tests.support.stores import open_store
 
 pytestmark = ON_SHARED_ENGINE
@@ -27,7 +24,7 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, tmp_path: Path)
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
-        pipeline = responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store))
+        pipeline = harmony_pipeline(engine, store)
         pipeline = pipeline.insert_after("render", "prompts", prompts).insert_after("generate", "generated", generated)
         called = final(await run_request(pipeline, body))
         seen = (*prompts.frames[0].token_ids, *token_ids(generated.frames))
