@@ -1,20 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
-from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support import engine_requests
 from tests.support.event_streams import final, run_request
-from tests.support.server import Server, running_server
 from tests.support.stores import open_store
 
 pytestmark = engine_requests.ON_SHARED_ENGINE
@@ -71,42 +65,3 @@ async def test_answer_matches_its_schema(model: engine_requests.ChatEngine) -> N
     text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
     response = await model.respond("Say hello.", text=text)
     assert {*json.loads(engine_requests.answer(response))} == {"name", "age"}
-
-
-async def test_adapter_answers_under_its_name(model: engine_requests.ChatEngine) -> None:
-    other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
-    assert engine_requests.HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
-    assert engine_requests.answer(await model.respond("Say hello.")) == engine_requests.HELLO
-
-
-async def test_missing_adapter_stops_the_start(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
-    lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
-    with pytest.raises(UnknownModel, match="lost"):
-        await replace(model.engine, _adapters={"lost": lost}).warm_up()
-    assert model.engine.is_alive
-
-
-async def test_too_long_prompt_is_refused(model: engine_requests.ChatEngine) -> None:
-    with pytest.raises(ContextTooLong):
-        await model.respond("word " * 9000)
-
-
-@asynccontextmanager
-async def served(model: engine_requests.ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
-    async with running_server(engine_requests.stoppable(model.engine), folder, model=model.chat) as server:
-        yield server
-
-
-@pytest.mark.defect("13")
-async def test_background_response_can_be_cancelled(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
-    async with served(model, tmp_path) as server:
-        _, queued = await server.post({"input": "Never stop talking.", "background": True})
-        path = f"/v1/responses/{queued['id']}"
-        async with server.client.get(server.url + path, params={"stream": "true"}) as events:
-            async for line in events.content:
-                if b".delta" in line:
-                    break
-        status, cancelled = await server.post({}, f"{path}/cancel")
-        await engine_requests.until_idle(model.engine)
-        assert (status, cancelled["status"]) == (200, "cancelled")
-        assert cancelled["usage"]["output_tokens"] > 0

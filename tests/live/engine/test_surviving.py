@@ -70,17 +70,6 @@ def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
     assert killed.server.client.responses.retrieve(killed.response_id) == resumed[-1].response
 
 
-@pytest.mark.last(2)
-@pytest.mark.defect("V3", "B15")
-@pytest.mark.parametrize("which", [0, 10, -1])
-def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
-    number = killed.seen[which].sequence_number
-    events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)
-    resumed = list(events)
-    assert resumed[-1].type == "response.failed"
-    assert all(event.sequence_number > number for event in resumed)
-
-
 @pytest.mark.last(3)
 def test_sigterm_ends_running_responses(killed: Killed) -> None:
     client = killed.server.client
