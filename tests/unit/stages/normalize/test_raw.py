@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import pytest
-from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
@@ -27,60 +26,58 @@ def author(role: str, name: str | None = None) -> Json:
     return {"author": {"role": role, "name": name}}
 
 
+def message(role: wire.Role, part: wire.InputText | wire.OutputText, *phase: wire.Phase) -> wire.Message:
+    return wire.Message("msg_1p0000", "completed", role, (part,), *phase)
+
+
+def called(name: str, *namespace: str) -> wire.FunctionCall:
+    return wire.FunctionCall("fc_1p0000", "call_1p0000", name, "{}", "completed", *namespace)
+
+
+def custom(name: str) -> wire.CustomToolCall:
+    return wire.CustomToolCall("ctc_1p0000", "call_1p0000", name, "{}", "completed")
+
+
+HI = message("user", wire.InputText("Hi"))
+KIND = message("developer", wire.InputText("Be kind."))
+HM = wire.Reasoning("rs_1p0000", content=(wire.ReasoningText("Hm."),), status="completed")
+DEVELOPER = {"type": "developer_content", "instructions": "Be kind.", "tools": {}}
+TOOLS = "# Tools\n\n## functions\n\n..."
+
+
 @pytest.mark.parametrize(
-    ("given", "items"),
+    ("given", "item"),
     [
-        ({"role": "user", "content": "Hi"}, [wire.Message("msg_1p0000", "completed", "user", (wire.InputText("Hi"),))]),
-        (
-            {**author("user"), "content": [*text("H"), *text("i")]},
-            [wire.Message("msg_1p0000", "completed", "user", (wire.InputText("Hi"),))],
-        ),
-        ({"role": "system", "content": text("You are ChatGPT")}, []),
-        ({"role": "system", "content": [{"type": "system_content", "model_identity": "You are ChatGPT"}]}, []),
-        (
-            {"role": "developer", "content": text("# Instructions\n\nBe kind.\n\n# Tools\n\n## functions\n\n...")},
-            [wire.Message("msg_1p0000", "completed", "developer", (wire.InputText("Be kind."),))],
-        ),
-        (
-            {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be kind.", "tools": {}}]},
-            [wire.Message("msg_1p0000", "completed", "developer", (wire.InputText("Be kind."),))],
-        ),
-        ({"role": "developer", "content": text("# Tools\n\n## functions\n\n...")}, []),
-        (
-            {"role": "assistant", "channel": "analysis", "content": text("Hm.")},
-            [wire.Reasoning("rs_1p0000", content=(wire.ReasoningText("Hm."),), status="completed")],
-        ),
+        ({"role": "user", "content": "Hi"}, HI),
+        ({**author("user"), "content": [*text("H"), *text("i")]}, HI),
+        ({"role": "system", "content": text("You are ChatGPT")}, None),
+        ({"role": "system", "content": [{"type": "system_content", "model_identity": "You are ChatGPT"}]}, None),
+        ({"role": "developer", "content": text(f"# Instructions\n\nBe kind.\n\n{TOOLS}")}, KIND),
+        ({"role": "developer", "content": [DEVELOPER]}, KIND),
+        ({"role": "developer", "content": text(TOOLS)}, None),
+        ({"role": "assistant", "channel": "analysis", "content": text("Hm.")}, HM),
         (
             {"role": "assistant", "channel": "commentary", "content": text("Wait.")},
-            [wire.Message("msg_1p0000", "completed", "assistant", (wire.OutputText("Wait."),), "commentary")],
+            message("assistant", wire.OutputText("Wait."), "commentary"),
         ),
         (
             {"role": "assistant", "channel": "final", "content": text("Yes.")},
-            [wire.Message("msg_1p0000", "completed", "assistant", (wire.OutputText("Yes."),), "final_answer")],
+            message("assistant", wire.OutputText("Yes."), "final_answer"),
         ),
-        (CALL, [wire.FunctionCall("fc_1p0000", "call_1p0000", "f", "{}", "completed", UNSET)]),
-        (
-            {**CALL, "recipient": "agents.spawn"},
-            [wire.FunctionCall("fc_1p0000", "call_1p0000", "spawn", "{}", "completed", "agents")],
-        ),
-        (
-            {**CALL, "recipient": "functions.wait"},
-            [wire.FunctionCall("fc_1p0000", "call_1p0000", "wait", "{}", "completed", "functions")],
-        ),
-        ({**CALL, "recipient": "python"}, [wire.FunctionCall("fc_1p0000", "call_1p0000", "python", "{}", "completed")]),
-        (
-            {**CALL, "recipient": "functions.say"},
-            [wire.CustomToolCall("ctc_1p0000", "call_1p0000", "say", "{}", "completed")],
-        ),
-        ({**CALL, "content_type": "code"}, [wire.CustomToolCall("ctc_1p0000", "call_1p0000", "f", "{}", "completed")]),
+        (CALL, called("f")),
+        ({**CALL, "recipient": "agents.spawn"}, called("spawn", "agents")),
+        ({**CALL, "recipient": "functions.wait"}, called("wait", "functions")),
+        ({**CALL, "recipient": "python"}, called("python")),
+        ({**CALL, "recipient": "functions.say"}, custom("say")),
+        ({**CALL, "content_type": "code"}, custom("f")),
     ],
     ids=str,
 )
-async def test_raw_messages_become_items(store: Store, given: Json, items: list[wire.Item]) -> None:
+async def test_raw_messages_become_items(store: Store, given: Json, item: wire.Item | None) -> None:
     """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalize(store, input="Go on", previous_input_messages=[given], tools=tools)
-    assert conversation.facts.input[:-1] == tuple(items)
+    assert conversation.facts.input[:-1] == ((item,) if item else ())
     assert conversation.history == ()
 
 
