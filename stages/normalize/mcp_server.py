@@ -41,7 +41,7 @@ def refuse_own_server(tool: McpToolParam, path: str) -> None:
     """
     for key in ("server_url", "headers", "authorization"):
         if getattr(tool, key) is not None:
-            message = "An MCP server of your own belongs in tools: what an item brings is stored with the conversation."
+            message = f"A server with its own {key} belongs in tools, because items are stored with the conversation."
             raise InvalidRequest(message, param=f"{path}.{key}")
 
 

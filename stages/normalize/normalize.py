@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from msgspec import UNSET
@@ -31,7 +31,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
@@ -41,8 +41,6 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import History
-
-Number = TypeVar("Number", int, float)
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -121,7 +119,8 @@ class Normalize:
         refuse_unsupported(request)
         self._refuse_foreign(request)
         model = self._model(request)
-        past, position = await self._past(request)
+        past = await self._past(request)
+        position = len(past.items) if request.conversation_id is not None else 0
         ids = references(request.input_items, "input")
         referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
@@ -172,13 +171,11 @@ class Normalize:
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
         if self.traits.has_template and request.previous_input_messages is not None:
-            raise UnsupportedParameter(
-                "previous_input_messages are Harmony's, and this model does not speak it.",
-                param="previous_input_messages",
-            )
+            message = "Only models that speak Harmony read previous_input_messages."
+            raise UnsupportedParameter(message, param="previous_input_messages")
         if not self.traits.has_template and (template := _template(request)) != NO_TEMPLATE_OPTIONS:
             param = "chat_template" if template.source is not None else "chat_template_kwargs"
-            raise UnsupportedParameter("This model speaks Harmony, and has no chat template.", param=param)
+            raise UnsupportedParameter("This model speaks Harmony and has no chat template.", param=param)
 
     def _model(self, request: CreateResponse) -> str:
         model = self.models[0] if request.model is None else request.model
@@ -188,16 +185,16 @@ class Normalize:
             raise errors.ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
         return model
 
-    async def _past(self, request: CreateResponse) -> tuple[History, int]:
-        """Return the history that the request continues, and the number of items in its ``conversation``."""
+    async def _past(self, request: CreateResponse) -> History:
+        """Return the history that the request continues, empty if it continues nothing."""
         if (conversation_id := request.conversation_id) is not None:
             conversation = await self.store.conversations.items(conversation_id, request.envelope.owner)
             if conversation is None:
                 raise errors.ConversationNotFound(shortened(conversation_id), param="conversation")
-            return conversation, len(conversation.items)
+            return conversation
         if (previous := request.previous_response_id) is not None:
-            return await self._continued(previous, request.envelope.owner), 0
-        return History((), {}), 0
+            return await self._continued(previous, request.envelope.owner)
+        return History((), {})
 
     async def _continued(self, previous: str, owner: str) -> History:
         stored = await self.store.get(previous, owner)
@@ -248,7 +245,7 @@ def refuse_unsupported(request: CreateResponse) -> None:
             raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
-            raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param=f"include[{position}]")
+            raise InvalidRequest(f"{shortened(name)!r} cannot be included.", param=f"include[{position}]")
     _refuse_contradictions(request)
 
 
@@ -264,20 +261,24 @@ def _refuse_contradictions(request: CreateResponse) -> None:
 
 
 def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Sampling:
+    def number(name: str, default: float) -> float:
+        value: float | None = getattr(request, name)
+        return recommended.get(name, default) if value is None else value
+
     stop = request.stop or ()
     wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return Sampling(
-        temperature=_or(request.temperature, recommended.get("temperature", 1.0)),
-        top_p=_or(request.top_p, recommended.get("top_p", 1.0)),
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
         max_tokens=request.max_output_tokens,
-        top_k=max(0, _or(request.top_k, int(recommended.get("top_k", 0)))),  # in vLLM, -1 is an older form of 0
-        min_p=_or(request.min_p, recommended.get("min_p", 0.0)),
-        presence_penalty=_or(request.presence_penalty, recommended.get("presence_penalty", 0.0)),
-        frequency_penalty=_or(request.frequency_penalty, recommended.get("frequency_penalty", 0.0)),
-        repetition_penalty=_or(request.repetition_penalty, recommended.get("repetition_penalty", 1.0)),
+        top_k=max(0, int(number("top_k", 0))),  # in vLLM, -1 is an older form of 0
+        min_p=number("min_p", 0.0),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
         seed=request.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=_or(request.top_logprobs, 0) if wants_logprobs else None,
+        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
 
 
@@ -285,10 +286,6 @@ def _template(request: CreateResponse) -> TemplateOptions:
     if request.chat_template is None and not request.chat_template_kwargs:
         return NO_TEMPLATE_OPTIONS
     return TemplateOptions(request.chat_template, request.chat_template_kwargs or {})
-
-
-def _or(value: Number | None, default: Number) -> Number:
-    return default if value is None else value
 
 
 def _response(
@@ -342,9 +339,5 @@ def _text(request: CreateResponse) -> dict[str, Any]:
 
 
 def _reasoning(request: CreateResponse) -> ReasoningOptions:
-    options = request.reasoning
-    return (
-        ReasoningOptions(options.effort, options.summary or options.generate_summary)
-        if options
-        else ReasoningOptions(None, None)
-    )
+    options = request.reasoning or ReasoningOptionsParam()
+    return ReasoningOptions(options.effort, options.summary or options.generate_summary)

@@ -77,7 +77,7 @@ async def _check_commas(body: bytes, may_yield: YieldPoint) -> None:
         commas += body.count(b",", start, start + COUNTED)
         await may_yield()
     if commas > MOST_COMMAS:
-        raise BodyTooLarge(f"The body has more than {MOST_COMMAS:,} commas: that is more than can be read.")
+        raise BodyTooLarge(f"The body has more than {MOST_COMMAS:,} commas, which is the limit.")
 
 
 async def _parsed(text: memoryview, may_yield: YieldPoint, depth: int = 0) -> Any:
