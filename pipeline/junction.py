@@ -38,7 +38,7 @@ class Junction:
             some = len(refused) < len(arriving.frames)
             raise JunctionError(
                 f"{upstream} -> {downstream}: {upstream} gives {arriving.label}, and {downstream} takes {self.label}"
-                + (f": it does not accept {_shortened(refused)}" if some else "")
+                + (f": it does not accept {_first_names(refused)}" if some else "")
             )
 
 
@@ -46,15 +46,15 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     """Return the input and the output of a stage; raise `JunctionError` if its annotations do not name frames."""
     function = _annotated(stage)
     if inspect.iscoroutinefunction(function):
-        raise JunctionError(f"stage {name!r} is no generator: nowhere in it is a yield")
+        raise JunctionError(f"stage {name!r} is no generator: it has no yield")
     try:
         hints = _hints(getattr(function, "__func__", function))
     except NameError as error:
-        raise JunctionError(f"stage {name!r} is annotated with what its module does not have: {error}") from error
+        raise JunctionError(f"stage {name!r} has an annotation that its module does not define: {error}") from error
     raw_hints = inspect.get_annotations(function)
     source = next(iter(inspect.signature(stage).parameters), None)
     if source not in hints or "return" not in hints:
-        raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames it takes and gives")
+        raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames that it takes and gives")
     known = getattr(function, "__globals__", {})
     return _junction(hints[source], raw_hints[source], known), _junction(hints["return"], raw_hints["return"], known)
 
@@ -107,6 +107,6 @@ def _is_union(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
 
 
-def _shortened(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     """Join the first three names and count the rest."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -54,16 +54,16 @@ class Plugin:
         try:
             edited = self.install(pipeline)
         except (Exception, SystemExit) as error:
-            raise WrongPlugin(self.name, _told(error, "it raised ")) from error
+            raise WrongPlugin(self.name, _described(error, "it raised ")) from error
         if not isinstance(edited, Pipeline):
-            raise WrongPlugin(self.name, f"it returned {edited!r} where an edited pipeline was to come")
+            raise WrongPlugin(self.name, f"it returned {edited!r} instead of a pipeline")
         self._check(pipeline, edited)
         return edited
 
     def _check(self, pipeline: Pipeline[Any, Any], edited: Pipeline[Any, Any]) -> None:
         """Raise `WrongPlugin` unless the server can run ``edited`` in place of ``pipeline``."""
         if missing := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
-            raise WrongPlugin(self.name, f"{missing[0]} is gone, which the server needs: `replace` it instead")
+            raise WrongPlugin(self.name, f"the server needs {missing[0]}: `replace` it instead of removing it")
         try:
             edited.accepts().check(pipeline.accepts(), "the server", edited.steps[0].name)
             pipeline.emits().check(edited.emits(), edited.steps[-1].name, "the server")
@@ -76,11 +76,11 @@ def load(names: Iterable[str]) -> Install:
 
     Both this function and the returned one raise `WrongPlugin`.
     """
-    plugins = [Plugin(name, _found(name)) for name in names]
+    plugins = [Plugin(name, _function(name)) for name in names]
     return lambda pipeline: reduce(lambda edited, plugin: plugin(edited), plugins, pipeline)
 
 
-def _found(name: str) -> Install:
+def _function(name: str) -> Install:
     place, _, path = (name if ":" in name else _entry_point(name)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise WrongPlugin(name, f"there is no file {place}")
@@ -89,7 +89,7 @@ def _found(name: str) -> Install:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
             raise WrongPlugin(name, f"there is no module {error.name}") from error
-        raise WrongPlugin(name, _told(error, "importing it raised ")) from error
+        raise WrongPlugin(name, _described(error, "importing it raised ")) from error
     install: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
     if not callable(install):
         raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}")
@@ -101,7 +101,7 @@ def _entry_point(name: str) -> str:
     points = {point.name: point.value for point in entry_points(group=GROUP)}
     if name not in points:
         there = f"there are {', '.join(sorted(points))}" if points else "there are none"
-        raise WrongPlugin(name, f"it is no entry point of {GROUP} ({there}), and names no module:function")
+        raise WrongPlugin(name, f"it is neither module:function nor an entry point of {GROUP} ({there})")
     return points[name]
 
 
@@ -126,7 +126,7 @@ def _module(place: str) -> Any:
     return module
 
 
-def _told(error: BaseException, raised: str) -> str:
+def _described(error: BaseException, raised: str) -> str:
     """Describe an error and its place; errors that this package raises about an edit need no place."""
     if isinstance(error, SyntaxError) and error.filename:  # raised by the import, not in the file
         return f"{raised}{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"

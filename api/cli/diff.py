@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.pipeline.plugins import load
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.comparison import Difference, Line, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
 
@@ -105,5 +106,4 @@ def _context(one: Sequence[Line], other: Sequence[Line], difference: Difference,
     ):
         for each in lines:
             if start <= each.number < stop:
-                text = line(each.frame).decode().rstrip()
-                yield f"{mark} {each.number:4d}  {text if len(text) <= WIDTH else text[:WIDTH] + '…'}"
+                yield f"{mark} {each.number:4d}  {shortened(line(each.frame).decode().rstrip(), WIDTH)}"

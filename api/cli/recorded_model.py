@@ -32,7 +32,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     if header.source is None:
         return RecordedModel(harmony, missing="the recording does not say where its model is")
     if unknown := header.options.keys() - {option.name for option in fields(ChatOptions)}:
-        return RecordedModel(harmony, missing=f"nobody here knows its options {', '.join(sorted(unknown))}")
+        return RecordedModel(harmony, missing=f"this version does not know its options {', '.join(sorted(unknown))}")
     try:
         chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
     except (CannotStart, OSError, ValueError) as error:

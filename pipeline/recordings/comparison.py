@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.pipeline.frames import ItemDelta, TokenChunk
 from penstock.pipeline.protocol.events import DELTAS, Event
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.format import End
 from penstock.pipeline.secret import unwritten
 
@@ -247,8 +248,7 @@ def common_prefix(one: str, other: str) -> int:
 def _short(value: Any, other: Any) -> str:
     """Return an excerpt of a value around the first character that differs from the other value."""
     if not isinstance(value, str):
-        text = repr(value)
-        return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+        return shortened(repr(value), SHOWN)
     at = common_prefix(value, other) if isinstance(other, str) else 0
     start = max(0, at - SHOWN // 2)
     shown = value[start : start + SHOWN]

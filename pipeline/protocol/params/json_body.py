@@ -66,9 +66,9 @@ async def read_json(body: bytes, may_yield: YieldPoint) -> Any:
         raise InvalidRequest(f"The body is not valid JSON: {problem}") from error
 
 
-def shortened(text: str) -> str:
-    """Return the start of a client's text, for quoting it in an error message."""
-    return text if len(text) <= 100 else f"{text[:100]}..."
+def shortened(text: str, limit: int = 100) -> str:
+    """Return the start of a text, for quoting it in a message."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 async def _check_commas(body: bytes, may_yield: YieldPoint) -> None:

@@ -186,7 +186,8 @@ def test_entry_point_is_installed_only_if_named() -> None:
     with pytest.raises(WrongPlugin, match=re.escape("--with lost: shouting has no function gone")):
         load(["lost"])
     with pytest.raises(
-        WrongPlugin, match=re.escape("--with shuot: it is no entry point of penstock.stages (there are")
+        WrongPlugin,
+        match=re.escape("--with shuot: it is neither module:function nor an entry point of penstock.stages (there are"),
     ):
         load(["shuot"])
 
@@ -200,7 +201,7 @@ def test_entry_point_is_installed_only_if_named() -> None:
         ("shouting:gone", "shouting has no function gone"),
         ("shouting.py:tone", "shouting.py has no function tone"),
         ("shouting.py:", "shouting.py has no function"),
-        ("shouting.py", "it is no entry point of penstock.stages (there are none), and names no module:function"),
+        ("shouting.py", "it is neither module:function nor an entry point of penstock.stages (there are none)"),
         ("broken.py:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("broken:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("failing.py:install", "failing.py:1)"),
@@ -222,12 +223,12 @@ def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
         ("too_early", "shout -> render: shout gives ParsedFrame, and render takes ResolvedRequest"),
         ("nowhere", "no stage named 'prase'; there are normalize, converse, render, generate, parse, emit, persist"),
         ("bare", "stage 'bare', "),
-        ("unready", "stage 'unready' is no generator: nowhere in it is a yield"),
-        ("nothing", "it returned None where an edited pipeline was to come"),
+        ("unready", "stage 'unready' is no generator: it has no yield"),
+        ("nothing", "it returned None instead of a pipeline"),
         ("shout", "it returned <async_generator object shout"),
-        ("torn", "persist is gone, which the server needs: `replace` it instead"),
-        ("beheaded", "normalize is gone"),
-        ("curtailed", "persist is gone"),
+        ("torn", "the server needs persist: `replace` it instead of removing it"),
+        ("beheaded", "the server needs normalize"),
+        ("curtailed", "the server needs persist"),
         ("unasked", "the server -> from numbers: the server gives CreateResponse, and from numbers takes int"),
         ("untold", "lengths -> the server: lengths gives int, and the server takes ResponseEvent"),
         ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
