@@ -48,7 +48,7 @@ class Text:
         rule(self.done is None, "a text is done once")
         rule(text == "".join(self.deltas), "the deltas of a text sum to the text that its done event carries")
         token_text = b"".join(bytes(token.bytes) for token in self.logprobs).decode(errors="replace")
-        # Not equal: a stop text may begin inside a token, and only the beginning of that token is in the text.
+        # Not equal: a stop string may begin inside a token, and only the beginning of that token is in the text.
         agree = token_text in text or text in token_text
         rule(agree or not self.has_all_logprobs, "the bytes of a text's tokens spell the text")
         self.done = text

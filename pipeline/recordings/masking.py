@@ -33,7 +33,7 @@ _EMPTIED: dict[str, Any] = {
 }
 """Struct fields that hold texts in a form of their own, with the value that replaces them.
 
-``stop`` is among them because a stop text does not fit masked text.
+``stop`` is among them because a stop string does not fit masked text.
 """
 
 _SHOWN_KEYS = frozenset(

@@ -226,7 +226,7 @@ def _incomplete(response: Response, reason: IncompleteReason) -> Response:
 
 
 def _promises_json(begun: GenerationStarted) -> bool:
-    """Return True if a complete answer must be valid JSON; with stop texts it need not be: they may cut it anywhere."""
+    """Return True if a complete answer must be valid JSON; a stop string may cut it anywhere."""
     facts = begun.facts
     kind = (facts.response.text.get("format") or {}).get("type")
     return begun.held_to_grammar and not facts.sampling.stop and kind in {"json_object", "json_schema"}

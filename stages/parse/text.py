@@ -20,7 +20,7 @@ _NEVER = -9999.0
 """The log probability of an impossible token, as in OpenAI's API: JSON has no infinity."""
 
 
-class Tokens(Hashable, Protocol):
+class TokenVocabulary(Hashable, Protocol):
     """The part of a vocabulary that turns tokens into text."""
 
     @property
@@ -109,7 +109,7 @@ class TokenText(ItemText):
     """
 
     def __init__(
-        self, tokens: Tokens, stop: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
+        self, tokens: TokenVocabulary, stop: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
     ) -> None:
         super().__init__(stop, AlignedLogprobs(tokens) if reports else None, keeps=keeps)
         self._decoder = TokenDecoder(tokens)
@@ -193,7 +193,7 @@ def _overlap(text: str, stop: str) -> int:
 class TokenDecoder:
     """Decodes a stream of tokens to text.  A character may be spread over several tokens."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenVocabulary) -> None:
         self._bytes = tokens.token_bytes
         self._texts = tokens.token_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -217,7 +217,7 @@ class TokenDecoder:
 class AlignedLogprobs:
     """Log probabilities of tokens, each with the position in the text at which its token ends."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenVocabulary) -> None:
         self._tokens = tokens
         self._waiting: list[Logprob] = []
         self._ends: list[int] = []
@@ -225,8 +225,8 @@ class AlignedLogprobs:
 
     def add(self, token: int, logprob: TokenLogprob) -> None:
         """Append the log probability of ``token``; its end is given by the next `settle`."""
-        top = [TopLogprob(*_spelling(self._tokens, other), _finite(value)) for other, value in logprob.top]
-        self._waiting.append(Logprob(*_spelling(self._tokens, token), _finite(logprob.logprob), tuple(top)))
+        top = [TopLogprob(*_text_and_bytes(self._tokens, other), _finite(value)) for other, value in logprob.top]
+        self._waiting.append(Logprob(*_text_and_bytes(self._tokens, token), _finite(logprob.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
         """Record that the tokens so far spell the text up to position ``end``."""
@@ -245,7 +245,7 @@ def _finite(logprob: float) -> float:
 
 
 @lru_cache(maxsize=1 << 16)
-def _spelling(tokens: Tokens, token: int) -> tuple[str, tuple[int, ...]]:
+def _text_and_bytes(tokens: TokenVocabulary, token: int) -> tuple[str, tuple[int, ...]]:
     r"""Return the spelling of a token, and its bytes.  Part of a character is spelled as in ``\xf0\x9f``."""
     mark = tokens.mark(token)
     if mark is not None:

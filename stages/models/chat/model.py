@@ -50,34 +50,34 @@ class Template(Protocol):
 
 
 @dataclass(frozen=True)
-class Thought:
+class ReasoningPiece:
     """More reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Said:
+class ContentPiece:
     """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Called:
+class CallPiece:
     """The start of a call of the function ``name``."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Argued:
+class ArgumentsPiece:
     """More arguments of the latest call: JSON, as the model wrote it or as the parser translated its markup."""
 
     text: str
 
 
-Piece: TypeAlias = Thought | Said | Called | Argued
+Piece: TypeAlias = ReasoningPiece | ContentPiece | CallPiece | ArgumentsPiece
 
 
 class OutputParser(Protocol):

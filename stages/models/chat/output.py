@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.stages.models.chat.json_value import ValueEnd
-from penstock.stages.models.chat.model import Argued, Called, Piece, Said, Thought
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import ListedCalls, Syntax
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ParsedOutput:
         self._silent = ""
         """The text read since the parser last returned something."""
         self._written: list[str] = []
-        self._told: list[Piece] = []
+        self._returned: list[Piece] = []
         self._called: set[int] = set()
         self._arguments: _Arguments | None = None
 
@@ -103,14 +103,14 @@ class ParsedOutput:
     def _begin_anew(self, parser: Parser | None) -> None:
         self._parser = parser
         self._since_mark, self._silent = None, ""
-        self._written, self._told, self._called = [], [], set()
+        self._written, self._returned, self._called = [], [], set()
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
         """Return the pieces held back until the end; ``cut`` is True if the model did not end its turn itself."""
         pieces = list(self._read()) if self._batch else []
         last = self._pieces(self._parsed([], "", finished=True))
         if cut:  # calls that the parser completes now were not completed by the model
-            last = [piece for piece in last if isinstance(piece, Thought | Said)]
+            last = [piece for piece in last if isinstance(piece, ReasoningPiece | ContentPiece)]
         pieces += self._interpreted(last)
         if self._traits.mends and not cut and self._silent:
             pieces += self._interpreted(self._mended())
@@ -127,16 +127,16 @@ class ParsedOutput:
         pieces = self._interpreted(read)
         self.is_at_rest = self._has_come_out(read, text)
         if read:
-            self._since_mark = self._since_mark or 0 if isinstance(read[-1], Called | Argued) else None
+            self._since_mark = self._since_mark or 0 if isinstance(read[-1], CallPiece | ArgumentsPiece) else None
         return pieces
 
     def _has_come_out(self, read: list[Piece], text: str) -> bool:
         if not read or not text or self.triggers is None or not self.triggers.isdisjoint(text):
             return False
         match read[-1]:
-            case Thought(last):
+            case ReasoningPiece(last):
                 return last.endswith(text)
-            case Said(last):
+            case ContentPiece(last):
                 return self._syntax is None and last.endswith(text)
             case _:
                 return False
@@ -159,13 +159,13 @@ class ParsedOutput:
 
     def _pieces(self, delta: DeltaMessage | str | None) -> list[Piece]:
         if delta is None or isinstance(delta, str):
-            pieces: list[Piece] = [Said(delta)] if delta else []
+            pieces: list[Piece] = [ContentPiece(delta)] if delta else []
         else:
             pieces = list(_pieces(delta, self._called))
         if pieces:
             self._silent = ""
         if self._traits.mends:
-            self._told += pieces
+            self._returned += pieces
         return pieces
 
     def _mended(self) -> Iterator[Piece]:
@@ -182,15 +182,17 @@ class ParsedOutput:
         except Exception:
             logger.warning("A parser failed on a whole output", exc_info=True)
             return
-        returned_calls = sum(isinstance(piece, Called) for piece in self._told)
-        if (reasoning or "").strip() != _text(self._told, Thought).strip() or len(calls or ()) < returned_calls:
+        returned_calls = sum(isinstance(piece, CallPiece) for piece in self._returned)
+        if (reasoning or "").strip() != _text(self._returned, ReasoningPiece).strip() or len(
+            calls or ()
+        ) < returned_calls:
             return
-        text = _text(self._told, Said)
+        text = _text(self._returned, ContentPiece)
         if content and content.startswith(text):
-            yield from [Said(content.removeprefix(text))] if content != text else ()
+            yield from [ContentPiece(content.removeprefix(text))] if content != text else ()
         for call in (calls or ())[returned_calls:]:
-            yield Called(call.name)
-            yield Argued(call.arguments)
+            yield CallPiece(call.name)
+            yield ArgumentsPiece(call.arguments)
 
     # Correcting its result
 
@@ -203,15 +205,15 @@ class ParsedOutput:
         """Correct the arguments of calls: end them after the JSON value, and supply ``{}`` if there are none."""
         for piece in read:
             match piece:
-                case Called():
+                case CallPiece():
                     if self._arguments:
                         yield from self._arguments.finish()
                     self._arguments = _Arguments(speaks_on=self._traits.speaks_on)
                     yield piece
-                case Argued(text):
+                case ArgumentsPiece(text):
                     if self._arguments:
                         yield from self._arguments.feed(text)
-                case Thought(text) | Said(text):
+                case ReasoningPiece(text) | ContentPiece(text):
                     if self._arguments and text.strip():
                         yield from self._arguments.finish()
                         self._arguments = None
@@ -231,7 +233,7 @@ class WholeOutput:
         self._begins = re.compile(begins)
         self._text = ""
 
-    def said(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Iterator[Piece]:
         """Take more of the answer; nothing is returned before the end."""
         self._text += text
         yield from ()
@@ -243,7 +245,7 @@ class WholeOutput:
         yield from self._read(before_calls if cut else self._text, before_calls)
         if begun and cut:
             calls = ListedCalls()
-            yield from calls.said(self._text[begun.end() :])
+            yield from calls.feed(self._text[begun.end() :])
             yield from calls.finish(cut=True)
 
     def _read(self, text: str, before_calls: str) -> Iterator[Piece]:
@@ -254,11 +256,11 @@ class WholeOutput:
             reasoning, content, calls = None, text, None
         if calls and not (reasoning or content):
             content = before_calls  # some parsers drop the text before the calls
-        yield from [Thought(reasoning)] if reasoning else ()
-        yield from [Said(content)] if content else ()
+        yield from [ReasoningPiece(reasoning)] if reasoning else ()
+        yield from [ContentPiece(content)] if content else ()
         for call in calls or ():
-            yield Called(call.name)
-            yield Argued(call.arguments)
+            yield CallPiece(call.name)
+            yield ArgumentsPiece(call.arguments)
 
 
 class _Arguments:
@@ -277,34 +279,34 @@ class _Arguments:
         if not self._end.found:
             end = self._end.feed(text)
             if self._end.began:
-                yield Argued(text[:end])
+                yield ArgumentsPiece(text[:end])
             rest = "" if end is None else text[end:]
         if rest and self._speaks_on:
-            yield Said(rest)
+            yield ContentPiece(rest)
 
     def finish(self) -> Iterator[Piece]:
         if not self._end.began:
-            yield Argued("{}")
+            yield ArgumentsPiece("{}")
 
 
 def _pieces(delta: DeltaMessage, called: set[int]) -> Iterator[Piece]:
     if delta.reasoning:
-        yield Thought(delta.reasoning)
+        yield ReasoningPiece(delta.reasoning)
     if delta.content:
-        yield Said(delta.content)
+        yield ContentPiece(delta.content)
     for call in delta.tool_calls or ():
         if call.function is None:
             continue
         if call.function.name and call.index not in called:
             called.add(call.index)
-            yield Called(call.function.name)
+            yield CallPiece(call.function.name)
         if call.function.arguments:
-            yield Argued(call.function.arguments)
+            yield ArgumentsPiece(call.function.arguments)
 
 
 def _in_syntax(piece: Piece, syntax: Syntax) -> Iterable[Piece]:
-    return syntax.said(piece.text) if isinstance(piece, Said) else (piece,)
+    return syntax.feed(piece.text) if isinstance(piece, ContentPiece) else (piece,)
 
 
-def _text(pieces: Iterable[Piece], kind: type[Thought] | type[Said]) -> str:
+def _text(pieces: Iterable[Piece], kind: type[ReasoningPiece] | type[ContentPiece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, kind))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
-from penstock.stages.models.chat.model import Argued, Called, Piece, Said
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
 
 _HEAD = re.compile(r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\S)')
 _PUNCTUATION = "[]{}, \t\r\n"
@@ -16,7 +16,7 @@ _PUNCTUATION = "[]{}, \t\r\n"
 class Syntax(Protocol):
     """Reads calls from the answer text of the model."""
 
-    def said(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Iterator[Piece]:
         """Take more of the answer; yield the pieces that are now certain."""
         ...
 
@@ -32,13 +32,13 @@ class BareArguments:
         self._name = name
         self._has_begun = False
 
-    def said(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Iterator[Piece]:
         """Take more of the answer; yield the pieces that are now certain."""
         if not self._has_begun and text.strip():
             self._has_begun = True
-            yield Called(self._name)
+            yield CallPiece(self._name)
         if self._has_begun:
-            yield Argued(text)
+            yield ArgumentsPiece(text)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """Return nothing: no text is held back."""
@@ -52,12 +52,12 @@ class ListedCalls:
         self._head = ""
         self._value: ValueEnd | None = None
 
-    def said(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Iterator[Piece]:
         """Take more of the answer; yield the pieces that are now certain."""
         while text:
             if self._value:
                 end = self._value.feed(text)
-                yield Argued(text[:end])
+                yield ArgumentsPiece(text[:end])
                 text = "" if end is None else text[end:]
                 self._value = self._value if end is None else None
             else:
@@ -65,11 +65,11 @@ class ListedCalls:
                 match = _HEAD.match(self._head)
                 if match is None:
                     return
-                yield Called(unquoted(match[1]))
+                yield CallPiece(unquoted(match[1]))
                 text, self._head, self._value = self._head[match.end() :], "", ValueEnd()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """Return text that did not become a call.  If the output was cut, the beginning of a call is dropped."""
         begins_call = self._head.lstrip()[:1] in tuple("[]{},")
         if self._head.strip(_PUNCTUATION) and not (cut and begins_call):
-            yield Said(self._head)
+            yield ContentPiece(self._head)

@@ -32,14 +32,14 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.items import Phase
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.stages.models.chat.functions import functions
-from penstock.stages.models.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken, is_open
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 
-TextPiece: TypeAlias = Thought | Said
+TextPiece: TypeAlias = ReasoningPiece | ContentPiece
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class ChatParser(TurnParser):
         self._triggers = self._parser.triggers or frozenset()
         self._decoder = TokenDecoder(chat.vocabulary)
         self._state: _State = _NoItem()
-        self._latest: type[TextPiece | Called] = Said
+        self._latest: type[TextPiece | CallPiece] = ContentPiece
         """The kind of the latest piece, which may be too blank to open an item."""
-        self._blank: TextPiece = Said("")
+        self._blank: TextPiece = ContentPiece("")
         """Leading white space of an item that is not open yet."""
         self._has_called = False
         self._unclaimed: UnclaimedTokens | None = None
@@ -138,7 +138,7 @@ class ChatParser(TurnParser):
         """Catch up with the tokens of the fast path."""
         if self._plain_texts is not None:
             self._plain_texts, self._state.read_upto = None, len(self._tokens)
-            if self._latest is Thought:
+            if self._latest is ReasoningPiece:
                 self._reasoning_tokens += len(self._tokens) - self._plain_from
 
     def _read_token(self, token: int, logprob: TokenLogprob | None) -> Iterator[ParsedFrame]:
@@ -153,36 +153,36 @@ class ChatParser(TurnParser):
             for piece in self._parser.feed(token, text):
                 yield from self._take(piece)
         elif text:
-            yield from self._take(Thought(text) if self._latest is Thought else Said(text))
+            yield from self._take(ReasoningPiece(text) if self._latest is ReasoningPiece else ContentPiece(text))
         if is_mark and isinstance(self._state, _NoItem):
             self._state.follows_markup = True
-        if token == self._chat.reasoning_end and self._latest is Thought:
+        if token == self._chat.reasoning_end and self._latest is ReasoningPiece:
             self._state.read_upto = len(self._tokens)
             if isinstance(self._state, _OpenText):
-                self._state.is_whole = self._state.kind is Thought
+                self._state.is_whole = self._state.kind is ReasoningPiece
             self._count()
 
     def _count(self) -> None:
-        if self._latest is Thought:
+        if self._latest is ReasoningPiece:
             self._reasoning_tokens += self._uncounted
         self._uncounted = 0
 
     # All transitions between the states
 
     def _take(self, piece: Piece) -> Iterator[ParsedFrame]:
-        self._latest = Called if isinstance(piece, Argued) else type(piece)
+        self._latest = CallPiece if isinstance(piece, ArgumentsPiece) else type(piece)
         self._count()
         match piece:
-            case Called(name):
+            case CallPiece(name):
                 yield from self._call(name)
-            case Argued(text):
+            case ArgumentsPiece(text):
                 if isinstance(self._state, _OpenCall):
                     argument = self._state.argument
                     self._write(self._state, argument.feed(text) if argument else text)
-            case Thought() | Said():
-                yield from self._speak(piece)
+            case ReasoningPiece() | ContentPiece():
+                yield from self._take_text(piece)
 
-    def _speak(self, piece: TextPiece) -> Iterator[ParsedFrame]:
+    def _take_text(self, piece: TextPiece) -> Iterator[ParsedFrame]:
         kind, text, item = type(piece), piece.text, self._state
         if isinstance(item, _OpenText) and item.kind is kind:
             text = item.margin + text
@@ -191,9 +191,9 @@ class ChatParser(TurnParser):
             if text.isspace():
                 self._blank = kind(text)
                 return
-            if kind is Thought or not isinstance(item, _NoItem) or item.follows_markup:
+            if kind is ReasoningPiece or not isinstance(item, _NoItem) or item.follows_markup:
                 text = _after_line_breaks(text)
-            opening = ReasoningOpened() if kind is Thought else MessageOpened(self._phase)
+            opening = ReasoningOpened() if kind is ReasoningPiece else MessageOpened(self._phase)
             yield from self._close(complete=True, upto=item.read_upto)
             item = self._state = _OpenText(kind, self._text_of(opening), item.read_upto, item.read_upto)
             yield opening
@@ -212,7 +212,7 @@ class ChatParser(TurnParser):
         is_call = not isinstance(opening, ReasoningOpened)
         argument = text_argument(tool) if tool and is_call else None
         self._has_called |= is_call
-        self._blank = Said("")
+        self._blank = ContentPiece("")
         position = self._state.read_upto
         yield from self._close(complete=True, upto=position)
         self._state = _OpenCall(
@@ -229,7 +229,7 @@ class ChatParser(TurnParser):
         is_cut = finished.reason in ("length", "cancelled")
         for piece in self._parser.finish(cut=is_cut):  # an unfinished character is dropped
             yield from self._take(piece)
-        if isinstance(self._state, _OpenText) and self._state.kind is Said:
+        if isinstance(self._state, _OpenText) and self._state.kind is ContentPiece:
             self._write(self._state, self._state.margin)
         self._check_end(finished)
         yield from self._close(complete=not is_cut or self._is_whole, upto=0 if is_cut else len(self._tokens))
@@ -275,7 +275,7 @@ class ChatParser(TurnParser):
     @property
     def _is_whole(self) -> bool:
         """True if the markup of the open item is complete, so that a cut now does not shorten the item."""
-        if self._latest is Called:
+        if self._latest is CallPiece:
             return self._parser.has_called
         return isinstance(self._state, _OpenText) and self._state.is_whole
 

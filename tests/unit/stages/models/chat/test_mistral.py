@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.frames import GenerationStarted
-from penstock.stages.models.chat.model import Argued, Called, ChatModel, Said
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece
 from tests.support.chat_families import load_model
 from tests.support.stored_responses import facts
 
@@ -63,7 +63,7 @@ def test_calls_are_parsed(model: ChatModel) -> None:
     ]
     pieces = [piece for token in written for piece in parser.feed(token, vocabulary.decode([token]))]
     pieces += parser.finish(cut=False)
-    assert not [piece for piece in pieces if isinstance(piece, Said)]
-    assert [piece.name for piece in pieces if isinstance(piece, Called)] == ["get_weather"]
-    arguments = "".join(piece.text for piece in pieces if isinstance(piece, Argued))
+    assert not [piece for piece in pieces if isinstance(piece, ContentPiece)]
+    assert [piece.name for piece in pieces if isinstance(piece, CallPiece)] == ["get_weather"]
+    arguments = "".join(piece.text for piece in pieces if isinstance(piece, ArgumentsPiece))
     assert json.loads(arguments) == {"city": "Rome"}

@@ -10,7 +10,7 @@ import pytest
 from penstock.pipeline.frames import ChatTurn, GenerationFinished
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.functions import functions
-from penstock.stages.models.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -133,11 +133,13 @@ def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
         for token in ended_chat_tokens("qwen3", "<think>Hm <tool_call> {1}"):
             pieces += output.feed(token, model.vocabulary.decode([token]))
         pieces += output.finish(cut=False)
-    assert isinstance(pieces[0], Thought)
-    assert "".join(piece.text for piece in pieces[1:] if isinstance(piece, Said)) == "m <tool_call> {1}<|im_end|>"
+    assert isinstance(pieces[0], ReasoningPiece)
+    assert (
+        "".join(piece.text for piece in pieces[1:] if isinstance(piece, ContentPiece)) == "m <tool_call> {1}<|im_end|>"
+    )
     (record,) = caplog.records
     assert record.exc_info
-    assert not any(isinstance(piece, Called | Argued) for piece in pieces)
+    assert not any(isinstance(piece, CallPiece | ArgumentsPiece) for piece in pieces)
 
 
 # Parsers of whole outputs

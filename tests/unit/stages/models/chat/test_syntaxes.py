@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.models.chat.model import Argued, Called, Piece, Said
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
 from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
 
 NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -19,16 +19,16 @@ CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4)
 
 def pieces(syntax: Syntax, text: str, cuts: set[int]) -> list[Piece]:
     spans = pairwise([0, *sorted(cuts), len(text)])
-    return [piece for a, b in spans for piece in syntax.said(text[a:b])] + list(syntax.finish())
+    return [piece for a, b in spans for piece in syntax.feed(text[a:b])] + list(syntax.finish())
 
 
 def calls(read: list[Piece]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for piece in read:
         match piece:
-            case Called(name):
+            case CallPiece(name):
                 found.append((name, ""))
-            case Argued(text):
+            case ArgumentsPiece(text):
                 found[-1] = (found[-1][0], found[-1][1] + text)
             case other:
                 raise AssertionError(f"{other} is no call")
@@ -48,16 +48,16 @@ def test_list_in_any_pieces_gives_its_calls(
 
 def test_output_that_is_no_list_is_text() -> None:
     """No output is lost."""
-    assert pieces(ListedCalls(), "I cannot do that.", set()) == [Said("I cannot do that.")]
+    assert pieces(ListedCalls(), "I cannot do that.", set()) == [ContentPiece("I cannot do that.")]
     assert pieces(ListedCalls(), "[]\n", set()) == []
 
 
 def test_arguments_of_a_list_stream() -> None:
     """They are sent before the call ends."""
     syntax = ListedCalls()
-    assert list(syntax.said('[{"name": "f", "parameters": {"a')) == [Called("f"), Argued('{"a')]
-    assert list(syntax.said('": 1}')) == [Argued('": 1}')]
-    assert list(syntax.said("}]")) == []
+    assert list(syntax.feed('[{"name": "f", "parameters": {"a')) == [CallPiece("f"), ArgumentsPiece('{"a')]
+    assert list(syntax.feed('": 1}')) == [ArgumentsPiece('": 1}')]
+    assert list(syntax.feed("}]")) == []
 
 
 @given(ARGUMENTS, st.data())

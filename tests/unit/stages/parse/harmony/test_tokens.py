@@ -69,7 +69,7 @@ def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
 
 @pytest.mark.parametrize("reason", ["length", "cancelled", "stop"])
 def test_truncated_item_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """An item at a limit or a stop text might have ended otherwise."""
+    """An item at a limit or a stop string might have ended otherwise."""
     parsed = parse_harmony_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
     assert [bool(item.token_ids) for item in parsed] == [True, False]
 
