@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
-from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.items import InputText, Message, OutputItem, OutputText
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
@@ -148,6 +148,14 @@ async def store_answer(
     if status not in ("queued", "in_progress"):
         await store.end(StoredResponse(ended, conversation.facts.input, origin, tokens or {}, results or {}), None)
     return conversation
+
+
+def user_message(item_id: str, text: str) -> Message:
+    return Message(item_id, "completed", "user", (InputText(text),))
+
+
+def answer(text: str) -> Message:
+    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
 
 
 def additional_tools(*tools: Json) -> Json:

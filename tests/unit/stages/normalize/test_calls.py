@@ -30,8 +30,8 @@ def request(**fields: Any) -> Json:
     return {**mcp(**fields), "type": "mcp_approval_request"}
 
 
-def response(asked: str = "r", **fields: Any) -> Json:
-    return {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True, **fields}
+def response(request_id: str = "r", **fields: Any) -> Json:
+    return {"type": "mcp_approval_response", "approval_request_id": request_id, "approve": True, **fields}
 
 
 def listing(**fields: Any) -> Json:
@@ -63,7 +63,7 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
 
 
 @pytest.mark.parametrize(
-    ("given", "item"),
+    ("written", "item"),
     [
         (listing(), wire.McpListTools("mcpl_1i0000", "m", ())),
         (listing(id="i", tools=[LISTED, {"name": "g"}], error=None), wire.McpListTools("i", "m", TOOLS)),
@@ -114,9 +114,9 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
     ],
     ids=str,
 )
-async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: wire.Item) -> None:
+async def test_items_of_servers_and_shells_are_read(store: Store, written: Json, item: wire.Item) -> None:
     """Ids, statuses and nulls may be missing; a failure has its error in any form."""
-    assert (await normalize(store, input=[given])).facts.input == (item,)
+    assert (await normalize(store, input=[written])).facts.input == (item,)
 
 
 SHELL = shell({"commands": ["ls"]})
@@ -139,7 +139,7 @@ READ_RESULTS = (
 
 
 @pytest.mark.parametrize(
-    ("call", "given", "item"),
+    ("call", "written", "item"),
     [
         (SHELL, output("shell_call", []), wire.ShellCallOutput("sho_1i0001", "c", (), "completed")),
         (
@@ -168,11 +168,11 @@ READ_RESULTS = (
     ],
     ids=str,
 )
-async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: wire.Item) -> None:
+async def test_outputs_of_client_tools_are_read(store: Store, call: Json, written: Json, item: wire.Item) -> None:
     """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
-    conversation = await normalize(store, input=[call, given])
-    assert conversation.facts.input[1] == item
-    assert len({one.id for one in conversation.facts.input}) == 2
+    resolved = await normalize(store, input=[call, written])
+    assert resolved.facts.input[1] == item
+    assert len({one.id for one in resolved.facts.input}) == 2
 
 
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
@@ -189,19 +189,19 @@ async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: 
 
 @pytest.mark.parametrize("call", [SHELL, LOCAL, PATCH, None], ids=lambda call: call and call["type"])
 @pytest.mark.parametrize(
-    "given",
+    "written",
     [
         output("shell_call", []),
         output("local_shell_call", ""),
         output("apply_patch_call", None),
         output("custom_tool_call", ""),
     ],
-    ids=lambda given: given["type"],
+    ids=lambda written: written["type"],
 )
-async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, given: Json) -> None:
+async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, written: Json) -> None:
     """An output without one is refused at its place."""
-    items = [call or WEATHER_CALL, given]
-    if call and given["type"] == f"{call['type']}_output":
+    items = [call or WEATHER_CALL, written]
+    if call and written["type"] == f"{call['type']}_output":
         await normalize(store, input=items)
         return
     with pytest.raises(InvalidRequest, match=r"No .* call with call_id 'c' comes before") as caught:
@@ -214,18 +214,18 @@ WEATHER_CALL = {"type": "function_call", "call_id": "c", "name": WEATHER["name"]
 
 async def test_local_shell_call_is_answered_once(store: Store) -> None:
     """Its output has the id of the call, so there can be only one."""
-    given = output("local_shell_call", "", call_id=None, id="c")
+    written = output("local_shell_call", "", call_id=None, id="c")
     with pytest.raises(InvalidRequest, match="Duplicate item") as caught:
-        await normalize(store, input=[LOCAL, given, given])
+        await normalize(store, input=[LOCAL, written, written])
     assert caught.value.param == "input[2].call_id"
 
 
 async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
     """The answer has the client's decision and reason."""
     await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
-    given = response("mcpr_1", approve=False, reason="Not now.")
-    conversation = await normalize(store, "2", previous_response_id="resp_1", input=[given])
-    assert conversation.facts.input == (wire.McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
+    written = response("mcpr_1", approve=False, reason="Not now.")
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input=[written])
+    assert resolved.facts.input == (wire.McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ async def test_stored_results_come_with_their_items(store: Store) -> None:
     call = wire.CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
     await store_answer(store, "1", call, input="Hi", results={"ci_1": "1\n"})
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
-    conversation = await normalize(store, "2", previous_response_id="resp_1", input="And?", include=include)
-    assert conversation.results == {"ci_1": "1\n"}
-    assert conversation.facts.include == tuple(include)
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input="And?", include=include)
+    assert resolved.results == {"ci_1": "1\n"}
+    assert resolved.facts.include == tuple(include)
     assert (await normalize(store, "3", input="Hi")).facts.include == ()
 
 

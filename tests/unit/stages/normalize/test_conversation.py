@@ -9,23 +9,15 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import ConversationNotFound, InvalidRequest
 from penstock.pipeline.frames import Origin
-from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, InputText, Item, Message, OutputText
+from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
 from penstock.pipeline.protocol.response import ConversationReference, ResponseStatus
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
 from tests.support.request_bodies import WEATHER
-from tests.support.requests import normalize, store_answer
+from tests.support.requests import answer, normalize, store_answer, user_message
 
 CALL = FunctionCall("fc_1", "call_1", "get_weather", "{}", "completed")
 RAIN = FunctionCallOutput("fco_1", "call_1", "rain", "completed")
-
-
-def asked(item_id: str, text: str) -> Message:
-    return Message(item_id, "completed", "user", (InputText(text),))
-
-
-def said(text: str) -> Message:
-    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
 
 
 async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
@@ -38,12 +30,12 @@ async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
 @pytest.mark.parametrize("as_object", [False, True])
 async def test_conversation_is_the_history(store: Store, as_object: bool) -> None:
     """A request reads all of its conversation, and its response names it."""
-    name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
-    conversation = await normalize(store, conversation={"id": name} if as_object else name, input="Go on")
-    assert conversation.history == (asked("msg_a", "Hi"), said("Hello."))
-    assert conversation.facts.input == (asked("msg_1i0000", "Go on"),)
-    assert conversation.facts.origin == Origin("", 2)
-    assert conversation.facts.response.conversation == ConversationReference(name)
+    name = await conversation_of(store, user_message("msg_a", "Hi"), answer("Hello."))
+    resolved = await normalize(store, conversation={"id": name} if as_object else name, input="Go on")
+    assert resolved.history == (user_message("msg_a", "Hi"), answer("Hello."))
+    assert resolved.facts.input == (user_message("msg_1i0000", "Go on"),)
+    assert resolved.facts.origin == Origin("", 2)
+    assert resolved.facts.response.conversation == ConversationReference(name)
     assert (await normalize(store, input="Hi")).facts.response.conversation is UNSET
 
 
@@ -54,9 +46,9 @@ async def test_conversation_grows_with_its_responses(store: Store) -> None:
         store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)}
     )
     output = {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "rain"}
-    await store_answer(store, "2", said("Rain."), input=[output], conversation=name)
+    await store_answer(store, "2", answer("Rain."), input=[output], conversation=name)
     third = await normalize(store, "3", input="And Rome?", conversation=name)
-    assert third.history == (asked("msg_1i0000", "How is Oslo?"), CALL, RAIN, said("Rain."))
+    assert third.history == (user_message("msg_1i0000", "How is Oslo?"), CALL, RAIN, answer("Rain."))
     assert (third.facts.origin.position, third.tokens) == (4, {"fc_1": (7,)})
 
 
@@ -64,7 +56,7 @@ async def test_conversation_grows_with_its_responses(store: Store) -> None:
 async def test_failed_response_is_not_added(store: Store, status: ResponseStatus, length: int) -> None:
     """A failed or cancelled response leaves its conversation unchanged, so it can be requested again."""
     name = await conversation_of(store)
-    await store_answer(store, "1", said("Hello."), status=status, input="Hi", conversation=name)
+    await store_answer(store, "1", answer("Hello."), status=status, input="Hi", conversation=name)
     again = await normalize(store, "2", input="Hi", conversation=name)
     assert len(again.history) == length
 
@@ -72,18 +64,20 @@ async def test_failed_response_is_not_added(store: Store, status: ResponseStatus
 async def test_unstored_response_is_added(store: Store) -> None:
     """``store`` is about the response, not about its conversation."""
     name = await conversation_of(store)
-    await store_answer(store, "1", said("Hello."), input="Hi", conversation=name, store=False)
+    await store_answer(store, "1", answer("Hello."), input="Hi", conversation=name, store=False)
     assert await store.get("resp_1", "") is None
-    assert (await normalize(store, "2", conversation=name)).history == (asked("msg_1i0000", "Hi"), said("Hello."))
+    history = (await normalize(store, "2", conversation=name)).history
+    assert history == (user_message("msg_1i0000", "Hi"), answer("Hello."))
 
 
 async def test_response_of_a_conversation_can_be_continued_alone(store: Store) -> None:
     """Its history is the conversation of its time, without later items."""
-    name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
-    await store_answer(store, "1", said("one"), input="1", conversation=name)
-    await store_answer(store, "2", said("two"), input="2", conversation=name)
+    name = await conversation_of(store, user_message("msg_a", "Hi"), answer("Hello."))
+    await store_answer(store, "1", answer("one"), input="1", conversation=name)
+    await store_answer(store, "2", answer("two"), input="2", conversation=name)
     branch = await normalize(store, "3", input="Go on", previous_response_id="resp_1")
-    assert branch.history == (asked("msg_a", "Hi"), said("Hello."), asked("msg_1i0000", "1"), said("one"))
+    earlier = (user_message("msg_a", "Hi"), answer("Hello."))
+    assert branch.history == (*earlier, user_message("msg_1i0000", "1"), answer("one"))
     assert branch.facts.response.conversation is UNSET
 
 
@@ -99,10 +93,10 @@ async def test_call_without_its_output_waits_in_the_conversation(store: Store) -
 
 async def test_item_is_in_a_conversation_once(store: Store) -> None:
     """A reference to one of its items adds nothing, and no other item takes an id of its items."""
-    name = await conversation_of(store, asked("msg_a", "Hi"))
+    name = await conversation_of(store, user_message("msg_a", "Hi"))
     items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
-    conversation = await normalize(store, input=items, conversation=name)
-    assert conversation.facts.input == (asked("msg_1i0001", "Hello?"),)
+    resolved = await normalize(store, input=items, conversation=name)
+    assert resolved.facts.input == (user_message("msg_1i0001", "Hello?"),)
 
 
 async def test_empty_conversation_needs_an_input(store: Store) -> None:
@@ -141,7 +135,7 @@ async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> 
 async def test_other_owners_objects_are_not_found(store: Store, body: dict[str, Any]) -> None:
     """The error is word for word the same as for an object that does not exist."""
     await conversation_of(store, owner="alice")
-    await store_answer(store, "1", said("Hello."), owner="alice", input="Hi")
+    await store_answer(store, "1", answer("Hello."), owner="alice", input="Hi")
     assert (await normalize(store, "2", owner="alice", **body)).facts.origin.owner == "alice"
     with pytest.raises(InvalidRequest) as theirs:
         await normalize(store, "2", owner="bob", **body)

@@ -11,53 +11,45 @@ from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
-from tests.support.requests import normalize, store_answer
+from tests.support.requests import answer, normalize, store_answer, user_message
 
 THOUGHT = wire.Reasoning("rs_10000", content=(wire.ReasoningText("They ask about weather."),), status="completed")
 CALL = wire.FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
 RAIN = {"type": "function_call_output", "call_id": "call_10001", "output": "rain"}
 
 
-def asked(item_id: str, text: str) -> wire.Message:
-    return wire.Message(item_id, "completed", "user", (wire.InputText(text),))
-
-
-def said(text: str) -> wire.Message:
-    return wire.Message(f"msg_{text}", "completed", "assistant", (wire.OutputText(text),), "final_answer")
-
-
 @pytest.mark.defect("V12", "19")
 async def test_history_has_all_items_of_the_chain(store: Store) -> None:
     """Inputs and outputs come back in order, with reasoning, calls and results."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
-    second = await store_answer(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
+    second = await store_answer(store, "2", answer("Rain."), previous_response_id="resp_1", input=[RAIN])
     third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     output = wire.FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
-    assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
+    assert second.history == (user_message("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
     assert second.facts.input == (output,)
-    assert third.history == (*second.history, output, said("Rain."))
-    assert third.facts.input == (asked("msg_3i0000", "And Rome?"),)
+    assert third.history == (*second.history, output, answer("Rain."))
+    assert third.facts.input == (user_message("msg_3i0000", "And Rome?"),)
     assert third.facts.response.previous_response_id == "resp_2"
 
 
 @pytest.mark.defect("B18", "B19", "46")
 async def test_branches_are_isolated(store: Store) -> None:
     """Two continuations of a response do not see each other, nor do their children."""
-    await store_answer(store, "1", said("Hello."), input="Hi")
-    root = (asked("msg_1i0000", "Hi"), said("Hello."))
+    await store_answer(store, "1", answer("Hello."), input="Hi")
+    root = (user_message("msg_1i0000", "Hi"), answer("Hello."))
     for name in ("a", "b"):
-        branch = await store_answer(store, name, said(name), previous_response_id="resp_1", input=f"to {name}")
+        branch = await store_answer(store, name, answer(name), previous_response_id="resp_1", input=f"to {name}")
         assert branch.history == root
     for name in ("a", "b"):
         child = await normalize(store, f"{name}1", previous_response_id=f"resp_{name}", input="Go on")
-        assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
+        assert child.history == (*root, user_message(f"msg_{name}i0000", f"to {name}"), answer(name))
 
 
 @pytest.mark.defect("V11", "B20")
 async def test_continuation_has_its_own_parameters(store: Store) -> None:
     """Only items are inherited; instructions, tools and options are those of the new request."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
-    await store_answer(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
+    await store_answer(store, "1", answer("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
     fresh = (await normalize(store, "2", previous_response_id="resp_1", input="Go on")).facts.response
     assert (fresh.instructions, fresh.tools, fresh.reasoning.effort) == (None, (), None)
     assert (fresh.temperature, fresh.metadata) == (1.0, {})
@@ -69,16 +61,16 @@ async def test_continuation_has_its_own_parameters(store: Store) -> None:
 
 async def test_continuation_needs_no_input(store: Store) -> None:
     """The model may go on by itself."""
-    await store_answer(store, "1", said("Hello."), input="Hi")
-    conversation = await normalize(store, "2", previous_response_id="resp_1")
-    assert conversation.facts.input == ()
-    assert len(conversation.history) == 2
+    await store_answer(store, "1", answer("Hello."), input="Hi")
+    resolved = await normalize(store, "2", previous_response_id="resp_1")
+    assert resolved.facts.input == ()
+    assert len(resolved.history) == 2
 
 
 @pytest.mark.parametrize("missing", ["resp_0", "", "msg_1"])
 async def test_unknown_previous_response_is_refused(store: Store, missing: str) -> None:
     """Clients act on the code of the error."""
-    await store_answer(store, "1", said("Hello."), input="Hi")
+    await store_answer(store, "1", answer("Hello."), input="Hi")
     with pytest.raises(PreviousResponseNotFound) as caught:
         await normalize(store, "2", previous_response_id=missing, input="Go on")
     error = caught.value
@@ -111,8 +103,8 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
     """The call, of the output's kind, is in the history or earlier in the input."""
     await store_answer(store, "1", CALL, input="How is Oslo?")
     if param is None:
-        conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
-        assert len(conversation.facts.input) == len(items)
+        resolved = await normalize(store, "2", previous_response_id="resp_1", input=items)
+        assert len(resolved.facts.input) == len(items)
         return
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=items)
@@ -123,7 +115,7 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
     """The error has its status."""
-    await store_answer(store, "1", said("Hello."), status=status, input="Hi")
+    await store_answer(store, "1", answer("Hello."), status=status, input="Hi")
     with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     error = caught.value
@@ -134,24 +126,24 @@ async def test_truncated_response_can_be_continued(store: Store) -> None:
     """It has ended, and its partial output is in the history."""
     cut = wire.Message("msg_cut", "incomplete", "assistant", (wire.OutputText("Hel"),), "final_answer")
     await store_answer(store, "1", cut, status="incomplete", input="Hi")
-    conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
-    assert conversation.history == (asked("msg_1i0000", "Hi"), cut)
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
+    assert resolved.history == (user_message("msg_1i0000", "Hi"), cut)
 
 
 async def test_chain_continues_without_deleted_responses(store: Store) -> None:
     """A deleted response leaves every history; its continuations can still be continued."""
-    await store_answer(store, "1", said("Hello."), input="Hi")
-    await store_answer(store, "2", said("Rain."), previous_response_id="resp_1", input="How is Oslo?")
+    await store_answer(store, "1", answer("Hello."), input="Hi")
+    await store_answer(store, "2", answer("Rain."), previous_response_id="resp_1", input="How is Oslo?")
     assert await store.delete("resp_1", "")
-    conversation = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
-    assert conversation.history == (asked("msg_2i0000", "How is Oslo?"), said("Rain."))
+    resolved = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
+    assert resolved.history == (user_message("msg_2i0000", "How is Oslo?"), answer("Rain."))
 
 
 async def test_history_brings_its_tokens(store: Store) -> None:
     """The tokens of its items come along, to be read again unchanged."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
     await store_answer(
-        store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)}
+        store, "2", answer("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)}
     )
     third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     assert third.tokens == {"fc_10001": (7, 8), "msg_Rain.": (9,)}
@@ -165,10 +157,10 @@ async def test_references_bring_stored_items(store: Store) -> None:
     """Any item of a stored response can be referred to by its id."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
-    conversation = await normalize(store, "2", input=[*references, RAIN])
+    resolved = await normalize(store, "2", input=[*references, RAIN])
     output = wire.FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
-    assert conversation.facts.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
-    assert conversation.history == ()
+    assert resolved.facts.input == (user_message("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
+    assert resolved.history == ()
 
 
 async def test_unknown_reference_is_refused(store: Store) -> None:
@@ -185,10 +177,10 @@ class CountingStore(Store):
 
     def __init__(self) -> None:
         super().__init__(Nowhere())
-        self.asked: list[list[str]] = []
+        self.lookups: list[list[str]] = []
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, wire.Item]:
-        self.asked.append(list(ids))
+        self.lookups.append(list(ids))
         return {"a": THOUGHT, "b": CALL}
 
 
@@ -197,11 +189,11 @@ async def test_references_cost_one_look_at_the_store() -> None:
     store = CountingStore()
     assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).facts.input == (
         CALL,
-        asked("msg_1i0001", "Hi"),
+        user_message("msg_1i0001", "Hi"),
         THOUGHT,
     )
     await normalize(store, input=[USER])
-    assert store.asked == [["b", "a"]]
+    assert store.lookups == [["b", "a"]]
 
 
 async def test_item_is_referred_to_once() -> None:
@@ -225,8 +217,8 @@ async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
     """Other items keep their places and checks."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
-    conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
-    assert [item.id for item in conversation.facts.input] == ["fco_2i0002"]
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input=items)
+    assert [item.id for item in resolved.facts.input] == ["fco_2i0002"]
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=[*items, OWN_OUTPUT])
     assert caught.value.param == "input[3].call_id"

@@ -51,11 +51,11 @@ async def test_built_in_tools_are_offered_if_available(
 ) -> None:
     """Any spelling offers the tool's functions, and the response echoes it."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
-    assert conversation.facts.tools.tools[1:] == HOSTED[kind]
-    assert conversation.facts.tools.servers == ()
-    assert conversation.facts.tools.runs_here
-    assert conversation.facts.response.tools == (WEATHER, tool)
+        resolved = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
+    assert resolved.facts.tools.tools[1:] == HOSTED[kind]
+    assert resolved.facts.tools.servers == ()
+    assert resolved.facts.tools.runs_here
+    assert resolved.facts.response.tools == (WEATHER, tool)
     assert not caplog.records
 
 
@@ -66,9 +66,9 @@ async def test_unavailable_built_in_tools_are_left_out(
 ) -> None:
     """One available tool does not bring others; the log names those left out."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
-    assert [tool_key(one) for one in conversation.facts.tools.tools] == [(None, "get_weather")]
-    assert conversation.facts.response.tools == (WEATHER,)
+        resolved = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
+    assert [tool_key(one) for one in resolved.facts.tools.tools] == [(None, "get_weather")]
+    assert resolved.facts.response.tools == (WEATHER,)
     (record,) = caplog.records
     assert tool["type"] in record.getMessage()
 
@@ -76,41 +76,41 @@ async def test_unavailable_built_in_tools_are_left_out(
 async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
     """A built-in tool is offered once, in its first place; all spellings are echoed."""
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
-    conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert conversation.facts.tools.tools[:3] == HOSTED["browser"]
-    assert [tool_key(tool) for tool in conversation.facts.tools.tools[3:]] == [
+    resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
+    assert resolved.facts.tools.tools[:3] == HOSTED["browser"]
+    assert [tool_key(tool) for tool in resolved.facts.tools.tools[3:]] == [
         (None, "get_weather"),
         ("python", "python"),
         (None, "shell"),
     ]
-    assert conversation.facts.response.tools == tuple(tools)
+    assert resolved.facts.response.tools == tuple(tools)
 
 
 async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """They are logged, and others of the list are kept."""
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
-        conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert conversation.facts.tools.tools == HOSTED["python"]
+        resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
+    assert resolved.facts.tools.tools == HOSTED["python"]
     (record,) = caplog.records
     assert "image_generation, file_search, computer:" in record.getMessage()
 
 
-@pytest.mark.parametrize(("said", "count"), [(False, 0), (True, 3), (None, 3)])
-async def test_search_without_web_access_is_left_out(store: Store, said: bool | None, count: int) -> None:
+@pytest.mark.parametrize(("sent", "count"), [(False, 0), (True, 3), (None, 3)])
+async def test_search_without_web_access_is_left_out(store: Store, sent: bool | None, count: int) -> None:
     """Nothing was fetched before, and no page is fetched for it."""
-    tools = [{"type": "web_search", "external_web_access": said}]
-    conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert len(conversation.facts.tools.tools) == count
-    assert len(conversation.facts.response.tools) == (1 if count else 0)
+    tools = [{"type": "web_search", "external_web_access": sent}]
+    resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
+    assert len(resolved.facts.tools.tools) == count
+    assert len(resolved.facts.response.tools) == (1 if count else 0)
 
 
 async def test_items_may_bring_built_in_tools(store: Store) -> None:
     """A continuation has them too, for as long as they are available."""
     await store_answer(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL_HOSTED)
     for hosted, count in ((ALL_HOSTED, 4), (frozenset(), 0)):
-        conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
-        assert len(conversation.facts.tools.tools) == count
+        resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
+        assert len(resolved.facts.tools.tools) == count
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ async def test_namesakes_of_built_in_tools_are_refused(store: Store, tools: list
 async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) -> None:
     """Only offered tools take names."""
     namespace = {"type": "namespace", "name": "browser", "tools": [WEATHER]}
-    conversation = await normalize(store, input="Hi", tools=[WEB, namespace])
-    assert [tool_key(tool) for tool in conversation.facts.tools.tools] == [("browser", "get_weather")]
+    resolved = await normalize(store, input="Hi", tools=[WEB, namespace])
+    assert [tool_key(tool) for tool in resolved.facts.tools.tools] == [("browser", "get_weather")]
 
 
 # Tools that the client runs
@@ -160,14 +160,14 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
     """The model sees a function with the schema of the item."""
-    said = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
-    conversation = await normalize(store, input="Hi", tools=[said], hosted=hosted)
-    (tool,) = conversation.facts.tools.tools
+    sent = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
+    resolved = await normalize(store, input="Hi", tools=[sent], hosted=hosted)
+    (tool,) = resolved.facts.tools.tools
     assert isinstance(tool, FunctionTool)
     assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, None)
     assert tool.description
-    assert conversation.facts.response.tools == (said,)
-    assert not conversation.facts.tools.runs_here
+    assert resolved.facts.response.tools == (sent,)
+    assert not resolved.facts.tools.runs_here
     good, bad = FORM_ARGUMENTS[kind]
     validator = jsonschema.Draft202012Validator(tool.parameters or {})
     assert [validator.is_valid(arguments) for arguments in (*good, *bad)] == [True] * len(good) + [False] * len(bad)

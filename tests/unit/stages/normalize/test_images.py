@@ -26,10 +26,10 @@ def user(*parts: Json) -> Json:
 
 
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
-@pytest.mark.parametrize(("said", "detail"), [({}, "auto"), ({"detail": None}, "auto"), ({"detail": "low"}, "low")])
-async def test_images_are_parts_of_messages(store: Store, role: str, said: Json, detail: Any) -> None:
+@pytest.mark.parametrize(("sent", "detail"), [({}, "auto"), ({"detail": None}, "auto"), ({"detail": "low"}, "low")])
+async def test_images_are_parts_of_messages(store: Store, role: str, sent: Json, detail: Any) -> None:
     """They keep their place between texts, and their detail."""
-    parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
+    parts = [TEXT, IMAGE | sent, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
     (message,) = (await normalize(store, sees=True, input=body)).facts.input
     assert isinstance(message, wire.Message)
@@ -124,8 +124,8 @@ async def _reference(store: Store) -> tuple[Json, str]:
 async def test_text_model_refuses_images_of_the_history(store: Store, past: Callable[[Store], Any]) -> None:
     """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
-    conversation = await normalize(store, "2", sees=True, **body)
-    shown = [image for item in (*conversation.history, *conversation.facts.input) for image in wire.images_of(item)]
+    resolved = await normalize(store, "2", sees=True, **body)
+    shown = [image for item in (*resolved.history, *resolved.facts.input) for image in wire.images_of(item)]
     assert [image.image_url for image in shown] == [PICTURE]
     with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
         await normalize(store, "3", **body)

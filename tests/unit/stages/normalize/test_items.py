@@ -42,7 +42,7 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
 
 
 @pytest.mark.parametrize(
-    ("given", "item"),
+    ("sent", "item"),
     [
         ({"role": "user", "content": "Hi"}, message("user", wire.InputText("Hi"))),
         ({"role": "system", "content": "Hi"}, message("system", wire.InputText("Hi"))),
@@ -78,14 +78,14 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
         ),
     ],
 )
-async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: wire.Item) -> None:
+async def test_items_are_read_in_every_form(store: Store, sent: dict[str, Any], item: wire.Item) -> None:
     """Every form of an item leads to the same item; missing fields are not made up."""
-    assert (await normalize(store, input=[given])).facts.input == (item,)
+    assert (await normalize(store, input=[sent])).facts.input == (item,)
 
 
 @pytest.mark.defect("V15")
 @pytest.mark.parametrize(
-    ("given", "content", "text"),
+    ("sent", "content", "text"),
     [
         ("rain", "rain", "rain"),
         ("", "", ""),
@@ -97,9 +97,9 @@ async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any],
         ([], (), ""),
     ],
 )
-async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, content: Any, text: str) -> None:
+async def test_outputs_are_texts_or_lists_of_texts(store: Store, sent: Any, content: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
-    items = [call(arguments="{}"), output(given)]
+    items = [call(arguments="{}"), output(sent)]
     result = (await normalize(store, input=items)).facts.input[1]
     assert isinstance(result, wire.FunctionCallOutput)
     assert result == wire.FunctionCallOutput("fco_1i0001", "c", content, "completed")
@@ -114,17 +114,17 @@ async def test_string_input_is_a_user_message(store: Store) -> None:
 
 async def test_items_without_ids_get_unique_ids(store: Store) -> None:
     """An id is made of the response's id and the item's position."""
-    conversation = await normalize(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
-    assert [item.id for item in conversation.facts.input] == [f"msg_abi{position:04x}" for position in range(17)]
+    resolved = await normalize(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
+    assert [item.id for item in resolved.facts.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
 @pytest.mark.defect("40")
 async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
     """They are texts or lists of texts."""
-    for given, content in (("x", "x"), ([{"type": "input_text", "text": "x"}], (wire.InputText("x"),))):
+    for sent, content in (("x", "x"), ([{"type": "input_text", "text": "x"}], (wire.InputText("x"),))):
         items = [
             call("custom_tool_call", input=""),
-            {"type": "custom_tool_call_output", "call_id": "c", "output": given},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": sent},
         ]
         result = (await normalize(store, input=items)).facts.input[1]
         assert result == wire.CustomToolCallOutput("ctco_1i0001", "c", content, "completed")
@@ -180,9 +180,9 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
 async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
     """Ids, types and nulls may be present or missing."""
-    given = CLIENTS[client]["input"]
+    sent = CLIENTS[client]["input"]
     items = (await normalize(store, **CLIENTS[client])).facts.input
-    assert len(items) == (1 if isinstance(given, str) else len(given))
+    assert len(items) == (1 if isinstance(sent, str) else len(sent))
 
 
 @pytest.mark.defect("V13")

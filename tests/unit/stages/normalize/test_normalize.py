@@ -27,10 +27,10 @@ async def test_id_and_time_are_drawn_once(store: Store) -> None:
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
     async with aclosing(stage(source_of([await read_request(b'{"input": "Hi"}')]))) as conversations:
-        conversation = await anext(conversations)
-    assert (conversation.facts.response.id, conversation.facts.response.created_at) == ("resp_ab", 86_399)
-    assert conversation.facts.date == "1970-01-01"
-    assert [item.id for item in conversation.facts.input] == ["msg_abi0000"]
+        resolved = await anext(conversations)
+    assert (resolved.facts.response.id, resolved.facts.response.created_at) == ("resp_ab", 86_399)
+    assert resolved.facts.date == "1970-01-01"
+    assert [item.id for item in resolved.facts.input] == ["msg_abi0000"]
 
 
 async def test_refused_request_draws_nothing(store: Store) -> None:
@@ -54,7 +54,7 @@ FORMAT = {"type": "json_schema", "x-own": [None], "schema": {"z": 1, "a": {}}, "
 
 
 def default_response(**fields: Any) -> Response:
-    said: dict[str, Any] = {
+    sent: dict[str, Any] = {
         "model": MODEL,
         "previous_response_id": None,
         "instructions": None,
@@ -72,20 +72,20 @@ def default_response(**fields: Any) -> Response:
         "prompt_cache_key": None,
         "status": "in_progress",
     }
-    return Response(id="resp_1", created_at=int(NOW), **(said | fields))
+    return Response(id="resp_1", created_at=int(NOW), **(sent | fields))
 
 
 async def test_empty_request_has_documented_defaults(store: Store) -> None:
     """An empty request gets the values that the API documents."""
-    conversation = await normalize(store, input="Hi")
-    assert conversation.facts.response == default_response()
-    assert conversation.facts.sampling == Sampling(1.0, 1.0, None)
-    assert conversation.history == ()
-    assert conversation.facts.date == "2026-09-21"
+    resolved = await normalize(store, input="Hi")
+    assert resolved.facts.response == default_response()
+    assert resolved.facts.sampling == Sampling(1.0, 1.0, None)
+    assert resolved.history == ()
+    assert resolved.facts.date == "2026-09-21"
 
 
 @pytest.mark.parametrize(
-    ("said", "echo"),
+    ("sent", "echo"),
     [
         ({"model": MODEL}, {}),
         ({"instructions": "Be brief."}, {"instructions": "Be brief."}),
@@ -127,17 +127,17 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
     ],
     ids=str,
 )
-async def test_parameters_are_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
+async def test_parameters_are_echoed(store: Store, sent: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
-    conversation = await normalize(store, input="Hi", **said)
-    assert conversation.facts.response == default_response(**echo)
-    assert json.dumps(conversation.facts.response.text) == json.dumps(
+    resolved = await normalize(store, input="Hi", **sent)
+    assert resolved.facts.response == default_response(**echo)
+    assert json.dumps(resolved.facts.response.text) == json.dumps(
         default_response(**echo).text
     )  # in the client's order
 
 
 @pytest.mark.parametrize(
-    ("said", "sampling"),
+    ("sent", "sampling"),
     [
         ({}, {}),
         (
@@ -159,11 +159,11 @@ async def test_parameters_are_echoed(store: Store, said: dict[str, Any], echo: d
     ids=str,
 )
 async def test_sampling_parameters_reach_the_engine(
-    store: Store, said: dict[str, Any], sampling: dict[str, Any]
+    store: Store, sent: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
     """Extra parameters of vLLM are included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
-    assert (await normalize(store, input="Hi", **said)).facts.sampling == Sampling(**expected)
+    assert (await normalize(store, input="Hi", **sent)).facts.sampling == Sampling(**expected)
 
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
@@ -172,13 +172,13 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
     stage = Normalize(store, (MODEL,), traits=traits)
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
-        conversation = await anext(conversations)
-    assert conversation.facts.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
-    assert (conversation.facts.response.temperature, conversation.facts.response.top_p) == (0.6, 1.0)
+        resolved = await anext(conversations)
+    assert resolved.facts.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
+    assert (resolved.facts.response.temperature, resolved.facts.response.top_p) == (0.6, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("salted", "said", "salt"),
+    ("salted", "sent", "salt"),
     [
         (False, {"prompt_cache_key": "k1"}, None),
         (True, {"prompt_cache_key": "k1"}, "k1"),
@@ -189,10 +189,10 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
         (False, {"cache_salt": "s"}, "s"),
     ],
 )
-async def test_cache_salt_is_set(store: Store, salted: bool, said: dict[str, Any], salt: str | None) -> None:
-    """A given salt is used; otherwise the server may derive one from the prompt cache key."""
+async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any], salt: str | None) -> None:
+    """The salt of the request is used; otherwise the server may derive one from the prompt cache key."""
     stage = Normalize(store, (MODEL,), salt_caches=salted)
-    request = await read_request(json.dumps({"input": "Hi", **said}).encode())
+    request = await read_request(json.dumps({"input": "Hi", **sent}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         assert (await anext(conversations)).facts.scheduling == Scheduling(salt)
 
@@ -209,10 +209,10 @@ async def test_store_is_echoed(store: Store) -> None:
     """``store`` is on unless it is switched off, and the response says which."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
-        *(({"store": said}, said is not False) for said in (None, True, False)),
+        *(({"store": sent}, sent is not False) for sent in (None, True, False)),
     ]
-    for said, kept in cases:
-        assert (await normalize(store, input="Hi", **said)).facts.response.store is kept
+    for sent, kept in cases:
+        assert (await normalize(store, input="Hi", **sent)).facts.response.store is kept
 
 
 async def test_raw_messages_are_optional(store: Store) -> None:
@@ -229,7 +229,7 @@ async def test_log_lines_have_the_response_id(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("param", "said"),
+    ("param", "sent"),
     [
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("prompt", {"prompt": {}}),
@@ -242,10 +242,10 @@ async def test_log_lines_have_the_response_id(store: Store) -> None:
     ],
     ids=str,
 )
-async def test_unsupported_parameter_is_refused(store: Store, param: str, said: dict[str, Any]) -> None:
+async def test_unsupported_parameter_is_refused(store: Store, param: str, sent: dict[str, Any]) -> None:
     """A feature of the API that does not exist here is refused by name, never ignored."""
     with pytest.raises(UnsupportedParameter) as caught:
-        await normalize(store, input="Hi", **said)
+        await normalize(store, input="Hi", **sent)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
@@ -264,12 +264,12 @@ async def test_unknown_model_is_not_found(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")]
+    ("count", "names"), [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")]
 )
-async def test_error_names_a_few_of_many_models(store: Store, count: int, told: str) -> None:
+async def test_error_names_a_few_of_many_models(store: Store, count: int, names: str) -> None:
     """Recordings may be thousands of models: five are named, the others counted."""
     normalize = Normalize(store, tuple(f"m{number}" for number in range(count)))
-    with pytest.raises(ModelNotFound, match=f"^This server serves {told} 'gpt-5'"):
+    with pytest.raises(ModelNotFound, match=f"^This server serves {names} 'gpt-5'"):
         await anext(normalize(source_of([await read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
 
 
@@ -297,17 +297,17 @@ async def test_background_response_must_be_stored(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         {"model": "x" * 10**5},
         {"previous_response_id": "x" * 10**5},
         {"include": ["x" * 10**5]},
         {"tools": [{"type": "x" * 10**5}]},
     ],
-    ids=lambda said: next(iter(said)),
+    ids=lambda sent: next(iter(sent)),
 )
-async def test_refusal_quotes_little(store: Store, said: dict[str, Any]) -> None:
+async def test_refusal_quotes_little(store: Store, sent: dict[str, Any]) -> None:
     """At most a hundred characters of the request are quoted."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
-        await normalize(store, input="Hi", **said)
+        await normalize(store, input="Hi", **sent)
     assert len(caught.value.message) < 300

@@ -18,8 +18,8 @@ CALL = {"role": "assistant", "recipient": "functions.f", "channel": "commentary"
 RESULT = {"role": "tool", "name": "functions.f", "content": "x"}
 
 
-def text(said: str) -> list[Json]:
-    return [{"type": "text", "text": said}]
+def text(content: str) -> list[Json]:
+    return [{"type": "text", "text": content}]
 
 
 def author(role: str, name: str | None = None) -> Json:
@@ -46,7 +46,7 @@ TOOLS = "# Tools\n\n## functions\n\n..."
 
 
 @pytest.mark.parametrize(
-    ("given", "item"),
+    ("raw", "item"),
     [
         ({"role": "user", "content": "Hi"}, HI),
         ({**author("user"), "content": [*text("H"), *text("i")]}, HI),
@@ -73,12 +73,12 @@ TOOLS = "# Tools\n\n## functions\n\n..."
     ],
     ids=str,
 )
-async def test_raw_messages_become_items(store: Store, given: Json, item: wire.Item | None) -> None:
+async def test_raw_messages_become_items(store: Store, raw: Json, item: wire.Item | None) -> None:
     """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
-    conversation = await normalize(store, input="Go on", previous_input_messages=[given], tools=tools)
-    assert conversation.facts.input[:-1] == ((item,) if item else ())
-    assert conversation.history == ()
+    resolved = await normalize(store, input="Go on", previous_input_messages=[raw], tools=tools)
+    assert resolved.facts.input[:-1] == ((item,) if item else ())
+    assert resolved.history == ()
 
 
 async def test_outputs_find_their_calls(store: Store) -> None:
@@ -91,8 +91,8 @@ async def test_outputs_find_their_calls(store: Store) -> None:
         {**RESULT, "name": None},
         {**RESULT, **author("tool", "functions.g")},
     ]
-    conversation = await normalize(store, previous_input_messages=messages, tools=[SAY])
-    assert conversation.facts.input[3:] == (
+    resolved = await normalize(store, previous_input_messages=messages, tools=[SAY])
+    assert resolved.facts.input[3:] == (
         wire.FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
         wire.CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
         wire.FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
@@ -109,8 +109,8 @@ TWO = "Be kind.\n\nAnd brief."
 async def test_repeated_instructions_are_left_out(store: Store, instructions: str | None, left: list[str]) -> None:
     """They are removed from a prompt that has them already, but only as whole paragraphs."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
-    said = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
-    assert [item.text for item in said.facts.input[:-1] if isinstance(item, wire.Message)] == left
+    resolved = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
+    assert [item.text for item in resolved.facts.input[:-1] if isinstance(item, wire.Message)] == left
 
 
 def test_outputs_find_calls_in_constant_time() -> None:
@@ -139,20 +139,22 @@ async def test_malformed_raw_message_is_refused(store: Store, messages: list[Jso
 async def test_input_may_answer_a_raw_call(store: Store) -> None:
     """Raw messages come before the input."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
-    conversation = await normalize(store, previous_input_messages=[CALL], input=[output])
-    assert [item.id for item in conversation.facts.input] == ["fc_1p0000", "fco_1i0000"]
+    resolved = await normalize(store, previous_input_messages=[CALL], input=[output])
+    assert [item.id for item in resolved.facts.input] == ["fc_1p0000", "fco_1i0000"]
 
 
 @pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int, outputs: int) -> None:
     """Raw calls have no ids, so any id stands for the only open call."""
     messages = [CALL, RESULT, *[CALL] * open_calls]
-    said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
+    answers = [
+        {"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)
+    ]
     if (open_calls, outputs) != (1, 1):
         with pytest.raises(InvalidRequest, match="call_0"):
-            await normalize(store, previous_input_messages=messages, input=said)
+            await normalize(store, previous_input_messages=messages, input=answers)
         return
-    first, _, second, output = (await normalize(store, previous_input_messages=messages, input=said)).facts.input
+    first, _, second, output = (await normalize(store, previous_input_messages=messages, input=answers)).facts.input
     assert second == wire.FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
     assert isinstance(first, wire.FunctionCall)
     assert isinstance(output, wire.FunctionCallOutput)
@@ -169,5 +171,5 @@ async def test_raw_prompt_round_trips(store: Store, client: str) -> None:
     """The raw messages of a prompt, sent back with the same parameters, make the same prompt."""
     body = CLIENTS[client]
     before = raw_prompt(await normalize(store, **body))
-    said = {key: value for key, value in body.items() if key != "input"}
-    assert raw_prompt(await normalize(store, **said, previous_input_messages=before)) == before
+    parameters = {key: value for key, value in body.items() if key != "input"}
+    assert raw_prompt(await normalize(store, **parameters, previous_input_messages=before)) == before

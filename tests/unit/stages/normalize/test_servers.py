@@ -76,7 +76,7 @@ async def test_server_is_read_with_its_options(store: Store, tool: Json, server:
 
 
 @pytest.mark.parametrize(
-    ("said", "headers"),
+    ("sent", "headers"),
     [
         ({}, {}),
         ({"headers": {"X-Key": "a", "y": ""}}, {"X-Key": "a", "y": ""}),
@@ -86,9 +86,9 @@ async def test_server_is_read_with_its_options(store: Store, tool: Json, server:
     ],
     ids=str,
 )
-async def test_headers_are_kept_for_the_server(store: Store, said: Json, headers: dict[str, str]) -> None:
+async def test_headers_are_kept_for_the_server(store: Store, sent: Json, headers: dict[str, str]) -> None:
     """Headers and the token go with every call, and stay in this process."""
-    assert (await server_of(store, remote(**said))).headers.reveal() == headers
+    assert (await server_of(store, remote(**sent))).headers.reveal() == headers
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,17 @@ async def test_items_may_bring_configured_servers(store: Store) -> None:
     again = await normalize(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
     assert again.facts.tools.servers == (McpServer("home", approves_rest=False), McpServer("drive"))
     own = [remote("home")]
-    said = await normalize(store, "3", previous_response_id="resp_1", input="Go on", tools=own)
-    assert said.facts.tools.servers == (McpServer("home", URL),)
+    resolved = await normalize(store, "3", previous_response_id="resp_1", input="Go on", tools=own)
+    assert resolved.facts.tools.servers == (McpServer("home", URL),)
 
 
 async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
     """An accepted item never makes a continuation fail."""
     await store_answer(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
     own = {"type": "namespace", "name": "home", "tools": [WEATHER]}
-    said = await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
-    assert said.facts.tools.servers == ()
-    assert [tool.namespace for tool in said.facts.tools.tools] == ["home"]
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
+    assert resolved.facts.tools.servers == ()
+    assert [tool.namespace for tool in resolved.facts.tools.tools] == ["home"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ CONTAINER = {
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("https://docs.example", "https://docs.example/"),
         ("https://docs.example/", "https://docs.example/"),
@@ -200,11 +200,11 @@ CONTAINER = {
         ("http://[::1]:80?x", "http://[::1]:80/<redacted>"),
     ],
 )
-async def test_server_is_echoed_by_its_host(store: Store, url: str, told: str) -> None:
+async def test_server_is_echoed_by_its_host(store: Store, url: str, expected: str) -> None:
     """The response has host and options, but no possible secret."""
-    said = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
-    (tool,) = (await normalize(store, input="Hi", tools=[said])).facts.response.tools
-    assert tool == mcp(server_url=told, allowed_tools=["a"], require_approval="never")
+    sent = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
+    (tool,) = (await normalize(store, input="Hi", tools=[sent])).facts.response.tools
+    assert tool == mcp(server_url=expected, allowed_tools=["a"], require_approval="never")
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,14 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
     """No response, log, request or frame shows them, not even those in a tool choice."""
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
-        conversation = await normalize(store, **body, hosted=ALL_HOSTED)
+        resolved = await normalize(store, **body, hosted=ALL_HOSTED)
         request = await read_request(json.dumps(body).encode())
-    assert CANARY not in msgspec.json.encode(conversation.facts.response).decode()
+    assert CANARY not in msgspec.json.encode(resolved.facts.response).decode()
     assert CANARY not in caplog.text
     if "server_url" not in tool or CANARY not in tool["server_url"]:
         assert CANARY not in repr(request)
-        assert CANARY not in repr(conversation)
-        assert CANARY not in msgspec.json.encode(conversation, enc_hook=unwritten).decode()
+        assert CANARY not in repr(resolved)
+        assert CANARY not in msgspec.json.encode(resolved, enc_hook=unwritten).decode()
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
 )
 async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
     """An item is stored without the secrets for its sandbox's network."""
-    conversation = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
-    assert CANARY not in repr(conversation.facts.input)
+    resolved = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
+    assert CANARY not in repr(resolved.facts.input)
 
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
@@ -265,9 +265,9 @@ async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None
 )
 async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> None:
     """Neither the message nor the traceback quotes them."""
-    said: Json = {"input": [tool]} if tool["type"] == "additional_tools" else {"input": "Hi", "tools": [tool]}
+    sent: Json = {"input": [tool]} if tool["type"] == "additional_tools" else {"input": "Hi", "tools": [tool]}
     with pytest.raises(InvalidRequest) as caught:
-        await normalize(store, **said, instructions=" " * blank)
+        await normalize(store, **sent, instructions=" " * blank)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     assert caught.value.param
 

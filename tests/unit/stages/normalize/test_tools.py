@@ -43,8 +43,8 @@ async def test_tools_are_read_into_one_set(store: Store) -> None:
 
 async def test_text_format_is_no_grammar(store: Store) -> None:
     """A custom tool takes any text unless it has a grammar."""
-    said = [{**SAY, "format": {"type": "text"}}]
-    assert (await normalize(store, input="Hi", tools=said)).facts.tools == Toolset((CustomTool("say"),))
+    sent = [{**SAY, "format": {"type": "text"}}]
+    assert (await normalize(store, input="Hi", tools=sent)).facts.tools == Toolset((CustomTool("say"),))
 
 
 async def test_tools_are_echoed(store: Store) -> None:
@@ -66,9 +66,9 @@ async def test_tools_are_echoed(store: Store) -> None:
 async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Clients send them by default; the log names them."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalize(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
-    assert conversation.facts.response.tools == (WEATHER,)
-    assert conversation.facts.tools == Toolset((WEATHER_TOOL,))
+        resolved = await normalize(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
+    assert resolved.facts.response.tools == (WEATHER,)
+    assert resolved.facts.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
     assert kind in record.getMessage()
 
@@ -108,11 +108,11 @@ async def test_repeated_tool_name_is_refused(store: Store, tools: list[Json], pa
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-@pytest.mark.parametrize(("said", "parallel"), [(None, True), (True, True), (False, False)])
-async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
+@pytest.mark.parametrize(("sent", "parallel"), [(None, True), (True, True), (False, False)])
+async def test_parallel_calls_are_allowed_unless_refused(store: Store, sent: bool | None, parallel: bool) -> None:
     """Several calls in one turn are the default."""
-    conversation = await normalize(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
-    assert conversation.facts.tools.parallel is conversation.facts.response.parallel_tool_calls is parallel
+    resolved = await normalize(store, input="Hi", tools=[WEATHER], parallel_tool_calls=sent)
+    assert resolved.facts.tools.parallel is resolved.facts.response.parallel_tool_calls is parallel
 
 
 # Callable tools
@@ -153,9 +153,9 @@ async def test_choice_limits_callable_tools(
     store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
     """A bare name means the plain tool, if there is one; an empty choice allows no call."""
-    conversation = await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
-    assert (conversation.facts.tools.choice, conversation.facts.tools.allowed) == (mode, keys)
-    assert conversation.facts.response.tool_choice == choice
+    resolved = await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+    assert (resolved.facts.tools.choice, resolved.facts.tools.allowed) == (mode, keys)
+    assert resolved.facts.response.tool_choice == choice
 
 
 @pytest.mark.parametrize(
@@ -214,26 +214,26 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     mild = {**WEATHER, "description": "Mild."}
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
-    conversation = await normalize(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
-    assert conversation.facts.tools.tools == (
+    resolved = await normalize(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
+    assert resolved.facts.tools.tools == (
         FunctionTool("get_weather", "Mild.", WEATHER["parameters"], True),
         PATCH_TOOL,
         of("agents", WEATHER_TOOL),
         of("agents", CustomTool("say")),
     )
-    assert conversation.facts.tools.allowed == (("agents", "say"),)
-    assert conversation.facts.tools.descriptions == {"agents": "Helpers."}
-    assert conversation.facts.response.tools == (WEATHER, PATCH)
-    assert len(conversation.facts.input) == 2
+    assert resolved.facts.tools.allowed == (("agents", "say"),)
+    assert resolved.facts.tools.descriptions == {"agents": "Helpers."}
+    assert resolved.facts.response.tools == (WEATHER, PATCH)
+    assert len(resolved.facts.input) == 2
 
 
 async def test_added_tools_are_inherited(store: Store) -> None:
     """A continuation has them, unlike those of a request."""
     await store_answer(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
-    conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
-    assert conversation.facts.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
+    assert resolved.facts.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
     by_reference = await normalize(store, "3", input=[{"id": "at_1i0000"}, USER])
-    assert by_reference.facts.tools == conversation.facts.tools
+    assert by_reference.facts.tools == resolved.facts.tools
 
 
 def described(description: str) -> Json:

@@ -35,10 +35,10 @@ def test_bodies_of_real_clients_are_accepted(client: str) -> None:
     request = read_body(body)
     assert len(request.tools or ()) == len(body.get("tools", ()))
     assert len(request.input or ()) == len(body["input"])
-    said = request.model_dump(
+    read = request.model_dump(
         include={"model", "instructions", "store", "stream", "include", "tool_choice", "metadata"}, exclude_none=True
     )
-    assert said == {name: body[name] for name in CreateResponse.model_fields if name in said and name in body}
+    assert read == {name: body[name] for name in CreateResponse.model_fields if name in read and name in body}
 
 
 def test_unknown_keys_are_ignored() -> None:
@@ -65,8 +65,8 @@ def test_item_without_a_type_is_a_message() -> None:
 
 def test_item_with_only_an_id_is_a_reference() -> None:
     """The type of a reference is optional and may be null; any field of a message makes it a message."""
-    given = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
-    read_as = read_body({"input": given}).input
+    written = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
+    read_as = read_body({"input": written}).input
     assert isinstance(read_as, list)
     assert [item.id for item in read_as if isinstance(item, ItemReference)] == ["x"] * 3
     assert read_body({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
@@ -103,10 +103,10 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
     assert [tool.sent for tool in (f, c, g, n, m, i, s, o)] == sent
 
 
-@pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
-def test_conversation_is_named_by_its_id(said: Json) -> None:
+@pytest.mark.parametrize("reference", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
+def test_conversation_is_named_by_its_id(reference: Json) -> None:
     """The id stands alone, or in an object."""
-    assert read_body({"conversation": said}).conversation_id == "conv_1"
+    assert read_body({"conversation": reference}).conversation_id == "conv_1"
     assert read_body({}).conversation_id is None
 
 
