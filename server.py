@@ -51,7 +51,7 @@ from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
 from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger("penstock")
@@ -128,7 +128,7 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[St
 def stages(settings: Settings, chat: ChatModel | None) -> ModelStages:
     """Return the stages for a chat model, or for Harmony if it is None."""
     if chat:
-        return chat_stages(chat, Images(AllowedNetworks.parse(settings.allow_address)))
+        return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)))
     if settings.chat != ChatOptions():
         logger.warning("The model speaks Harmony: parsers and templates are for others")
     return harmony_stages(load_encoding())

@@ -32,7 +32,7 @@ from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
@@ -90,7 +90,7 @@ def harmony_stages(encoding: HarmonyEncoding) -> ModelStages:
     return ModelStages("harmony", "speaks Harmony", ModelTraits(), render, ParseHarmony(encoding))
 
 
-def chat_stages(chat: ChatModel, images: Images) -> ModelStages:
+def chat_stages(chat: ChatModel, images: ImageCache) -> ModelStages:
     """Return the stages for a model with a chat template; ``images`` fetches images from the web."""
     parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
     return ModelStages(

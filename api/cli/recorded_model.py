@@ -16,7 +16,7 @@ from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 
 
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
@@ -38,7 +38,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     except (CannotStart, OSError, ValueError) as error:
         return RecordedModel(harmony, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())
-    pipeline = responses_pipeline(chat_stages(chat, Images()), engine, runs)
+    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, runs)
     return RecordedModel(pipeline, _chat_spelling(chat), marks.__contains__)
 
 

@@ -25,7 +25,7 @@ from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE
@@ -137,7 +137,7 @@ class ChatEngine:
     chat: ChatModel
 
     def pipeline(self, store: Store) -> Pipeline[CreateResponse, ResponseEvent]:
-        return responses_pipeline(chat_stages(self.chat, Images()), self.engine, RunRegistry(store))
+        return responses_pipeline(chat_stages(self.chat, ImageCache()), self.engine, RunRegistry(store))
 
     async def respond(self, question: str, /, *, thinking: bool | None = None, **body: Any) -> Response:
         """Ask one question and check every event of the response; greedy unless ``body`` differs."""
@@ -148,5 +148,5 @@ class ChatEngine:
 
 async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
     """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
-    pipeline = responses_pipeline(chat_stages(chat, Images()), engine, RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, RunRegistry(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

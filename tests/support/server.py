@@ -35,7 +35,7 @@ from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.heartbeats import STALE
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.api_clients import USER_MESSAGE, ApiClient, Json, wait_until
 from tests.support.stores import database_at
 
@@ -91,7 +91,7 @@ async def running_server(
     store = Store(database_at(where) if isinstance(where, str) else where, stale)
     await store.open()
     runs = RunRegistry(store)
-    stages = chat_stages(model, Images()) if model else harmony_stages(load_encoding())
+    stages = chat_stages(model, ImageCache()) if model else harmony_stages(load_encoding())
     responses = responses_pipeline(stages, engine, runs, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)

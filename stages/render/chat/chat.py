@@ -13,7 +13,7 @@ from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import Layout
 from penstock.stages.render.chat.rendering import Rendering
 from penstock.stages.render.truncation import room_for_answer, to_drop
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RenderChat:
 
     chat: ChatModel
     context_length: int
-    images: Images = field(default_factory=Images)
+    images: ImageCache = field(default_factory=ImageCache)
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.  Raises `InvalidRequest` for what the template refuses."""

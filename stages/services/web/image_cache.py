@@ -30,7 +30,7 @@ _KEPT_CHARACTERS = 64 << 20
 _KEPT_SECONDS = 300.0
 
 
-class Images:
+class ImageCache:
     """Fetches images from public addresses and addresses that the operator allows, and caches them."""
 
     def __init__(

@@ -25,7 +25,7 @@ from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt
 from tests.support.event_streams import final, generate, run_request
@@ -64,7 +64,7 @@ class Seeing:
 
     def pipeline(self, allowed: AllowedNetworks) -> Pipeline[CreateResponse, ResponseEvent]:
         live = RunRegistry(self.store)
-        whole = responses_pipeline(chat_stages(self.chat, Images(allowed)), self.engine, live)
+        whole = responses_pipeline(chat_stages(self.chat, ImageCache(allowed)), self.engine, live)
         return whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated
         )

@@ -10,7 +10,7 @@ import pytest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models import images as limits
 from penstock.stages.services.web import image_cache as fetching
-from penstock.stages.services.web.image_cache import Images
+from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.tool_servers import BLUE, IMAGES, LOOPBACK, Gallery, data_url, png, web_server
 
@@ -33,29 +33,29 @@ async def url(gallery: Gallery) -> AsyncIterator[str]:
 async def refusal(url: str, allowed: AllowedNetworks = LOOPBACK) -> str:
     """The message of the 400 for a refused URL; asserts that ``param`` is the input."""
     with pytest.raises(InvalidRequest) as refused:
-        await Images(allowed).resolve(url)
+        await ImageCache(allowed).resolve(url)
     assert (refused.value.status, refused.value.param) == (400, "input")
     return refused.value.message
 
 
 @pytest.mark.parametrize("kind", IMAGES)
 async def test_fetched_image_becomes_a_data_url(kind: str, url: str) -> None:
-    assert await Images(LOOPBACK).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
+    assert await ImageCache(LOOPBACK).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
 
 
 async def test_data_url_is_kept() -> None:
-    assert await Images(NOTHING_ALLOWED).resolve(PICTURE) == PICTURE
+    assert await ImageCache(NOTHING_ALLOWED).resolve(PICTURE) == PICTURE
 
 
 async def test_bytes_decide_the_image_type(url: str) -> None:
     """The content type of a file server may be generic or wrong."""
-    assert await Images(LOOPBACK).resolve(f"{url}/blue") == data_url(png(BLUE))
+    assert await ImageCache(LOOPBACK).resolve(f"{url}/blue") == data_url(png(BLUE))
     assert "no PNG" in await refusal(f"{url}/page")
 
 
 async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
     now = 0.0
-    images = Images(LOOPBACK, clock=lambda: now)
+    images = ImageCache(LOOPBACK, clock=lambda: now)
     for _ in range(3):
         assert await images.resolve_all([f"{url}/a", PICTURE, f"{url}/b", f"{url}/a"]) == (PICTURE,) * 4
     assert sorted(gallery.seen) == ["/a", "/b"]
@@ -66,7 +66,7 @@ async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) 
 
 async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "_KEPT_CHARACTERS", 2 * len(PICTURE))
-    images = Images(LOOPBACK)
+    images = ImageCache(LOOPBACK)
     for path in ("a", "b", "a", "c", "a", "b"):
         await images.resolve(f"{url}/{path}")
     assert gallery.seen == ["/a", "/b", "/c", "/b"]
@@ -99,7 +99,7 @@ async def test_failure_shows_url_and_reason_only(url: str) -> None:
 async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fetching, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
-    assert await Images(LOOPBACK).resolve(f"{url}/a") == PICTURE
+    assert await ImageCache(LOOPBACK).resolve(f"{url}/a") == PICTURE
     monkeypatch.setattr(fetching, "LARGEST_IMAGE", len(png()) - 1)
     assert "larger" in await refusal(f"{url}/a")
 
@@ -107,27 +107,27 @@ async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.Monke
 async def test_total_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image may be small enough by itself."""
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
-    await Images(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
+    await ImageCache(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
     with pytest.raises(InvalidRequest, match="too large together"):
-        await Images(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
+        await ImageCache(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
 
 
 async def test_failing_image_cancels_the_others(url: str) -> None:
     with pytest.raises(InvalidRequest, match="status 404"):
-        await Images(LOOPBACK).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
+        await ImageCache(LOOPBACK).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
 
 
 async def test_fetching_stops_at_the_total_limit(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
     monkeypatch.setattr(fetching, "_AT_ONCE", 1)
     with pytest.raises(InvalidRequest, match="too large together"):
-        await Images(LOOPBACK).resolve_all([f"{url}/{number}" for number in range(50)])
+        await ImageCache(LOOPBACK).resolve_all([f"{url}/{number}" for number in range(50)])
     assert len(gallery.seen) < 10
 
 
 async def test_conversations_do_not_wait_for_each_others_images(url: str, gallery: Gallery) -> None:
     """The servers of one may be slow."""
-    images = Images(LOOPBACK)
+    images = ImageCache(LOOPBACK)
     slow = asyncio.create_task(images.resolve_all([f"{url}/slow?{number}" for number in range(20)]))
     await gallery.waiting.wait()
     assert await images.resolve_all([f"{url}/a"]) == (PICTURE,)
