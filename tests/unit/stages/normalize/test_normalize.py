@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
 from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, ModelTraits, Normalize, draw_suffix
+from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
@@ -226,6 +228,24 @@ async def test_log_lines_have_the_response_id(store: Store) -> None:
     assert current_response.get() == "-"
     await normalize(store, "ab", input="Hi")
     assert current_response.get() == "resp_ab"
+
+
+async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
+    """The event loop gets many turns while thousands of items are converted."""
+    request = await read_request(json.dumps({"input": [{"role": "user", "content": "Hi"}] * 5_000}).encode())
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    async with aclosing(Normalize(Store(Nowhere()), (MODEL,))(source_of([request]))) as requests:
+        await anext(requests)
+    counting.cancel()
+    assert turns > 4
 
 
 @pytest.mark.parametrize(
