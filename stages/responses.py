@@ -24,7 +24,7 @@ from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.recordings.converse import ConverseAsRecorded, RenderIfRecorded
 from penstock.stages.recordings.recordings import Recordings
-from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine

@@ -17,7 +17,7 @@ from penstock.pipeline.recordings.format import FORMAT, Encoding, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.models.chat.load import ChatOptions
-from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 
 logger = logging.getLogger(__name__)
 

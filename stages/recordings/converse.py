@@ -28,8 +28,8 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
+from penstock.stages.recordings.recorded_request import Asked
 from penstock.stages.recordings.recordings import Recorded, Recordings
-from penstock.stages.recordings.request import Asked
 from penstock.stages.services.tools import Toolbox
 
 Frame = TypeVar("Frame")

@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.format import (
     read_header,
     read_recording,
 )
-from penstock.stages.recordings.request import Asked
+from penstock.stages.recordings.recorded_request import Asked
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.parse.chat.parse import ParseChat
-from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost

@@ -22,16 +22,19 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
 from penstock.stages.models.chat.model import ChatModel, Function
 from penstock.stages.models.chat.names import ToolNames, text_argument
-from penstock.stages.render.answers import STRUCTURAL_TAG, Answer, answer, unenforceable
-from penstock.stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, Words
+from penstock.stages.render.chat.lark_rules import SPACE, Free, Mark, Part, Rules, Words
 from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
 from penstock.stages.render.constraint import (
+    STRUCTURAL_TAG,
+    Answer,
     Unenforceable,
+    answer,
     grammar_problem,
     json_body,
     lark_body,
     regex_body,
     schema_problem,
+    unenforceable,
 )
 from penstock.stages.render.harmony.grammar import MOST_CALLS, is_bound
 

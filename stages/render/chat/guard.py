@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render.chat.arguments import Arguments
+from penstock.stages.render.chat.messages import Arguments
 
 _PRIVATE = range(0xE000, 0xF8FF)
 """Unicode's private-use characters, which have no meaning: one of them is inserted into marks."""

@@ -7,8 +7,9 @@ are not known, the order of the items decides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
 
@@ -40,12 +41,102 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
+from penstock.pipeline.protocol.params.json_body import DEEPEST
 from penstock.stages.models.call_pairs import AnyCall, callers_of
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
-from penstock.stages.render.chat.arguments import Arguments
-from penstock.stages.render.chat.turn import Turn
-from penstock.stages.render.texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
+from penstock.stages.render.call_texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
+
+
+@dataclass
+class Turn:
+    """A turn being assembled from items.
+
+    ``tokens`` are the tokens that the engine generated for its items; None once an item has none.  ``is_over`` is True
+    if the latest item's tokens end the turn, and None if they are not known.  ``returned`` is True once the output of a
+    call has followed the turn.  ``ran`` is True if it holds a call that the server ran, with its result.
+    """
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ChatMessage] = field(default_factory=list)
+    results: list[ChatMessage] = field(default_factory=list)
+    tokens: TokenIds | None = ()
+    is_over: bool | None = None
+    returned: bool = False
+    ran: bool = False
+
+    def is_left_by(self, item: Item) -> bool:
+        """Return True if ``item``, also written by the model, begins another turn.
+
+        If no tokens are known, the order decides: in one turn, no reasoning follows text or a call, and no text follows
+        a call that the server ran, because the model reads the result first.
+        """
+        if self.returned or self.is_over is not None:
+            return self.returned or bool(self.is_over)
+        match item:
+            case Reasoning():
+                return bool(self.calls or self.texts)
+            case Message():
+                return self.ran
+            case _:
+                return False
+
+    def messages(self) -> Iterator[ChatMessage]:
+        """Yield the message that the model wrote, then the results that it read."""
+        message: ChatMessage = {"role": "assistant", "content": None}
+        if self.texts:
+            message["content"] = "\n\n".join(filter(None, self.texts))
+        if self.thoughts:
+            message["reasoning"] = message["reasoning_content"] = "\n\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        yield message
+        yield from self.results
+
+
+_BROKEN = "arguments"
+
+
+class Arguments(dict[str, Any]):
+    """Arguments as a dict by name; as a string, the JSON text that the model wrote, valid or not.
+
+    A template may use either form.  Text that is not a JSON object, or is nested too deeply, becomes the single
+    argument ``arguments`` of the dict.
+    """
+
+    def __init__(self, text: str, named: Mapping[str, Any] | None = None) -> None:
+        super().__init__(_named(text) if named is None else named)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text or "{}"
+
+    def __add__(self, more: str) -> str:
+        return str(self) + more
+
+    def __radd__(self, before: str) -> str:
+        return before + str(self)
+
+    def __deepcopy__(self, memo: object) -> Arguments:
+        return Arguments(self.text, self)  # the values are never changed, so they can be shared
+
+
+def _named(text: str) -> Mapping[str, Any]:
+    if not text:
+        return {}
+    try:
+        named = json.loads(text)
+    except (ValueError, RecursionError):
+        named = None
+    return named if isinstance(named, dict) and not _is_deep(named, DEEPEST) else {_BROKEN: text}
+
+
+def _is_deep(value: Any, most: int) -> bool:
+    """Return True if ``value`` has more than ``most`` levels: templates and JSON encoders recurse into each level."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most < 0 or any(_is_deep(one, most - 1) for one in inner)
+
 
 _UNKNOWN = "unknown"
 """The name of a call that is gone, because the store no longer has its response.  The model still reads the output."""

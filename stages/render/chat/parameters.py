@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words
+from penstock.stages.render.chat.lark_rules import ANY_TEXT, Free, Part, Rules, Words
 from penstock.stages.render.constraint import Unenforceable, escaped, json_body, regex_body
 
 Schema: TypeAlias = Mapping[str, Any]

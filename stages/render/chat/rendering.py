@@ -13,11 +13,9 @@ from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
-from penstock.stages.render.chat.arguments import Arguments
 from penstock.stages.render.chat.guard import Guard
-from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out, split
-from penstock.stages.render.chat.plainer import plainer
-from penstock.stages.render.chat.variables import variables
+from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out, split
+from penstock.stages.render.chat.simplify import simplified
 from penstock.stages.render.chat.verbatim import spelled
 
 logger = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ class Rendering:
     def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
         """Render the prompt as it is, or simplified if the template refuses it or leaves out instructions."""
         messages, *others = guarded
-        plain = plainer(messages)
+        plain = simplified(messages)
         try:
             rendered = self._render(messages, *others, continues=layout.continues)
         except InvalidRequest:
@@ -112,3 +110,49 @@ def _texts(message: ChatMessage) -> Iterator[str]:
     for call in message.get("tool_calls", ()):
         arguments: Arguments = call["function"]["arguments"]
         yield f"{call['function']['name']}{arguments.text}"
+
+
+_OURS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "model_config",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""The renderer's own parameters, which only the server may set."""
+
+
+def variables(chat: ChatModel, conversation: ResolvedRequest) -> Mapping[str, Any]:
+    """Return the variables of the next prompt.
+
+    Later sources override earlier ones.  Raises `InvalidRequest` if the request sets a reserved variable, or brings a
+    chat template that the server does not accept.
+    """
+    options = conversation.facts.template
+    if reserved := sorted(_OURS & options.variables.keys()):
+        raise InvalidRequest(f"Not a variable of the template: {', '.join(reserved)}.", param="chat_template_kwargs")
+    if options.source is not None and not chat.trusts_templates:
+        raise InvalidRequest("This server takes no chat templates from requests.", param="chat_template")
+    return {**chat.variables, **_of_effort(conversation.facts.response.reasoning.effort), **options.variables}
+
+
+def _of_effort(effort: str | None) -> Mapping[str, Any]:
+    """Return an effort as template variables, under all names in use: a template reads the names that it knows."""
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}

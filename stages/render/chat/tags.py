@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from penstock.stages.render.answers import as_lark
+from penstock.stages.render.chat.lark_rules import SPACE, Free, Mark, Part, Rules
 from penstock.stages.render.chat.parameters import STYLES, parameters
-from penstock.stages.render.chat.rules import SPACE, Free, Mark, Part, Rules
-from penstock.stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body
+from penstock.stages.render.constraint import Unenforceable, as_lark, escaped, json_body, lark_body, regex_body
 
 Format = Mapping[str, Any]
 

@@ -30,9 +30,11 @@ from penstock.stages.models.harmony.vocabulary import (
     START,
     recipient_of,
 )
-from penstock.stages.render.answers import STRUCTURAL_TAG, Answer, answer
 from penstock.stages.render.constraint import (
+    STRUCTURAL_TAG,
+    Answer,
     Unenforceable,
+    answer,
     grammar_problem,
     json_body,
     lark_body,

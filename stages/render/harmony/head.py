@@ -6,6 +6,7 @@ as in gpt-oss's training, and all others in the developer message.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,8 +17,7 @@ from penstock.pipeline.protocol.items import Item, Message
 from penstock.pipeline.protocol.response import Effort
 from penstock.pipeline.protocol.tools import HostedTool, Tool, Toolset
 from penstock.stages.models.harmony.hosted import hosted_section
-from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, tools_section
-from penstock.stages.render.harmony.formats import formats_section
+from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, comment, tools_section
 from penstock.stages.render.harmony.message import HarmonyMessage
 
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
@@ -99,3 +99,15 @@ def _system_text(conversation: ResolvedRequest, hosted: Sequence[HostedTool], to
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
     about = f"{_IDENTITY}\nCurrent date: {conversation.facts.date}"
     return "\n\n".join([about, f"Reasoning: {effort}", *([hosted_section(hosted)] if hosted else ()), channels])
+
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def formats_section(text_format: Mapping[str, Any]) -> str:
+    """The part of the developer message that declares ``text_format``; empty if the format has no schema."""
+    if text_format.get("type") != "json_schema":
+        return ""
+    described = text_format.get("description")
+    lines = [*(comment(described) if described else ()), _json(text_format.get("schema", {}))]
+    return "\n".join(["# Response Formats", "", f"## {text_format.get('name', 'answer')}", "", *lines])

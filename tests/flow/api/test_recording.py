@@ -23,7 +23,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.events import DONE, Delta, to_sse
 from penstock.pipeline.recordings.format import replay_recording
 from penstock.pipeline.recordings.sampling import Condition
-from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support import server

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from penstock.api.cli.__main__ import main
 from penstock.pipeline.errors import EngineFailed, ServerStopping
@@ -23,8 +25,13 @@ from penstock.pipeline.frames import (
     CodeOutputs,
     ConversedFrame,
     GenerationFinished,
+    GenerationStarted,
     ListedTools,
     McpError,
+    Origin,
+    ResolvedRequest,
+    ResponseStarted,
+    Sampling,
     ShellOutput,
     TokenChunk,
     TokenFrame,
@@ -46,6 +53,7 @@ from penstock.pipeline.recordings.format import (
 )
 from tests.support.examples import examples
 from tests.support.paths import HARMONY
+from tests.support.stored_responses import facts
 
 CASE = HARMONY / "served_mcp"
 
@@ -123,6 +131,32 @@ def test_call_data_of_format_1_is_read(tmp_path: Path, data: list[dict[str, Any]
     finished = {"type": "CallFinished", "result": "a", "data": data}
     path.write_bytes(line(Header(1)) + line(finished, 0.25) + line(End(1)))
     assert read_recording(path, ConversedFrame).timed == (Timed(CallFinished("a", data=read), 2, 0.25),)
+
+
+STOPPING = facts(sampling=Sampling(1.0, 1.0, stop=("END",)), date="")
+WISHES = {"prompt_tokens": 3, "stop": ["END"], "raw_messages": [{"role": "user"}]}
+FACTS = {
+    "normalize": (
+        {"type": "Conversation", **to_builtins(facts()), "history": [], "raw_messages": True},
+        ResolvedRequest(facts(wants_raw_messages=True)),
+    ),
+    "generate": (
+        {"type": "GenerationStarted", "response": to_builtins(STOPPING.response), "input": [], **WISHES},
+        GenerationStarted(replace(STOPPING, wants_raw_messages=True), 3, ({"role": "user"},)),
+    ),
+    "emit": (
+        {"type": "ResponseStarted", "response": to_builtins(STOPPING.response), "input": [], "origin": {"position": 2}},
+        ResponseStarted(facts(date="", origin=Origin(position=2))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("stage", "frame", "read"), [(stage, *case) for stage, case in FACTS.items()], ids=FACTS)
+def test_facts_of_format_1_are_read(tmp_path: Path, stage: str, frame: dict[str, Any], read: object) -> None:
+    """They were fields of the frames."""
+    name, junction = FILES[stage]
+    (tmp_path / name).write_bytes(line(Header(1)) + line(frame) + line(End(1)))
+    assert read_recording(tmp_path / name, junction).frames == (read,)
 
 
 # Broken recordings

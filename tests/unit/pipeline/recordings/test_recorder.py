@@ -31,7 +31,7 @@ from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine

@@ -9,7 +9,7 @@ import pytest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models.chat.model import ChatMessage, ChatModel
 from penstock.stages.models.chat.template import VllmTemplate
-from penstock.stages.render.chat.arguments import Arguments
+from penstock.stages.render.chat.messages import Arguments
 from tests.support.chat_families import load_model
 
 pytestmark = pytest.mark.vllm

@@ -14,8 +14,8 @@ from tokenizers.decoders import ByteLevel
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render.chat.arguments import Arguments
 from penstock.stages.render.chat.guard import Guard
+from penstock.stages.render.chat.messages import Arguments
 from penstock.stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
 from tests.support.harmony import call, conversation, function, message, output, reasoning

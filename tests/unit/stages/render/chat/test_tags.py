@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render.chat.rules import Rules
+from penstock.stages.render.chat.lark_rules import Rules
 from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, without
 from penstock.stages.render.constraint import Unenforceable
 from tests.support.chat_families import TURN_END, accepted_text, fast_tokenizer

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import openai_harmony as reference
-from msgspec.structs import replace
 
+from penstock.pipeline.frames import with_facts
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.render import RenderHarmony
 from tests.support.harmony import call, conversation, function, message, output, reasoning, reference_encoding
 
-ASKED = replace(
+ASKED = with_facts(
     conversation(
         *(message("user", "Weather?"), reasoning("Look."), call("f", '{"a": 1}', namespace="n"), output("Rain.")),
         message("assistant", "Wait.", phase="commentary"),
         instructions="Be brief.",
         tools=[function("f", {"type": "object"}, namespace="n")],
     ),
-    raw_messages=True,
+    wants_raw_messages=True,
 )
 
 

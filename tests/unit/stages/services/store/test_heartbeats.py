@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -106,6 +108,19 @@ async def test_request_is_stored_without_its_secrets(store: Store, text: str) ->
     ((row,),) = await store._context.read("select request from responses")
     assert "maps.example" in row
     assert "canary" not in row
+
+
+@pytest.mark.parametrize("text", ["Be brief.", "half a pair \ud800"])
+async def test_request_with_the_facts_of_recording_format_1_is_read(store: Store, text: str) -> None:
+    waiting = queued_response("resp_1", ITEMS[0], instructions=text)
+    request = request_of(waiting)
+    await store.accept(waiting, request)
+    fields = msgspec.to_builtins(request.facts)
+    old = json.dumps({"type": "Conversation", **fields, "history": []}, separators=(",", ":"))
+    await execute_sql(store, f"update responses set request = '{old.replace(chr(39), chr(39) * 2)}'")
+    read = await store.queued("resp_1")
+    assert read is not None
+    assert replace(read.facts, response=request.facts.response) == request.facts
 
 
 async def test_request_of_another_version_interrupts_the_run(store: Store) -> None:

@@ -26,7 +26,7 @@ from penstock.pipeline.recordings.format import FILES, line, read_frames
 from penstock.pipeline.recordings.masking import mask
 from penstock.pipeline.recordings.redaction import without_secrets
 from penstock.pipeline.secret import unread
-from penstock.stages.models.harmony.redaction import HarmonyWords, WithoutTexts, harmony_words
+from penstock.stages.models.harmony.token_masking import HarmonyWords, WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import MESSAGE, RETURN, HarmonyEncoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from tests.support.event_streams import run_stage

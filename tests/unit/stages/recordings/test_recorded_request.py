@@ -21,8 +21,8 @@ from penstock.pipeline.protocol.items import (
     ReasoningText,
 )
 from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.recordings.recorded_request import Asked
 from penstock.stages.recordings.recordings import read_recordings
-from penstock.stages.recordings.request import Asked
 from tests.support.paths import HARMONY
 from tests.support.stored_responses import response
 

@@ -15,7 +15,7 @@ from penstock.stages.models.chat.model import ChatMessage
 _ID_LENGTH = 9
 
 
-def plainer(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+def simplified(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return the messages with all instructions in one, consecutive messages of one side merged, and short call ids.
 
     Short ids are Mistral's form: 9 letters or digits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.stages.render.repeats import shortest, shortest_of_lark
+from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
 
 @pytest.mark.parametrize(
