@@ -18,13 +18,13 @@ from penstock.pipeline.recordings.format import (
     UnreadableRecording,
     read_header,
     read_recording,
-    replay_recording,
+    source_of_recording,
 )
 from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Trace, traced
 
-ASKING = ("converse", "render", "generate")
+WITH_ENGINE = ("converse", "render", "generate")
 """The stages from which a replay includes the engine, which replays the recorded tokens."""
 ONE_TURN = ("render", "generate", "parse")
 """The stages from which a replay covers a single turn and runs no tools."""
@@ -70,11 +70,11 @@ async def replay_of(
     pipeline = install(model.pipeline)
     unreadable = since == "parse" and not model.spelling
     since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
-    source = next(behind for behind in SOURCES[since] if behind in files)
+    source = next(stage for stage in SOURCES[since] if stage in files)
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
-    trace = await traced(part(tapped, source, since, upto), replay_recording(recording), source)
+    trace = await traced(part(tapped, source, since, upto), source_of_recording(recording), source)
     left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
     return Replay(files, model, pipeline, recording, trace, turns, tuple(filter(None, (note, left_out))))
 
@@ -123,7 +123,7 @@ def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str
 
 
 def _has_source(files: dict[str, Path], stage: str) -> bool:
-    return any(behind in files for behind in SOURCES[stage])
+    return any(source in files for source in SOURCES[stage])
 
 
 def _why_not_parsed(model: RecordedModel) -> str:
@@ -135,11 +135,11 @@ def _checked(path: Path, files: dict[str, Path], since: str) -> str:
     if since not in SOURCES:
         raise NoReplay(f"a replay can begin with {', '.join(SOURCES)}, not with {since}")
     if not _has_source(files, since):
-        names = " or ".join(FILES[behind][0] for behind in SOURCES[since])
+        names = " or ".join(FILES[source][0] for source in SOURCES[since])
         raise NoReplay(f"{since} reads {names}, which is not in {path}")
     if since in (*ONE_TURN, "converse") and "converse" in files:
         raise NoReplay(f"tools ran between the turns of {path}: replay it --from emit, after their results")
-    if since in ASKING and "generate" not in files:
+    if since in WITH_ENGINE and "generate" not in files:
         raise NoReplay(f"--from {since} needs the tokens of the model: there is no tokens.jsonl in {path}")
     return since
 

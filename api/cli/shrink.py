@@ -38,7 +38,7 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
-from penstock.pipeline.recordings.format import FILES, Recording, read_recording, replay_recording, write_frames
+from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
 from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.trace import Trace, traced
 
@@ -175,7 +175,7 @@ class Stages:
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
         for pipeline in (before_emit, whole):
-            trace = await traced(pipeline, replay_recording(recording), "generate")
+            trace = await traced(pipeline, source_of_recording(recording), "generate")
             if recording.end.failure and pipeline is before_emit and trace.error:
                 return ""  # the engine failed, not a stage
             if trace.error:
@@ -302,8 +302,8 @@ def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model
 
     If the case no longer fails with it, the old frame is kept.
     """
-    asking = model.pipeline.inner("converse").through("generate")
-    trace = asyncio.run(traced(asking, source_of([conversation]), "normalize"))
+    through_engine = model.pipeline.inner("converse").through("generate")
+    trace = asyncio.run(traced(through_engine, source_of([conversation]), "normalize"))
     if trace.error or not trace.after("generate").frames:
         return
     write_frames(out / FILES["render"][0], trace.after("render").frames, trial.best.header)
@@ -316,7 +316,7 @@ def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model
 def _derive(case: FailingCase, out: Path, model: RecordedModel) -> None:
     """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
-    trace = asyncio.run(traced(model.pipeline.from_stage("parse"), replay_recording(recording), "generate"))
+    trace = asyncio.run(traced(model.pipeline.from_stage("parse"), source_of_recording(recording), "generate"))
     if trace.error or _has_failed(trace):
         return
     write_frames(out / FILES["parse"][0], trace.after("parse").frames, case.header)

@@ -275,7 +275,7 @@ def long_gap(timeline: Timeline) -> float:
 
 def _parts_of(tokens: Sequence[AttributedToken]) -> tuple[Sequence[AttributedToken], ...]:
     """Return the tokens of an item's beginning, text and end."""
-    texts = [at for at, token in enumerate(tokens) if token.item is not None]
+    texts = [at for at, token in enumerate(tokens) if token.is_text]
     start = texts[0] if texts else next((at + 1 for at, token in enumerate(tokens) if token.borders), len(tokens))
     end = texts[-1] + 1 if texts else start
     return tokens[:start], tokens[start:end], tokens[end:]

@@ -197,7 +197,7 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
     try:
         end = _decode_end(lines[-1])
     except _NO_JSON as error:
-        raise UnreadableRecording(path, len(lines), "the recording was cut behind this line: it has no end") from error
+        raise UnreadableRecording(path, len(lines), "the recording was cut after this line: it has no end") from error
     if end.frames != len(lines) - 2:
         raise UnreadableRecording(path, len(lines), f"{end.frames} frames were recorded, and {len(lines) - 2} are here")
     return end
@@ -215,7 +215,7 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Cont
         raise UnreadableRecording(path, number, f"this is no JSON: {error}") from error
 
 
-async def replay_recording(recording: Recording) -> AsyncGenerator[Any, None]:
+async def source_of_recording(recording: Recording) -> AsyncGenerator[Any, None]:
     """Yield the frames of a recording as the source of a pipeline.
 
     Raise the recorded failure at the end if there is one, and `Abandoned` if the recorded stream was abandoned.

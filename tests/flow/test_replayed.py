@@ -262,7 +262,7 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
     in_the_middle, behind = [said for said in server.log.read_text().splitlines() if "left out" in said]
     assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
-    assert "no_end/tokens.jsonl:7: the recording was cut behind this line" in behind
+    assert "no_end/tokens.jsonl:7: the recording was cut after this line" in behind
 
 
 @pytest.mark.parametrize(

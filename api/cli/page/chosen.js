@@ -66,7 +66,7 @@ function describe() {
   const close = h("button", { type: "button", className: "close", title: "Close (Esc)" }, h("span", { "aria-hidden": "true", textContent: "×" }), h("span", { className: "unseen", textContent: "Close" }));
   close.addEventListener("click", () => choose(null));
   aside.append(h("div", { className: "chain" }, ...chain(set)), close, ...details());
-  $("said").textContent = [...aside.querySelectorAll(".link")].map((link) => link.innerText).join(", ");
+  $("status").textContent = [...aside.querySelectorAll(".link")].map((link) => link.innerText).join(", ");
 }
 
 /** Links to the related tokens, items, frames and events, in causal order. */

@@ -4,8 +4,8 @@ const elements = { token: [], frame: [], event: [], row: [] };
 
 function drawHead() {
   $("name").textContent = layout.name;
-  const asked = Object.entries(layout.request).map(([name, value]) => `${name.replaceAll("_", " ")}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-  $("asked").textContent = asked.join("  ·  ");
+  const params = Object.entries(layout.request).map(([name, value]) => `${name.replaceAll("_", " ")}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  $("request").textContent = params.join("  ·  ");
   for (const [name, value] of layout.facts) {
     const state = name === "Status" ? `state ${value.split(" ")[0]}` : "";
     $("facts").append(h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value, className: state })));
@@ -101,8 +101,8 @@ function drawMessage(message, known) {
 function drawItem(row, index) {
   const { opened, complete, repairs = [], result, error, data, started, finished } = row;
   const closed = row.frames.at(-1);
-  const [kind, whom] = row.title.split(" · ", 2);
-  const head = h("button", { className: "item-head", type: "button", tabIndex: -1, "aria-pressed": "false" }, h("span", { className: "kind", textContent: kind }), whom ? h("span", { className: "whom", textContent: whom }) : null);
+  const [kind, name] = row.title.split(" · ", 2);
+  const head = h("button", { className: "item-head", type: "button", tabIndex: -1, "aria-pressed": "false" }, h("span", { className: "kind", textContent: kind }), name ? h("span", { className: "name", textContent: name }) : null);
   head.dataset.row = index;
   elements.row[index] = elements.frame[row.frames[0]] = head;
   const article = h("article", { className: "item" }, head);

@@ -5,8 +5,10 @@ The parser is run on one token at a time; the place of a token follows from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.pipeline.core import Pipeline, source_of
@@ -37,13 +39,17 @@ WITHIN: frozenset[Repair] = frozenset({"stray marker"})
 """The repairs by their place in an item; all others are made at the end of its header."""
 
 
-@dataclass(frozen=True)
+CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
+"""Matches the special tokens that end an item; another one that closes an item begins the next."""
+
+
+@dataclass
 class AttributedToken:
     """One token.
 
     ``written`` are its bytes.  ``is_mark`` is True for a special token.  ``frame`` is the index of the frame that it
-    came in, and ``item`` the index of its item among all that the parser opened.  ``repairs`` were made at this token.
-    ``borders`` is the number of items that opened or closed at it.
+    came in, and ``item`` the index of its item among all that the parser opened; None in a turn without items.
+    ``repairs`` were made at this token.  ``borders`` is the number of items that opened or closed at it.
     """
 
     id: int
@@ -54,6 +60,11 @@ class AttributedToken:
     item: int | None = None
     repairs: tuple[Repair, ...] = ()
     borders: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """True if the token is part of the text of its item."""
+        return self.channel != "markup"
 
 
 def channel_of(opened: ItemOpened) -> Channel:
@@ -82,10 +93,11 @@ async def attributed(
     attribution = _Attribution(model.spelling, model.is_mark)
     for (index, one), came in zip(single, parsed_frames, strict=True):
         if isinstance(one, GenerationStarted):
-            attribution.begin()
+            attribution.begin_turn()
         if isinstance(one, TokenChunk):
             attribution.add(one.token_ids[0], index)
         attribution.feed(came)
+    attribution.begin_turn()
     return tuple(attribution.tokens)
 
 
@@ -100,31 +112,41 @@ def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
 
 @dataclass
 class _Attribution:
-    """Assigns places to tokens; a token of text waits until the parser shows which item it belongs to.
+    """Assigns tokens to items; a token of text waits until the parser shows which item it belongs to.
 
-    ``waiting`` and ``strays`` are indexes into ``tokens``: the ordinary tokens without a place yet, and the special
-    tokens since the latest item opened.  ``items`` counts the opened items.
+    ``waiting`` are the ordinary tokens that are not yet known to be text, ``strays`` the special tokens since the
+    latest item opened, and ``between`` the tokens since the latest item closed.  ``items`` counts the opened items, and
+    ``earlier`` those of earlier turns.
     """
 
     spelling: Spelling
-    is_mark: Any
+    is_mark: Callable[[int], bool]
     tokens: list[AttributedToken] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    strays: list[int] = field(default_factory=list)
+    waiting: list[AttributedToken] = field(default_factory=list)
+    strays: list[AttributedToken] = field(default_factory=list)
+    between: list[AttributedToken] = field(default_factory=list)
     items: int = 0
+    earlier: int = 0
     open: ItemOpened | None = None
-    began_at: int = 0
     opened_at: int = 0
+    began_at: int = 0
 
-    def begin(self) -> None:
-        """Begin a turn."""
-        self.waiting, self.open, self.began_at = [], None, len(self.tokens)
+    def begin_turn(self) -> None:
+        """Begin a turn; the last tokens of the one before belong to its last item."""
+        if self.items > self.earlier:
+            self._own(self.between)
+        self.waiting, self.between, self.open = [], [], None
+        self.began_at, self.earlier = len(self.tokens), self.items
 
-    def add(self, token: int, frame: int) -> None:
+    def add(self, token_id: int, frame: int) -> None:
         """Add the next token, from the frame with that index."""
-        is_mark = self.is_mark(token)
-        (self.strays if is_mark else self.waiting).append(len(self.tokens))
-        self.tokens.append(AttributedToken(token, self.spelling(token), is_mark, frame))
+        token = AttributedToken(token_id, self.spelling(token_id), self.is_mark(token_id), frame)
+        self.tokens.append(token)
+        (self.strays if token.is_mark else self.waiting).append(token)
+        if self.open:
+            self._own([token])
+        else:
+            self.between.append(token)
 
     def feed(self, frames: Sequence[Any]) -> None:
         """Take the frames that the parser yielded for the latest token."""
@@ -135,56 +157,46 @@ class _Attribution:
                 has_opened = True
             elif isinstance(frame, ItemDelta) and self.open:
                 spelling = self._spelling_of(frame.text)
-                self._fill(self.open, spelling if has_opened else spelling or self.waiting)
+                for token in spelling if has_opened else spelling or self.waiting:
+                    token.channel = channel_of(self.open)
+                self.waiting = []
             elif isinstance(frame, ItemClosed):
                 self._close(frame.repairs)
         if has_opened:
             self.waiting = []
-        if borders := sum(isinstance(frame, BORDERS) for frame in frames):
-            self._change(len(self.tokens) - 1, borders=borders)
+        if self.tokens:
+            self.tokens[-1].borders += sum(isinstance(frame, BORDERS) for frame in frames)
+
+    def _own(self, tokens: Iterable[AttributedToken]) -> None:
+        for token in tokens:
+            token.item = self.items - 1
 
     def _open(self, opened: ItemOpened) -> None:
-        self.open, self.opened_at = opened, len(self.tokens) - 1
-        self.strays = []
         self.items += 1
+        self._own(self.between)
+        self.open, self.opened_at, self.strays, self.between = opened, len(self.tokens) - 1, [], []
 
-    def _fill(self, opened: ItemOpened, indexes: Iterable[int]) -> None:
-        """Mark these tokens as text of the open item."""
-        for index in indexes:
-            self._change(index, channel=channel_of(opened), item=self.items - 1)
-        self.waiting = []
-
-    def _spelling_of(self, text: str) -> list[int]:
+    def _spelling_of(self, text: str) -> list[AttributedToken]:
         """Return the waiting tokens that spell ``text``, which may have been stripped; empty if they do not."""
-        written = b"".join(self.tokens[index].written for index in self.waiting)
         sought = (text.strip() or text).encode()
-        start = written.find(sought)
-        if start < 0:
-            return []
-        spelling, at = [], 0
-        for index in self.waiting:
-            end = at + len(self.tokens[index].written)
-            if start < end and at < start + len(sought):
-                spelling.append(index)
-            at = end
-        return spelling
+        start = b"".join(token.written for token in self.waiting).find(sought)
+        ends = list(accumulate((len(token.written) for token in self.waiting), initial=0))
+        return [
+            token
+            for token, (begin, end) in zip(self.waiting, pairwise(ends), strict=True)
+            if 0 <= start < end and begin < start + len(sought)
+        ]
 
     def _close(self, repairs: Iterable[Repair]) -> None:
-        last = len(self.tokens) - 1
+        last = self.tokens[-1:]
         for repair in repairs:
-            if repair in WITHIN and (strays := [index for index in self.strays if self.opened_at < index < last]):
-                self._mark(strays, repair)
+            if repair in WITHIN and (strays := [token for token in self.strays if token is not last[0]]):
+                marked = strays
             elif repair in AT_THE_START:
-                self._mark([self.began_at], repair)
+                marked = self.tokens[self.began_at : self.began_at + 1]
             else:
-                self._mark([last if repair in AT_THE_END else self.opened_at], repair)
+                marked = last if repair in AT_THE_END else self.tokens[self.opened_at : self.opened_at + 1]
+            for token in marked:
+                token.repairs += (repair,)
         self.open, self.strays, self.began_at = None, [], len(self.tokens)
-
-    def _mark(self, indexes: Iterable[int], repair: Repair) -> None:
-        for index in indexes:
-            if index < len(self.tokens):
-                self._change(index, repairs=(*self.tokens[index].repairs, repair))
-
-    def _change(self, index: int, **changes: Any) -> None:
-        if index >= 0:
-            self.tokens[index] = replace(self.tokens[index], **changes)
+        self.between = [token for token in last if token.is_mark and not CLOSING.search(token.written)]

@@ -12,17 +12,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from penstock.api.cli.timeline.attribution import AttributedToken, Channel, channel_of
+from penstock.api.cli.timeline.attribution import Channel, channel_of
 from penstock.api.cli.timeline.timeline import SERVED, Timeline
-from penstock.pipeline.frames import GenerationStarted, ItemClosed, Opened, TokenChunk, TurnFinished
+from penstock.pipeline.frames import GenerationStarted, Opened, TokenChunk, TurnFinished
 from penstock.pipeline.protocol.events import TerminalEvent
 
 Kind: TypeAlias = Literal["start", "turn", "item", "end", "last"]
 
 OPENED = get_args(Opened)
-
-CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
-"""Matches the special tokens that end an item."""
 
 
 @dataclass
@@ -53,8 +50,8 @@ class Row:
         fields = msgspec.structs.asdict(self.opened)
         kind = words(type(self.opened).__name__.removesuffix("Opened"))
         names = [str(fields[key]) for key in ("server_label", "namespace", "name") if fields.get(key)]
-        whom = ".".join(names) or str(fields.get("phase") or fields.get("recipient") or "").replace("_", " ")
-        return f"{kind} · {whom}" if whom else kind
+        name = ".".join(names) or str(fields.get("phase") or fields.get("recipient") or "").replace("_", " ")
+        return f"{kind} · {name}" if name else kind
 
 
 def words(name: str) -> str:
@@ -94,23 +91,13 @@ def _add_events(rows: Sequence[Row], timeline: Timeline) -> None:
 
 
 def _add_tokens(rows: Sequence[Row], timeline: Timeline) -> None:
-    """Add each token, markup included, to the row of its item; in a turn without items, to the row of the turn."""
+    """Add each token to the row of its item; without a known item, to the row of its turn."""
     written = [row for row in rows if row.kind == "item" and row.turn and not isinstance(row.opened, SERVED)]
-    at, latest = 0, 0
+    turns = [row for row in rows if row.kind == "turn"] or [rows[0]]
     for index, (turn, _) in enumerate(turns_and_chunks(timeline)):
-        if not timeline.attributed:
-            _turn_row(rows, turn).tokens.append(index)
-            continue
-        token = timeline.attributed[index]
-        if turn != latest:
-            latest = turn
-            at = next((at for at, row in enumerate(written) if row.turn == turn), len(written))
-        if token.item is not None and token.item < len(written):
-            at = token.item
-        else:
-            while at + 1 < len(written) and written[at + 1].turn == turn and _is_after(token, written[at], timeline):
-                at += 1
-        row = written[at] if at < len(written) and written[at].turn == turn else _turn_row(rows, turn)
+        item = timeline.attributed[index].item if timeline.attributed else None
+        is_known = item is not None and item < len(written) and written[item].turn == turn
+        row = written[item] if item is not None and is_known else turns[min(turn, len(turns)) - 1]
         row.tokens.append(index)
 
 
@@ -122,25 +109,3 @@ def turns_and_chunks(timeline: Timeline) -> list[tuple[int, int]]:
         turn += isinstance(crossing.frame, GenerationStarted)
         places += [(turn, index)] * (len(crossing.frame.token_ids) if isinstance(crossing.frame, TokenChunk) else 0)
     return places
-
-
-def _turn_row(rows: Sequence[Row], turn: int) -> Row:
-    turns = [row for row in rows if row.kind == "turn"]
-    return turns[min(turn, len(turns)) - 1] if turns else rows[0]
-
-
-def _is_after(token: AttributedToken, row: Row, timeline: Timeline) -> bool:
-    """True if a token of markup comes after the end of an item.
-
-    That is after the item's closing token, or at the token that begins the next item if the closing one is missing.
-    """
-    closed = timeline.items[row.frames[-1]]
-    if closed.cause is None or token.frame < closed.cause:
-        return False
-    if token.frame > closed.cause:
-        return True
-    last = timeline.attributed[row.tokens[-1]] if row.tokens else None
-    if last and last.frame == closed.cause and last.is_mark and CLOSING.search(last.written):
-        return True
-    repairs = closed.frame.repairs if isinstance(closed.frame, ItemClosed) else ()
-    return token.is_mark and not CLOSING.search(token.written) and "missing end" in repairs

@@ -21,7 +21,7 @@ from penstock.pipeline.frames import (
     TokenLogprob,
 )
 from penstock.pipeline.protocol.events import DONE, Delta, to_sse
-from penstock.pipeline.recordings.format import replay_recording
+from penstock.pipeline.recordings.format import source_of_recording
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -41,7 +41,7 @@ async def replayed(folder: Path, stage: str, source: str) -> bytes:
     """The bytes that a client gets if a recording is replayed from ``stage``."""
     async with open_store(str(folder.parent / "replay.sqlite3")) as store:
         pipeline = harmony_pipeline(ScriptedEngine(), store)
-        async with pipeline.from_stage(stage).open(replay_recording(server.read_stage(folder, source))) as events:
+        async with pipeline.from_stage(stage).open(source_of_recording(server.read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 
 

@@ -48,7 +48,7 @@ from penstock.pipeline.recordings.format import (
     UnreadableRecording,
     line,
     read_recording,
-    replay_recording,
+    source_of_recording,
     write_frames,
 )
 from tests.support.examples import examples
@@ -104,7 +104,7 @@ async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, 
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(line(Header(FORMAT)) + line(end))
     with pytest.raises(raised) as again:
-        _ = [frame async for frame in replay_recording(read_recording(path, TokenFrame))]
+        _ = [frame async for frame in source_of_recording(read_recording(path, TokenFrame))]
     if end.failure:
         assert end.failure.message in str(again.value)
 

@@ -37,7 +37,9 @@ REWRITTEN = {"served_browser": {6}}
 
 
 def spelled(timeline: Timeline, item: int) -> str:
-    return b"".join(token.written for token in timeline.attributed if token.item == item).decode(errors="replace")
+    return b"".join(token.written for token in timeline.attributed if token.item == item and token.is_text).decode(
+        errors="replace"
+    )
 
 
 @pytest.mark.parametrize("case", HARMONY, ids=lambda case: case.name)
@@ -93,9 +95,9 @@ async def test_terminal_shows_all_tokens_and_events(case: Path) -> None:
 def visible_words(timeline: Timeline, row: Row) -> list[str]:
     """The visible text of a row's tokens without white space, split at repairs and at the ends of lines."""
     tokens = [timeline.attributed[index] for index in row.tokens]
-    tokens = [token for token in tokens if token.item not in timeline.rewritten]
+    tokens = [token for token in tokens if token.item not in timeline.rewritten or not token.is_text]
     borders = accumulate((token.borders for token in tokens), initial=0)
-    keys = [(token.repairs, token.item is None, before) for token, before in zip(tokens, borders, strict=False)]
+    keys = [(token.repairs, token.is_text, before) for token, before in zip(tokens, borders, strict=False)]
     runs = groupby(zip(keys, tokens, strict=True), lambda pair: pair[0])
     texts = [visible(b"".join(token.written for _, token in run).decode(errors="replace")) for _, run in runs]
     return ["".join(text.split()) for text in texts]
