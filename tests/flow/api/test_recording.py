@@ -170,7 +170,7 @@ async def test_header_of_the_request_decides_if_it_is_recorded(tmp_path: Path) -
                 last = await answer.json()
     folder = server.only_recording(tmp_path)
     assert folder.name == last["id"]
-    assert server.read_stage(folder, "normalize").frames[0].origin.recorded is False
+    assert server.read_stage(folder, "normalize").frames[0].facts.origin.recorded is False
 
 
 SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path", "k" * 20)
