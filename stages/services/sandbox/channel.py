@@ -74,9 +74,9 @@ class Channel(asyncio.Protocol):
         if self._answer is None or self._answer.done() or len(self._line) > _LONGEST_ANSWER:
             self._kill()
         elif b"\n" in self._line:
-            self._settle(self._answer)
+            self._resolve(self._answer)
 
-    def _settle(self, answer: asyncio.Future[dict[str, Any]]) -> None:
+    def _resolve(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         try:
             message = json.loads(self._line)
         except (ValueError, RecursionError):

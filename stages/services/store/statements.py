@@ -1,8 +1,8 @@
 """The statements of runs.  They wait in the queue, and are executed for many runs at once.
 
-Each statement is fenced: it changes only rows that belong to the calling server.  So a server that the others took for
-dead cannot overwrite the rows that they have settled.  A change may be executed twice without further effect: after a
-lost connection it is unknown if the last commit succeeded, so its changes are executed again.
+Each statement is fenced: it changes only rows that belong to the calling server.  So a server that seemed dead cannot
+overwrite the rows that others have taken over.  A change may be executed twice without further effect: after a lost
+connection it is unknown if the last commit succeeded, so its changes are executed again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ PAUSES = (0.1, 2.0)
 SLOW = 1.0
 """Seconds after which an unfinished attempt counts as degraded."""
 
-READ_PATIENCE = 3.0
+READ_WAIT = 3.0
 """Seconds that a read waits for the changes that it must see."""
 
 Statements: TypeAlias = Iterable[Statement] | Callable[[], Iterable[Statement]]
@@ -146,13 +146,13 @@ class Writer:
     async def flushed(self, key: str | None = None) -> None:
         """Wait until all lasting changes of an id, or of all ids, are written.
 
-        Raises `StoreFailed` after `READ_PATIENCE` seconds.  Urgent changes are left out, because their callers wait
+        Raises `StoreFailed` after `READ_WAIT` seconds.  Urgent changes are left out, because their callers wait
         for them already.
         """
         change = self._last.get(key)
         if change is None:
             return
-        await asyncio.wait([change.done], timeout=READ_PATIENCE)
+        await asyncio.wait([change.done], timeout=READ_WAIT)
         if not change.done.done():
             raise StoreFailed("The store has not yet written the changes that this read must see.")
 

@@ -204,7 +204,7 @@ async def test_read_waits_for_changes_of_its_id(writer: Writer, notebook: Notebo
 async def test_read_waits_for_changes_before_a_withdrawn_one(
     writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
+    monkeypatch.setattr(module, "READ_WAIT", 0.02)
     notebook.fault = DatabaseUnavailable("gone")
     writer.queue(say("1"), "a")
     with pytest.raises(StoreFailed, match="cannot be reached"):
@@ -218,7 +218,7 @@ async def test_read_waits_for_changes_before_a_withdrawn_one(
 
 
 async def test_read_has_a_timeout(writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
+    monkeypatch.setattr(module, "READ_WAIT", 0.02)
     notebook.is_open.clear()
     writer.queue(say("1"), "a")
     with pytest.raises(StoreFailed, match="not yet"):
