@@ -1,4 +1,4 @@
-"""The base of the parsers: the stage, its fast path for plain text, and the frames that open calls."""
+"""The base of the parsers: the stage, its hot path for plain text, and the frames that open calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TurnParser(ABC):
     def feed_text(self, frame: TokenFrame) -> ItemDelta | None:
         """Return the delta for a chunk of plain text; None for any other frame, which `feed` has to read.
 
-        Nearly every chunk takes this fast path.  It is one function and returns a single frame, because an extra call
+        Nearly every chunk takes this hot path.  It is one function and returns a single frame, because an extra call
         or loop would be noticeable at every token.
         """
         texts, add = self._plain_texts, self._add_token

@@ -80,7 +80,7 @@ def parse_harmony_frames(
 def parse_harmony_slowly(
     encoding: vocabulary.HarmonyEncoding, sequence: Iterable[frames.TokenFrame]
 ) -> list[frames.ParsedFrame]:
-    """Parse without the fast path."""
+    """Parse without the hot path."""
     return _parsed(lambda started: HarmonyParser(encoding, started), sequence, is_slow=True)
 
 
@@ -166,7 +166,7 @@ def chat_turn_started(family: str, turn: frames.ChatTurn | None = None, **fields
 def parse_chat_frames(
     model: ChatModel, sequence: Iterable[frames.TokenFrame], *, is_slow: bool = False
 ) -> list[frames.ParsedFrame]:
-    """Parse as the stage does, or without the fast path."""
+    """Parse as the stage does, or without the hot path."""
     return _parsed(lambda started: ChatParser(model, started), sequence, is_slow=is_slow)
 
 

@@ -135,7 +135,7 @@ class ChatParser(TurnParser):
         return item.kind is self._latest and item.text.is_plain and not is_held_back
 
     def _end_plain_text(self) -> None:
-        """Catch up with the tokens of the fast path."""
+        """Catch up with the tokens of the hot path."""
         if self._plain_texts is not None:
             self._plain_texts, self._state.read_upto = None, len(self._tokens)
             if self._latest is ReasoningPiece:

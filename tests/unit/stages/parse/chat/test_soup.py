@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenFrame, TokenLogprob
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import ChatModel
 from tests.support.chat_families import FAMILIES, family_model, load_model
@@ -21,6 +21,7 @@ from tests.support.parsed_output import (
     joined_deltas,
     parse_chat_frames,
     parsed_items,
+    token_chunks,
     turn_started,
 )
 
@@ -116,6 +117,17 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     assert not any(item.token_ids for item in items if item.repairs or not item.complete)
     assert all(item.complete for item in items[:-1])
     assert not items or items[-1].complete or reason != "stop"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@examples(10)
+def test_hot_path_equals_slow_path(family: str, data: st.DataObject) -> None:
+    chunks = token_chunks(data.draw(soup(family)), data.draw(st.integers(1, 3)))
+    started = chat_turn_started(family, **data.draw(requests()))
+    frames: list[TokenFrame] = [started, *chunks, GenerationFinished(data.draw(st.sampled_from(REASONS)), 0, 0.0)]
+    model = family_model(family)
+    assert parse_chat_frames(model, frames) == parse_chat_frames(model, frames, is_slow=True)
 
 
 @given(noise(), st.sampled_from(REASONS))

@@ -190,7 +190,7 @@ def test_any_tokens_give_items(
 
 @given(any_harmony_tokens(), any_turn_start(), st.data())
 @examples(200)
-def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
+def test_hot_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
     frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
     assert parse_harmony_frames(load_encoding(), frames) == parse_harmony_slowly(load_encoding(), frames)
