@@ -28,7 +28,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
-from penstock.stages.recordings.recorded_request import Asked
+from penstock.stages.recordings.recorded_request import ComparableRequest
 from penstock.stages.recordings.recordings import Recorded, Recordings
 from penstock.stages.services.tools import Toolbox
 
@@ -61,9 +61,9 @@ class RenderIfRecorded:
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation."""
-        async for conversation in source:
-            self.recordings.find(conversation)
-            async with aclosing(self.render(source_of([conversation]))) as prompts:
+        async for request in source:
+            self.recordings.find(request)
+            async with aclosing(self.render(source_of([request]))) as prompts:
                 async for prompt in prompts:
                     yield prompt
 
@@ -81,13 +81,13 @@ class ConverseAsRecorded:
 
         Raise `EngineFailed` if the recording can no longer be read, or was abandoned.
         """
-        async for conversation in source:
-            recorded = self.recordings.next(conversation)
+        async for request in source:
+            recorded = self.recordings.next(request)
             try:
                 recording = await asyncio.to_thread(recorded.read)
             except UnreadableRecording as error:
                 raise EngineFailed(f"The recording {recorded.name!r} can no longer be read.") from error
-            answer = _answering(conversation, recorded, _paced(recording, self.speed))
+            answer = _answering(request, recorded, _paced(recording, self.speed))
             async with self._stages_after(recorded.stage).open(answer) as frames:
                 async for frame in frames:
                     yield frame
@@ -116,15 +116,15 @@ async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[An
     if recording.end.failure:
         raise recording.end.failure.again()
     if recording.end.abandoned:
-        raise EngineFailed("The recording ends here, as nobody waited for more.")
+        raise EngineFailed("The recording ends here: its client did not wait for more.")
 
 
 async def _answering(
-    conversation: ResolvedRequest, recorded: Recorded, frames: AsyncGenerator[Any, None]
+    request: ResolvedRequest, recorded: Recorded, frames: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
     """Yield the frames with the response, the input and the approval ids of this conversation."""
-    approvals = dict(zip(recorded.asked.approvals, Asked.by(conversation).approvals, strict=False))
-    facts = conversation.facts
+    approvals = dict(zip(recorded.request.approvals, ComparableRequest.of(request).approvals, strict=False))
+    facts = request.facts
     try:
         async for frame in frames:
             match frame:

@@ -48,7 +48,7 @@ _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparableRequest:
     """A request; ``history`` is None if it continues a conversation that was not recorded."""
 
     response: Response
@@ -57,7 +57,7 @@ class Asked:
     stop: tuple[str, ...] = ()
 
     @classmethod
-    def by(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> Asked:
+    def of(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> ComparableRequest:
         """Return the request that the first frame of a recording belongs to."""
         facts = first.facts
         history = first.history if isinstance(first, ResolvedRequest) else _no_history(facts.response)
@@ -101,11 +101,11 @@ class Asked:
         items = (*(self.history or ()), *self.input)
         return [item.id for item in items if isinstance(item, McpApprovalRequest)]
 
-    def likeness(self, other: Asked) -> int:
+    def likeness(self, other: ComparableRequest) -> int:
         """Return the number of equal particulars."""
         return sum(self.particulars[name] == value for name, value in other.particulars.items())
 
-    def difference(self, other: Asked) -> str:
+    def difference(self, other: ComparableRequest) -> str:
         """Describe the first difference to ``other``, a recorded request."""
         for at, (item, recorded_item) in enumerate(zip(self.items, other.items, strict=False), start=1):
             if item != recorded_item:

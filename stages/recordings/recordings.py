@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.format import (
     read_header,
     read_recording,
 )
-from penstock.stages.recordings.recorded_request import Asked
+from penstock.stages.recordings.recorded_request import ComparableRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Recorded:
     name: str
     folder: Path
     header: Header
-    asked: Asked
+    request: ComparableRequest
     stage: str
 
     def read(self) -> Recording:
@@ -59,7 +59,7 @@ class Recordings:
 
     folder: Path
     all: tuple[Recorded, ...]
-    _told: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _served: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """The number of answers given by each group of equally good recordings, by their names."""
 
     @cached_property
@@ -68,7 +68,7 @@ class Recordings:
 
         These are the names of the recorded models, as served and as requested, and the names of the recordings.
         """
-        requested = (recorded.asked.response.model for recorded in self.all)
+        requested = (recorded.request.response.model for recorded in self.all)
         served = (recorded.header.model for recorded in self.all)
         names = (recorded.name for recorded in self.all)
         return tuple(dict.fromkeys(filter(None, (*served, *requested, *names))))
@@ -76,7 +76,7 @@ class Recordings:
     @cached_property
     def labels(self) -> frozenset[str]:
         """The MCP servers and connectors in recorded requests, which a request may name without a URL."""
-        tools = [tool for recorded in self.all for tool in recorded.asked.response.tools]
+        tools = [tool for recorded in self.all for tool in recorded.request.response.tools]
         return frozenset(tool[key] for tool in tools for key in ("server_label", "connector_id") if tool.get(key))
 
     @property
@@ -84,24 +84,24 @@ class Recordings:
         """True if any recording is of a model with a chat template."""
         return any(recorded.header.encoding == "chat" for recorded in self.all)
 
-    def next(self, conversation: ResolvedRequest) -> Recorded:
+    def next(self, request: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
-        matches = self.find(conversation)
+        matches = self.find(request)
         names = tuple(recorded.name for recorded in matches)
-        turn = self._told[names]
-        self._told[names] += 1
+        turn = self._served[names]
+        self._served[names] += 1
         return matches[turn % len(matches)]
 
-    def find(self, conversation: ResolvedRequest) -> Sequence[Recorded]:
+    def find(self, request: ResolvedRequest) -> Sequence[Recorded]:
         """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
-        if named := self._by_name.get(conversation.facts.response.model):
+        if named := self._by_name.get(request.facts.response.model):
             return [named]
-        request = Asked.by(conversation)
-        matches = [recorded for key in request.keys for recorded in self._by_key.get(key, ())]
+        arriving = ComparableRequest.of(request)
+        matches = [recorded for key in arriving.keys for recorded in self._by_key.get(key, ())]
         if not matches:
-            raise NotRecorded(self._problem(request))
-        highest = max(request.likeness(recorded.asked) for recorded in matches)
-        return [recorded for recorded in matches if request.likeness(recorded.asked) == highest]
+            raise NotRecorded(self._problem(arriving))
+        highest = max(arriving.likeness(recorded.request) for recorded in matches)
+        return [recorded for recorded in matches if arriving.likeness(recorded.request) == highest]
 
     @cached_property
     def _by_name(self) -> dict[str, Recorded]:
@@ -112,16 +112,16 @@ class Recordings:
     def _by_key(self) -> dict[object, list[Recorded]]:
         keyed: dict[object, list[Recorded]] = {}
         for recorded in sorted(self.all, key=lambda recorded: (recorded.header.recorded_at or "", recorded.name)):
-            keyed.setdefault(recorded.asked.key, []).append(recorded)
+            keyed.setdefault(recorded.request.key, []).append(recorded)
         return keyed
 
-    def _problem(self, request: Asked) -> str:
-        first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(request, recorded.asked))
+    def _problem(self, request: ComparableRequest) -> str:
+        first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(request, recorded.request))
         also = f" Then come {' and '.join(repr(other.name) for other in others)}." if others else ""
         return (
             f"None of {len(self.all)} recordings answers this request. The closest is {first.name!r}: "
-            f"{request.difference(first.asked)}.{also} "
-            "A request whose model is the name of a recording gets that one, whatever it asks."
+            f"{request.difference(first.request)}.{also} "
+            "A request whose model is the name of a recording gets that one in any case."
         )
 
 
@@ -157,12 +157,12 @@ def _recorded(folder: Path, name: str) -> Recorded:
     stage = _best_stage(folder, header)
     frames = _read(folder, stage).frames
     if stage == "generate" and sum(isinstance(frame, GenerationStarted) for frame in frames) > 1:
-        problem = f"tools ran between these turns, and what they did is not here, in {FILES['converse'][0]}"
+        problem = f"tools ran between these turns, and {FILES['converse'][0]} with their results is missing"
         raise UnreadableRecording(folder / FILES[stage][0], None, problem)
     request_frames = _read(folder, "normalize").frames if (folder / FILES["normalize"][0]).is_file() else frames
     if not request_frames:
-        raise UnreadableRecording(folder / FILES[stage][0], 2, "nobody can know what was asked: there is no frame")
-    return Recorded(name, folder, header, Asked.by(request_frames[0]), stage)
+        raise UnreadableRecording(folder / FILES[stage][0], 2, "it has no frames, so its request is unknown")
+    return Recorded(name, folder, header, ComparableRequest.of(request_frames[0]), stage)
 
 
 def _best_stage(folder: Path, header: Header) -> str:
@@ -179,7 +179,7 @@ def _best_stage(folder: Path, header: Header) -> str:
     if readable:
         return readable[0]
     needed = " or ".join(FILES[stage][0] for stage in SOURCES["emit"])
-    raise UnreadableRecording(_first(folder, FILES), None, f"what was said cannot be read of this: add {needed}")
+    raise UnreadableRecording(_first(folder, FILES), None, f"the answer cannot be read from this alone: add {needed}")
 
 
 def _first(folder: Path, stages: Iterable[str]) -> Path:
@@ -192,7 +192,7 @@ def _read(folder: Path, stage: str) -> Recording:
     return read_recording(folder / name, junction)
 
 
-def _closeness(request: Asked, other: Asked) -> tuple[float, int]:
+def _closeness(request: ComparableRequest, other: ComparableRequest) -> tuple[float, int]:
     """Return the similarity of two requests: of the ends of their texts, and then the number of common tools."""
     texts = ["".join(compared.items)[-_COMPARED:] for compared in (request, other)]
     matcher = SequenceMatcher(None, texts[0], texts[1], autojunk=False)

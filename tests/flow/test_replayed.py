@@ -272,9 +272,9 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
         ({"tokens.jsonl": b"hello\n"}, "tokens.jsonl:1: this is no recording: it does not begin with a header"),
         (
             {"tokens.jsonl": line(Header(FORMAT, encoding="chat")) + line(End(0))},
-            "what was said cannot be read of this",
+            "the answer cannot be read from this alone",
         ),
-        ({"tokens.jsonl": line(Header(FORMAT)) + line(End(0))}, "nobody can know what was asked"),
+        ({"tokens.jsonl": line(Header(FORMAT)) + line(End(0))}, "so its request is unknown"),
     ],
 )
 async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:

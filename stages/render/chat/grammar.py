@@ -46,7 +46,7 @@ _ANY_OBJECT = json_body({"type": "object"})
 
 def grammar(
     chat: ChatModel,
-    conversation: ResolvedRequest,
+    request: ResolvedRequest,
     functions: Sequence[Function],
     prompt_ids: TokenIds,
     *,
@@ -58,8 +58,8 @@ def grammar(
     tool, but not enforced: the tool's text is an argument within JSON.  Raises `InvalidRequest` for a constraint that
     cannot be enforced.
     """
-    tools, structured = conversation.facts.tools, conversation.facts.structured
-    constraint = answer(conversation.facts.response.text.get("format") or {}, structured)
+    tools, structured = request.facts.tools, request.facts.structured
+    constraint = answer(request.facts.response.text.get("format") or {}, structured)
     tag = structured.get(STRUCTURAL_TAG)
     if not constraint and tag is None and not is_bound(tools):
         return None, "native"

@@ -158,12 +158,12 @@ class Layout:
     continues: bool
 
 
-def split(conversation: ResolvedRequest) -> tuple[str, tuple[Item, ...]]:
+def split(request: ResolvedRequest) -> tuple[str, tuple[Item, ...]]:
     """Return the instructions, including system and developer messages at the start, and the other items."""
-    items = conversation.items
+    items = request.items
     leading = tuple(takewhile(is_leading, items))
     added = (item.text for item in leading if isinstance(item, Message))
-    return "\n\n".join(filter(None, (conversation.facts.response.instructions, *added))), items[len(leading) :]
+    return "\n\n".join(filter(None, (request.facts.response.instructions, *added))), items[len(leading) :]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Surroundings:
     ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.
     """
 
-    conversation: ResolvedRequest
+    request: ResolvedRequest
     names: ToolNames
     images: Mapping[str, str]
     stops: Collection[int]
@@ -200,8 +200,8 @@ class _Messages:
         self.turns: list[TokenIds] = []
         self.images: list[str] = []
         self._around = around
-        self._tokens = around.conversation.tokens
-        self._results = around.conversation.results
+        self._tokens = around.request.tokens
+        self._results = around.request.results
         self._callers = callers_of(items)
         self._outputs = {caller: items[at] for at, caller in self._callers.items()}
         self._refusals = {

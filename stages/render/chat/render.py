@@ -30,25 +30,25 @@ class RenderChat:
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.  Raises `InvalidRequest` for what the template refuses."""
-        async for conversation in source:
-            items = conversation.items
+        async for request in source:
+            items = request.items
             urls = [image.image_url for item in items for image in images_of(item)]
             images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
-            yield await asyncio.to_thread(self._prompt, conversation, images)
+            yield await asyncio.to_thread(self._prompt, request, images)
 
-    def _prompt(self, conversation: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
-        rendering = Rendering(self.chat, conversation, images)
+    def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
+        rendering = Rendering(self.chat, request, images)
         layout, token_ids = rendering.prompt(rendering.items)
-        if conversation.facts.response.truncation == "auto":
-            limit = self.context_length - room_for_answer(conversation.facts.sampling.max_tokens, self.context_length)
+        if request.facts.response.truncation == "auto":
+            limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
             layout, token_ids = _truncated(rendering, layout, token_ids, limit)
-        rules, calls = grammar(self.chat, conversation, rendering.functions, token_ids, continues=layout.continues)
+        rules, calls = grammar(self.chat, request, rendering.functions, token_ids, continues=layout.continues)
         return Prompt(
-            facts=conversation.facts,
+            facts=request.facts,
             token_ids=token_ids,
             stop_token_ids=self.chat.stop_token_ids,
             grammar=rules,
-            raw_messages=(self.chat.raw_message(token_ids),) if conversation.facts.wants_raw_messages else None,
+            raw_messages=(self.chat.raw_message(token_ids),) if request.facts.wants_raw_messages else None,
             images=layout.images,
             chat=ChatTurn(variables=rendering.variables, calls=calls, continues=layout.continues),
         )

@@ -27,15 +27,15 @@ _MARKUP = 8
 class Rendering:
     """Renders the prompts of one request; truncation may need several."""
 
-    def __init__(self, chat: ChatModel, conversation: ResolvedRequest, images: Mapping[str, str]) -> None:
-        names = ToolNames(conversation.facts.tools)
+    def __init__(self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str]) -> None:
+        names = ToolNames(request.facts.tools)
         self.items: Sequence[Item]
-        self._instructions, self.items = split(conversation)
-        self.functions = functions(conversation.facts.tools, names)
-        self.variables = variables(chat, conversation)
+        self._instructions, self.items = split(request)
+        self.functions = functions(request.facts.tools, names)
+        self.variables = variables(chat, request)
         self._chat = chat
-        self._source = conversation.facts.template.source
-        self._around = Surroundings(conversation, names, images, frozenset(chat.stop_token_ids))
+        self._source = request.facts.template.source
+        self._around = Surroundings(request, names, images, frozenset(chat.stop_token_ids))
 
     def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
         """Return the prompt with these items.  Raises `InvalidRequest` if the template refuses it."""
@@ -85,7 +85,7 @@ class Rendering:
         """
         if not self.functions or any(function["function"]["name"] in text for function in self.functions):
             return
-        if self._around.conversation.facts.tools.choice == "required":
+        if self._around.request.facts.tools.choice == "required":
             raise InvalidRequest(
                 "The chat template of this model shows it no tools: it cannot call any.", param="tools"
             )
@@ -136,18 +136,18 @@ _OURS = frozenset(
 """The renderer's own parameters, which only the server may set."""
 
 
-def variables(chat: ChatModel, conversation: ResolvedRequest) -> Mapping[str, Any]:
+def variables(chat: ChatModel, request: ResolvedRequest) -> Mapping[str, Any]:
     """Return the variables of the next prompt.
 
     Later sources override earlier ones.  Raises `InvalidRequest` if the request sets a reserved variable, or brings a
     chat template that the server does not accept.
     """
-    options = conversation.facts.template
+    options = request.facts.template
     if reserved := sorted(_OURS & options.variables.keys()):
         raise InvalidRequest(f"Not a variable of the template: {', '.join(reserved)}.", param="chat_template_kwargs")
     if options.source is not None and not chat.trusts_templates:
         raise InvalidRequest("This server takes no chat templates from requests.", param="chat_template")
-    return {**chat.variables, **_of_effort(conversation.facts.response.reasoning.effort), **options.variables}
+    return {**chat.variables, **_of_effort(request.facts.response.reasoning.effort), **options.variables}
 
 
 def _of_effort(effort: str | None) -> Mapping[str, Any]:

@@ -40,21 +40,21 @@ _KEPT_LENGTH = 200_000
 """Characters of the largest tools whose section is cached.  The cache takes 30 MB at most."""
 
 
-def head(conversation: ResolvedRequest, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
+def head(request: ResolvedRequest, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
     """Yield the system message and, if it has any content, the developer message.
 
     ``leading`` are the items at the start of the conversation that only add instructions or tools.
     """
-    shown = _shown(conversation.facts.tools)
+    shown = _shown(request.facts.tools)
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
-    yield HarmonyMessage("system", (_system_text(conversation, hosted, tools),))
+    yield HarmonyMessage("system", (_system_text(request, hosted, tools),))
     added = [item.text for item in leading if isinstance(item, Message)]
-    instructions = "\n\n".join(filter(None, [conversation.facts.response.instructions, *added]))
-    text_format: dict[str, Any] = conversation.facts.response.text.get("format") or {}
+    instructions = "\n\n".join(filter(None, [request.facts.response.instructions, *added]))
+    text_format: dict[str, Any] = request.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
-        _tools_section(tools, conversation.facts.tools.descriptions) if tools else "",
+        _tools_section(tools, request.facts.tools.descriptions) if tools else "",
         formats_section(text_format),
     ]
     if filled := [section for section in sections if section]:
@@ -93,11 +93,11 @@ def _shown(tools: Toolset) -> tuple[Tool, ...]:
     return () if tools.choice == "none" else tools.tools
 
 
-def _system_text(conversation: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
-    effort = _EFFORTS[conversation.facts.response.reasoning.effort]
+def _system_text(request: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
+    effort = _EFFORTS[request.facts.response.reasoning.effort]
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
-    about = f"{_IDENTITY}\nCurrent date: {conversation.facts.date}"
+    about = f"{_IDENTITY}\nCurrent date: {request.facts.date}"
     return "\n\n".join([about, f"Reasoning: {effort}", *([hosted_section(hosted)] if hosted else ()), channels])
 
 

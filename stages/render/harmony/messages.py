@@ -55,12 +55,12 @@ class Layout:
         return tuple(chain.from_iterable(self.spoken))
 
 
-def lay_out(conversation: ResolvedRequest) -> Layout:
+def lay_out(request: ResolvedRequest) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
-    items = conversation.items
+    items = request.items
     leading = tuple(takewhile(is_leading, items))
     rest = items[len(leading) :]
-    return Layout(tuple(head(conversation, leading)), rest, tuple(_Items(rest, conversation.results).spoken()))
+    return Layout(tuple(head(request, leading)), rest, tuple(_Items(rest, request.results).spoken()))
 
 
 class _Items:

@@ -45,33 +45,33 @@ class RenderHarmony:
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.  Raises `InvalidRequest` for a format that cannot be enforced."""
-        async for conversation in source:
-            yield await asyncio.to_thread(self._prompt, conversation)
+        async for request in source:
+            yield await asyncio.to_thread(self._prompt, request)
 
-    def _prompt(self, conversation: ResolvedRequest) -> Prompt:
-        text_format = conversation.facts.response.text.get("format") or {}
-        rules = grammar(conversation.facts.tools, text_format, conversation.facts.structured)
-        layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)
+    def _prompt(self, request: ResolvedRequest) -> Prompt:
+        text_format = request.facts.response.text.get("format") or {}
+        rules = grammar(request.facts.tools, text_format, request.facts.structured)
+        layout = in_its_words(lay_out(request), request.tokens, self.encoding)
         head = [self._encoded(message) for message in layout.head]
         items = [
-            self._item(messages, conversation.tokens.get(item.id, ()))
+            self._item(messages, request.tokens.get(item.id, ()))
             for item, messages in zip(layout.items, layout.spoken, strict=True)
         ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
-        if conversation.facts.response.truncation == "auto":
+        if request.facts.response.truncation == "auto":
             length = sum(map(len, (*head, *items, tail))) + room_for_answer(
-                conversation.facts.sampling.max_tokens, self.context_length
+                request.facts.sampling.max_tokens, self.context_length
             )
             if length > self.context_length:
                 dropped = to_drop(layout.items, list(map(len, items)), length - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
         return Prompt(
-            facts=conversation.facts,
+            facts=request.facts,
             token_ids=tuple(chain.from_iterable((*head, *kept, tail))),
             stop_token_ids=STOP_TOKENS,
             grammar=rules,
-            raw_messages=_raw_messages(layout, dropped) if conversation.facts.wants_raw_messages else None,
+            raw_messages=_raw_messages(layout, dropped) if request.facts.wants_raw_messages else None,
         )
 
     def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:

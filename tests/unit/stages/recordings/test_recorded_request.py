@@ -21,7 +21,7 @@ from penstock.pipeline.protocol.items import (
     ReasoningText,
 )
 from penstock.pipeline.recordings.format import read_frames
-from penstock.stages.recordings.recorded_request import Asked
+from penstock.stages.recordings.recorded_request import ComparableRequest
 from penstock.stages.recordings.recordings import read_recordings
 from tests.support.paths import HARMONY
 from tests.support.stored_responses import response
@@ -31,8 +31,8 @@ def tool(name: str, description: str = "") -> dict[str, Any]:
     return {"type": "function", "name": name, "description": description}
 
 
-def asked(*items: Item, tools: tuple[dict[str, Any], ...] = (), **facts: Any) -> Asked:
-    return Asked(replace(response("resp_1"), tools=tools, **facts), items)
+def asked(*items: Item, tools: tuple[dict[str, Any], ...] = (), **facts: Any) -> ComparableRequest:
+    return ComparableRequest(replace(response("resp_1"), tools=tools, **facts), items)
 
 
 def said(text: str, item_id: str = "msg_1") -> Message:
@@ -56,7 +56,7 @@ def test_ids_do_not_count_but_references_do(ids: list[str], data: st.DataObject)
     others = data.draw(st.lists(names, min_size=len(ids), max_size=len(ids), unique=True))
     order = data.draw(st.permutations(range(len(ids))))
 
-    def talk(names: list[str], order: list[int]) -> Asked:
+    def talk(names: list[str], order: list[int]) -> ComparableRequest:
         return asked(*map(call, names), *(output(names[at]) for at in order))
 
     assert talk(ids, order).key == talk(others, order).key
@@ -85,9 +85,9 @@ def test_tools_count_by_name() -> None:
 def test_history_may_come_from_the_request_or_the_store() -> None:
     """The keys are equal; a history that was not recorded is left out."""
     whole = asked(said("One."), said("Two."))
-    continued = Asked(whole.response, (said("Two."),), (said("One."),))
+    continued = ComparableRequest(whole.response, (said("Two."),), (said("One."),))
     assert whole.key == continued.key
-    unknown = Asked(whole.response, (said("Two."),), None)
+    unknown = ComparableRequest(whole.response, (said("Two."),), None)
     assert unknown.key in continued.keys
     assert unknown.key not in whole.keys
 
@@ -100,7 +100,7 @@ def test_history_may_come_from_the_request_or_the_store() -> None:
         (asked(said("Hi."), tools=(tool("f"),)), "its tools are f, and here they are none"),
     ],
 )
-def test_difference_of_two_requests_is_described(recorded: Asked, told: str) -> None:
+def test_difference_of_two_requests_is_described(recorded: ComparableRequest, told: str) -> None:
     """The developer of a client can act on the message."""
     assert told in asked(said("Hi.")).difference(recorded)
 
@@ -111,8 +111,8 @@ def test_recording_is_found_without_its_conversation(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "tokens.jsonl").write_bytes((HARMONY / name / "tokens.jsonl").read_bytes())
-    whole = {recorded.name: recorded.asked for recorded in read_recordings(HARMONY).all}
+    whole = {recorded.name: recorded.request for recorded in read_recordings(HARMONY).all}
     for recorded in read_recordings(tmp_path).all:
-        assert recorded.asked.key == whole[recorded.name].key
+        assert recorded.request.key == whole[recorded.name].key
         started = next(read_frames(recorded.folder / "tokens.jsonl", TokenFrame))
         assert isinstance(started, GenerationStarted)
