@@ -49,7 +49,8 @@ def request_of(timeline: Timeline) -> dict[str, Any]:
 def _response(timeline: Timeline) -> dict[str, Any]:
     """Return the response of the first frame that has one, as JSON values; empty if there is none."""
     frames = (crossing.frame for junction in timeline.junctions for crossing in junction.crossings)
-    response = next((frame.facts.response for frame in frames if hasattr(frame, "facts")), None)
+    responses = (getattr(getattr(frame, "facts", frame), "response", None) for frame in frames)
+    response = next((response for response in responses if response is not None), None)
     fields: dict[str, Any] = {} if response is None else msgspec.to_builtins(response, enc_hook=unwritten)
     return fields
 

@@ -103,7 +103,9 @@ async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
     timeline = await copied("function_call", tmp_path, "events.jsonl")
     assert timeline.events
     assert not timeline.items
-    assert sum(len(row.get("events", ())) for row in layout_of(timeline, "x")["rows"]) == len(timeline.events)
+    layout = layout_of(timeline, "x")
+    assert sum(len(row.get("events", ())) for row in layout["rows"]) == len(timeline.events)
+    assert layout["request"]["tools"] == "get_weather"
 
 
 async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
