@@ -30,17 +30,7 @@ from penstock.pipeline.frames import (
     WebCallOpened,
     with_facts,
 )
-from penstock.pipeline.protocol.items import (
-    CodeInterpreterCall,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    ShellCall,
-    ShellCallOutput,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items
 from penstock.stages.converse.sessions import SOURCES
 from penstock.stages.services.tools import Source, ToolResult
 from tests.support.scripted_tools import (
@@ -79,8 +69,8 @@ async def test_call_runs_between_two_turns() -> None:
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
     ]
     reasoning, call = table.model.read[1].facts.input[1:]
-    assert reasoning == Reasoning("rs_10000", content=(ReasoningText("Hm."),), status="completed")
-    assert call == CodeInterpreterCall("ci_10001", "1 + 1", "", "completed")
+    assert reasoning == items.Reasoning("rs_10000", content=(items.ReasoningText("Hm."),), status="completed")
+    assert call == items.CodeInterpreterCall("ci_10001", "1 + 1", "", "completed")
     assert table.model.read[1].results == {"ci_10001": "2"}
     assert table.tool.calls == [("python", "1 + 1")]
     assert (table.tool.opened, table.tool.closed) == (1, 1)
@@ -109,9 +99,9 @@ async def test_shell_output_has_an_item_of_its_own() -> None:
         *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
     ]
     call, output = table.model.read[1].facts.input[1:]
-    assert isinstance(call, ShellCall)
+    assert isinstance(call, items.ShellCall)
     assert call.runs_here
-    assert output == ShellCallOutput("sho_10001", call.call_id, wrote, "completed")
+    assert output == items.ShellCallOutput("sho_10001", call.call_id, wrote, "completed")
     assert table.model.read[1].results == {"sho_10001": "a"}
 
 
@@ -146,10 +136,10 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
     table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
     await table.talk()
     assert table.model.read[1].facts.input[1:] == (
-        Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
-        Message("msg_10001", "completed", "assistant", (OutputText("Maybe."),)),
-        Message("msg_10002", "completed", "assistant", (Refusal("No."),), "final_answer"),
-        CodeInterpreterCall("ci_10003", "1 + 1", "", "failed"),
+        items.Message("msg_10000", "completed", "assistant", (items.OutputText("Wait."),), "commentary"),
+        items.Message("msg_10001", "completed", "assistant", (items.OutputText("Maybe."),)),
+        items.Message("msg_10002", "completed", "assistant", (items.Refusal("No."),), "final_answer"),
+        items.CodeInterpreterCall("ci_10003", "1 + 1", "", "failed"),
     )
     assert table.model.read[1].results == {"ci_10003": "Error: It died."}
 
@@ -159,7 +149,7 @@ async def test_browser_call_starts_with_its_action() -> None:
     frames = await table.talk()
     assert CallStarted({"type": "search", "query": "ferrets"}) in frames
     found = table.model.read[1].facts.input[-1]
-    assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
+    assert found == items.WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
 
 class Browser(ScriptedTool):
@@ -187,7 +177,7 @@ async def test_pages_of_the_browser_are_cited() -> None:
 
 async def test_pages_of_the_history_are_cited() -> None:
     table = ScriptedConverse([turn(answer(MARKED))], tool=Browser())
-    history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
+    history = (items.WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
     frames = await table.talk(replace(conversation(), history=history))
     assert sum(isinstance(frame, AnnotationAdded) for frame in frames) == 1
     assert isinstance(frames[0], GenerationStarted)
@@ -230,7 +220,9 @@ async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2,
         "TurnFinished",
     ]
-    assert [call.text for call in table.model.read[1].facts.input[1:] if isinstance(call, CodeInterpreterCall)] == [
+    assert [
+        call.text for call in table.model.read[1].facts.input[1:] if isinstance(call, items.CodeInterpreterCall)
+    ] == [
         "a",
         "b",
     ]

@@ -24,25 +24,16 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from penstock.stages.converse.tool_loop import Limits
-from tests.support.scripted_tools import (
-    DOCS,
-    SERVER_DOWN,
-    ScriptedConverse,
-    ScriptedServers,
-    answer,
-    approval,
-    conversation,
-    finish_reasons,
-    frame_kinds,
-    mcp,
-    turn,
-)
+from tests.support import scripted_tools
 
 
 async def test_servers_are_listed_once_before_the_first_turn() -> None:
     tool = ListedTool("add", {"type": "object"}, "Adds.")
-    table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers([tool]))
-    started, *frames = await table.talk(conversation(tools=DOCS))
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.mcp()), scripted_tools.turn(scripted_tools.answer())],
+        servers=scripted_tools.ScriptedServers([tool]),
+    )
+    started, *frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
     assert isinstance(started, ResponseStarted)
     assert frames[:4] == [
         McpListToolsOpened("docs"),
@@ -56,30 +47,35 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
 
 
 async def test_unavailable_server_fails_as_an_item() -> None:
-    table = ScriptedConverse([turn(answer())], servers=ScriptedServers(SERVER_DOWN))
-    frames = await table.talk(conversation(tools=DOCS))
-    assert CallFinished(error=str(SERVER_DOWN)) in frames
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.answer())],
+        servers=scripted_tools.ScriptedServers(scripted_tools.SERVER_DOWN),
+    )
+    frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
+    assert CallFinished(error=str(scripted_tools.SERVER_DOWN)) in frames
     assert table.model.read[0].facts.tools.tools == ()
-    assert finish_reasons(frames) == ["stop"]
+    assert scripted_tools.finish_reasons(frames) == ["stop"]
 
 
 async def test_hanging_server_fails_as_an_item() -> None:
 
-    class Hanging(ScriptedServers):
+    class Hanging(scripted_tools.ScriptedServers):
         async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
             await asyncio.Event().wait()
             return ()
 
-    table = ScriptedConverse([turn(answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01))
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01)
+    )
     assert CallFinished(error="The server did not answer within 0.01 seconds.") in await table.talk(
-        conversation(tools=DOCS)
+        scripted_tools.conversation(tools=scripted_tools.DOCS)
     )
 
 
 async def test_server_listed_earlier_is_not_listed_again() -> None:
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
-    frames = await table.talk(replace(conversation(tools=DOCS), history=history))
+    frames = await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
     assert isinstance(frames[0], GenerationStarted)
     assert table.servers.asked == 0
     assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", None, {}),)
@@ -87,17 +83,17 @@ async def test_server_listed_earlier_is_not_listed_again() -> None:
 
 async def test_server_that_failed_earlier_is_listed_again() -> None:
     """It may be up by now."""
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
-    await table.talk(replace(conversation(tools=DOCS), history=history))
+    await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
     assert table.servers.asked == 1
     assert len(table.model.read[0].facts.tools.tools) == 1
 
 
 async def test_server_description_is_that_of_its_namespace() -> None:
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
-    table = ScriptedConverse([turn(answer())])
-    await table.talk(conversation(tools=given))
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
+    await table.talk(scripted_tools.conversation(tools=given))
     assert table.model.read[0].facts.tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
 
 
@@ -119,8 +115,10 @@ async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServ
     ]
     if server.allowed is None:
         listed.pop()
-    table = ScriptedConverse([turn(answer())], servers=ScriptedServers(listed))
-    await table.talk(conversation(tools=Toolset(servers=(server,))))
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.answer())], servers=scripted_tools.ScriptedServers(listed)
+    )
+    await table.talk(scripted_tools.conversation(tools=Toolset(servers=(server,))))
     tools = table.model.read[0].facts.tools.tools
     assert {tool.name: tool.needs_approval for tool in tools if isinstance(tool, McpTool)} == offered
 
@@ -131,19 +129,19 @@ REQUEST = McpApprovalRequest("mcpr_1", "docs", "add", '{"a": 1}')
 
 
 def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) -> ResolvedRequest:
-    given = conversation(McpApprovalResponse("mcpa_1", "mcpr_1", approve), tools=DOCS)
+    given = scripted_tools.conversation(McpApprovalResponse("mcpa_1", "mcpr_1", approve), tools=scripted_tools.DOCS)
     return replace(given, history=(McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)), request))
 
 
 async def test_call_that_needs_approval_waits_for_the_client() -> None:
-    table = ScriptedConverse([turn(approval())])
-    frames = await table.talk(conversation(tools=DOCS))
-    assert finish_reasons(frames) == ["stop"]
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.approval())])
+    frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
+    assert scripted_tools.finish_reasons(frames) == ["stop"]
     assert not table.servers.tool.calls
 
 
 async def test_approved_call_is_made_first() -> None:
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     frames = await table.talk(approving())
     assert frames[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
     assert table.servers.tool.calls == [("add", '{"a": 1}')]
@@ -154,14 +152,14 @@ async def test_approved_call_is_made_first() -> None:
 
 async def test_approved_call_counts_for_the_limit() -> None:
     given = approving()
-    table = ScriptedConverse([turn(mcp())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.mcp())])
     frames = await table.talk(with_facts(given, response=replace(given.facts.response, max_tool_calls=1)))
-    assert finish_reasons(frames) == ["max_tool_calls"]
+    assert scripted_tools.finish_reasons(frames) == ["max_tool_calls"]
     assert len(table.servers.tool.calls) == 1
 
 
 async def test_refused_call_is_not_made() -> None:
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
     assert not table.servers.tool.calls
 
@@ -170,8 +168,8 @@ async def test_refused_call_is_not_made() -> None:
 async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None:
     """A client cannot run code by a made-up call."""
     request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
-    table = ScriptedConverse([turn(answer())])
-    given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
+    given = scripted_tools.conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
     frames = await table.talk(given)
     assert CallFinished(error="The servers of this request offer no such tool.") in frames
     assert not table.tool.calls
@@ -180,14 +178,14 @@ async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None
 async def test_approved_call_is_made_once() -> None:
     given = approving()
     made = McpCall("mcp_1", "docs", "add", "{}", "completed", "2", approval_request_id="mcpr_1")
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     await table.talk(replace(given, history=(*given.history, made)))
     assert not table.servers.tool.calls
 
 
 async def test_approval_is_limited_to_tools_of_the_request() -> None:
-    table = ScriptedConverse([turn(answer())])
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     frames = await table.talk(approving(request=replace(REQUEST, name="drop")))
-    assert frame_kinds(frames)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
+    assert scripted_tools.frame_kinds(frames)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
     assert CallFinished(error="The servers of this request offer no such tool.") in frames
     assert not table.servers.tool.calls

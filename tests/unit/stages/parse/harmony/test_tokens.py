@@ -8,20 +8,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.frames import FinishReason, GenerationFinished
 from penstock.stages.models.harmony.vocabulary import END, RETURN, START, HarmonyEncoding, load_encoding
+from tests.support import parsed_output
 from tests.support.examples import examples
 from tests.support.harmony import wellformed_completions
-from tests.support.parsed_output import (
-    CLIENT_TOOLS,
-    ParsedItem,
-    any_harmony_tokens,
-    cut_chunks,
-    joined_deltas,
-    parse_harmony,
-    parse_harmony_frames,
-    parse_harmony_text,
-    parsed_items,
-    turn_started,
-)
 
 THOUGHT = "<|channel|>analysis<|message|>Hm, é 👩‍🚀<|end|>"
 PREAMBLE = "<|channel|>commentary<|message|>I will look.<|end|>"
@@ -31,7 +20,7 @@ ANSWER = "<|channel|>final<|message|><|return|>"
 NEXT = "<|start|>assistant"
 
 
-def joined(parsed: list[ParsedItem]) -> list[int]:
+def joined(parsed: list[parsed_output.ParsedItem]) -> list[int]:
     """The tokens of a turn, from those of its items."""
     between = load_encoding().encode_markup(NEXT)
     return [token for item in parsed for token in (*between, *item.token_ids)][len(between) :]
@@ -42,7 +31,7 @@ def joined(parsed: list[ParsedItem]) -> list[int]:
 def test_items_have_all_tokens_of_a_turn(last: str, size: int, encoding: HarmonyEncoding) -> None:
     messages = [THOUGHT, PREAMBLE, last]
     tokens = encoding.encode_markup(NEXT.join(messages))
-    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    parsed = parsed_output.parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
     assert [encoding.decode(item.token_ids) for item in parsed] == messages
     assert joined(parsed) == tokens
 
@@ -51,9 +40,9 @@ def test_items_have_all_tokens_of_a_turn(last: str, size: int, encoding: Harmony
 def test_any_well_formed_turn_keeps_its_tokens(completion: str, data: st.DataObject) -> None:
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
-    parsed = parsed_items(
-        parse_harmony_frames(
-            load_encoding(), [*cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+    parsed = parsed_output.parsed_items(
+        parsed_output.parse_harmony_frames(
+            load_encoding(), [*parsed_output.cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
         )
     )
     assert joined(parsed) == tokens
@@ -62,7 +51,7 @@ def test_any_well_formed_turn_keeps_its_tokens(completion: str, data: st.DataObj
 def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
     letters = [token for letter in "Hello there" for token in encoding.encode(letter)]
     tokens = [*encoding.encode_markup("<|channel|>final<|message|>"), *letters, RETURN]
-    (item,) = parse_harmony(encoding, [tokens])
+    (item,) = parsed_output.parse_harmony(encoding, [tokens])
     assert item.text == "Hello there"
     assert item.token_ids == tuple(tokens)
 
@@ -70,7 +59,7 @@ def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize("reason", ["length", "cancelled", "stop"])
 def test_truncated_item_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
     """An item at a limit or a stop string might have ended otherwise."""
-    parsed = parse_harmony_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
+    parsed = parsed_output.parse_harmony_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
     assert [bool(item.token_ids) for item in parsed] == [True, False]
 
 
@@ -89,7 +78,7 @@ def test_truncated_item_has_no_tokens(reason: FinishReason, encoding: HarmonyEnc
 )
 def test_repaired_item_has_no_tokens(text: str, encoding: HarmonyEncoding) -> None:
     """The model must not read wrong markup again; items beside it keep theirs."""
-    *broken, answer = parse_harmony_text(encoding, text, tools=CLIENT_TOOLS)
+    *broken, answer = parsed_output.parse_harmony_text(encoding, text, tools=parsed_output.CLIENT_TOOLS)
     assert broken
     assert all(item.repairs and not item.token_ids for item in broken)
     assert encoding.decode(answer.token_ids) == ANSWER
@@ -99,25 +88,30 @@ def test_role_in_other_tokens_has_none(encoding: HarmonyEncoding) -> None:
     """A prompt could not continue after such a role with the same tokens."""
     role = [*encoding.encode("assist"), *encoding.encode("ant")]
     tokens = [*encoding.encode_markup(THOUGHT), START, *role, *encoding.encode_markup(ANSWER)]
-    parsed = parse_harmony(encoding, [tokens])
+    parsed = parsed_output.parse_harmony(encoding, [tokens])
     assert [(item.kind, bool(item.token_ids)) for item in parsed] == [("Reasoning", True), ("Message", False)]
 
 
 def test_repeated_end_belongs_to_no_item(encoding: HarmonyEncoding) -> None:
     tokens = [*encoding.encode_markup(THOUGHT), END, END, *encoding.encode_markup(NEXT + ANSWER)]
-    assert [encoding.decode(item.token_ids) for item in parse_harmony(encoding, [tokens])] == [THOUGHT, ANSWER]
+    assert [encoding.decode(item.token_ids) for item in parsed_output.parse_harmony(encoding, [tokens])] == [
+        THOUGHT,
+        ANSWER,
+    ]
 
 
-@given(any_harmony_tokens())
+@given(parsed_output.any_harmony_tokens())
 @examples(300)
 def test_tokens_of_an_item_parse_to_that_item(tokens: list[int]) -> None:
-    begun = turn_started(tools=CLIENT_TOOLS)
+    begun = parsed_output.turn_started(tools=parsed_output.CLIENT_TOOLS)
     finished = GenerationFinished("stop", 0, 0.0)
-    for item in parsed_items(
-        parse_harmony_frames(load_encoding(), [begun, *cut_chunks(tokens, (), likely=False), finished])
+    for item in parsed_output.parsed_items(
+        parsed_output.parse_harmony_frames(
+            load_encoding(), [begun, *parsed_output.cut_chunks(tokens, (), likely=False), finished]
+        )
     ):
         if item.token_ids:
             assert (item.complete, item.repairs) == (True, ())
-            assert joined_deltas(parse_harmony(load_encoding(), [item.token_ids], tools=CLIENT_TOOLS)) == joined_deltas(
-                [item]
-            )
+            assert parsed_output.joined_deltas(
+                parsed_output.parse_harmony(load_encoding(), [item.token_ids], tools=parsed_output.CLIENT_TOOLS)
+            ) == parsed_output.joined_deltas([item])
