@@ -145,14 +145,6 @@ def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
 # SIGTERM
 
 
-async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: api_clients.Mode) -> None:
-    client = stopped.near_the_end[mode]
-    assert client.is_complete
-    told = await stopped.after(client)
-    await told.check("incomplete", client)
-    assert told.response["usage"]["output_tokens"] == BRIEF
-
-
 @pytest.mark.defect("V1")
 async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.Mode) -> None:
     client = stopped.middle[mode]
@@ -160,13 +152,6 @@ async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.M
     told = await stopped.after(client)
     await told.check("failed", client)
     assert told.text.startswith("1 2 3 ")
-
-
-async def test_sigterm_leaves_queued_responses_to_the_next_server(stopped: Scene) -> None:
-    assert not stopped.waiting.is_complete
-    told = await stopped.after(stopped.waiting)
-    await told.check("completed", stopped.waiting)
-    assert told.text == "Hello!"
 
 
 async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
@@ -200,15 +185,26 @@ async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mo
         assert rest.count(b"event: response.failed") == 1
 
 
-async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: api_clients.Mode) -> None:
-    client = killed.near_the_end[mode]
+# Both
+
+
+@pytest.fixture(params=["stopping", "killing"])
+def scene(request: pytest.FixtureRequest, scenes: Scenes, place: str) -> Scene:
+    return scenes[f"{request.param} {place}"]
+
+
+@pytest.mark.parametrize("place", DATABASES)
+async def test_nearly_finished_response_ends_as_usual(scene: Scene, mode: api_clients.Mode) -> None:
+    client = scene.near_the_end[mode]
     assert client.is_complete
-    told = await killed.after(client)
+    told = await scene.after(client)
     await told.check("incomplete", client)
+    assert told.response["usage"]["output_tokens"] == BRIEF
 
 
-async def test_sigkill_leaves_queued_responses_to_the_next_server(killed: Scene) -> None:
-    assert not killed.waiting.is_complete
-    told = await killed.after(killed.waiting)
-    await told.check("completed", killed.waiting)
+@pytest.mark.parametrize("place", DATABASES)
+async def test_queued_response_is_left_to_the_next_server(scene: Scene) -> None:
+    assert not scene.waiting.is_complete
+    told = await scene.after(scene.waiting)
+    await told.check("completed", scene.waiting)
     assert told.text == "Hello!"

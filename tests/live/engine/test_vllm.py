@@ -105,12 +105,6 @@ async def test_token_limit_ends_a_generation(engine: VllmEngine) -> None:
     assert frames[-1].reason == "length"
 
 
-async def test_leaving_the_block_aborts_the_request(engine: VllmEngine) -> None:
-    async with engine.open(prompt("Never stop talking.", max_tokens=5000)) as stream:
-        await anext(aiter(stream))
-    await until_idle(engine)
-
-
 async def test_cancelled_task_aborts_its_request(engine: VllmEngine, stats: EngineStats) -> None:
     before = stats.generated
     task = asyncio.create_task(generate(engine, prompt("Never stop talking.", max_tokens=5000)))

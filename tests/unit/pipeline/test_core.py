@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -355,6 +355,14 @@ async def leave_by_error(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
                 raise ZeroDivisionError
 
 
+async def cancel_when(waiting: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def leave_by_cancellation_between_frames(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
     waiting = asyncio.Event()
 
@@ -364,11 +372,7 @@ async def leave_by_cancellation_between_frames(pipeline: Pipeline[Letter, Letter
                 waiting.set()
                 await asyncio.Event().wait()
 
-    task = asyncio.create_task(consume())
-    await waiting.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel_when(waiting, consume())
 
 
 async def leave_unread(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
@@ -419,11 +423,7 @@ async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
             async for _ in frames:
                 pass
 
-    task = asyncio.create_task(consume())
-    await waiting.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel_when(waiting, consume())
     assert sorted(log.closed) == sorted(DOWNSTREAM_FIRST)
 
 
