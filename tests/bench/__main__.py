@@ -47,18 +47,18 @@ async def details(name: str) -> dict[str, str]:
             return {"Validation": await validation_figures()}
 
 
-async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
-    rounds, load = (1, (8, 128)) if asked.quick else (5, (asked.streams, 1_000))
-    compared = await engines(asked.model, shlex.split(asked.engine), FOLDER, rounds, load)
-    title = f"Real engines: {Path(asked.model).name}, {load[1]} tokens a stream"
+async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
+    rounds, load = (1, (8, 128)) if options.quick else (5, (options.streams, 1_000))
+    compared = await engines(options.model, shlex.split(options.engine), FOLDER, rounds, load)
+    title = f"Real engines: {Path(options.model).name}, {load[1]} tokens a stream"
     tell("engines", Found(comparisons={title: compared}))
 
 
-async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
+async def without(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     load_encoding()
     tune_gc()  # as a server does once it is up
-    parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
-    await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=asked.quick)
+    parts = options.parts or [*PARTS, *(() if options.quick else DETAILS)]
+    await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=options.quick)
     for name in [name for name in DETAILS if name in parts]:
         found = Found()
         await attempt(name, found, tabulate(name, found))
@@ -78,10 +78,10 @@ def main() -> int:
     parser.add_argument("--model", help="measure `penstock serve` beside `vllm serve`, both with this model")
     parser.add_argument("--engine", default="", help="options for both, in one word: '--dtype bfloat16 ...'")
     parser.add_argument("--streams", type=int, default=32, help="at a time, with --model")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update(QUIET)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    where, folder = machine(is_quick=asked.quick), KEPT if asked.write else FOLDER
+    where, folder = machine(is_quick=options.quick), KEPT if options.write else FOLDER
     results: dict[str, Found] = {}
 
     def tell(name: str, found: Found) -> None:
@@ -91,7 +91,7 @@ def main() -> int:
         print(section(name, found), end="\n\n", flush=True)
         keep({name: found}, folder)
 
-    uvloop.run(with_engines(asked, tell) if asked.model else without(asked, tell))
+    uvloop.run(with_engines(options, tell) if options.model else without(options, tell))
     print(goals_table(last(folder)))
     return int(any(found.failed for found in results.values()))
 

@@ -34,8 +34,8 @@ MORE = " one two three four five six"
 LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 
 
-async def ended(said: str, body: Json, size: int = 1) -> Response:
-    engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
+async def ended(markup: str, body: Json, size: int = 1) -> Response:
+    engine = ScriptedEngine(Script(load_encoding().encode_markup(markup), chunk_size=size))
     pipeline = harmony_pipeline(engine)
     return final(await run_request(pipeline, {"input": "?", **body}))
 
@@ -55,26 +55,26 @@ BROKEN: dict[str, tuple[Json, str]] = {
 
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("size", [1, 1000])
-@pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
-async def test_broken_promise_fails_the_response(body: Json, said: str, size: int) -> None:
-    response = await ended(f"{said}<|return|>", body, size)
+@pytest.mark.parametrize(("body", "markup"), BROKEN.values(), ids=BROKEN)
+async def test_broken_promise_fails_the_response(body: Json, markup: str, size: int) -> None:
+    response = await ended(f"{markup}<|return|>", body, size)
     assert response.status == "failed"
     assert response.error is not None
     assert "could not hold the model to the" in response.error.message
     assert [item.status for item in response.output] == ["completed", "incomplete"]
 
 
-@pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
-async def test_missing_required_call_fails_the_response(said: str) -> None:
-    response = await ended(f"{said}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
+@pytest.mark.parametrize("markup", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
+async def test_missing_required_call_fails_the_response(markup: str) -> None:
+    response = await ended(f"{markup}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
     assert response.status == "failed"
 
 
-@pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
-async def test_promise_cut_by_the_token_limit_is_incomplete(body: Json, said: str) -> None:
+@pytest.mark.parametrize(("body", "markup"), BROKEN.values(), ids=BROKEN)
+async def test_promise_cut_by_the_token_limit_is_incomplete(body: Json, markup: str) -> None:
     """The client's own limit is no failure."""
-    limit = len(load_encoding().encode_markup(f"{said}{MORE}"))
-    response = await ended(f"{said}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
+    limit = len(load_encoding().encode_markup(f"{markup}{MORE}"))
+    response = await ended(f"{markup}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
     assert response.status == "incomplete"
 
 

@@ -56,7 +56,7 @@ def response_of(name: str) -> dict[str, Any]:
     return response
 
 
-def said(response: dict[str, Any]) -> Any:
+def comparable(response: dict[str, Any]) -> Any:
     """A response without its ids, times and model name."""
     kept = {
         key: value for key, value in response.items() if key not in ("created_at", "completed_at", "model", "store")
@@ -64,14 +64,14 @@ def said(response: dict[str, Any]) -> Any:
     return _nameless(kept)
 
 
-def _nameless(told: Any) -> Any:
-    match told:
+def _nameless(part: Any) -> Any:
+    match part:
         case dict():
-            return {key: _nameless(value) for key, value in told.items() if key not in NAMES}
+            return {key: _nameless(value) for key, value in part.items() if key not in NAMES}
         case list():
-            return list(map(_nameless, told))
+            return list(map(_nameless, part))
         case _:
-            return told
+            return part
 
 
 def response_in(event: Any) -> Any:
@@ -85,7 +85,7 @@ def response_in(event: Any) -> Any:
 async def test_recording_is_requested_by_its_name(server: ServerProcess, name: str) -> None:
     status, response = await server.post(request_of(name) | {"model": name})
     assert status == 200, response
-    assert said(response) == said(response_of(name))
+    assert comparable(response) == comparable(response_of(name))
 
 
 async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
@@ -93,9 +93,9 @@ async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
     for name in CASES:
         asked[json.dumps(request_of(name), sort_keys=True)].append(name)
     for request, names in asked.items():
-        recorded = sorted(json.dumps(said(response_of(name)), sort_keys=True) for name in names)
-        told = [(await server.post(json.loads(request)))[1] for _ in names]
-        assert sorted(json.dumps(said(response), sort_keys=True) for response in told) == recorded
+        recorded = sorted(json.dumps(comparable(response_of(name)), sort_keys=True) for name in names)
+        answers = [(await server.post(json.loads(request)))[1] for _ in names]
+        assert sorted(json.dumps(comparable(response), sort_keys=True) for response in answers) == recorded
 
 
 async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
@@ -109,7 +109,7 @@ async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
 
 async def test_concurrent_requests_do_not_mix(server: ServerProcess) -> None:
     answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
-    assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
+    assert [comparable(answer) for _, answer in answers] == [comparable(response_of(name)) for name in CASES]
 
 
 async def test_models_are_recorded_models_and_names(server: ServerProcess) -> None:
@@ -206,7 +206,7 @@ async def test_chat_recordings_need_no_vllm(tmp_path: Path) -> None:
             request = json.loads((FIXTURES / "chat" / name / "request.json").read_text())
             _, response = await server.post({**request, "model": name, "stream": False})
             recorded = json.loads((FIXTURES / "chat" / name / "response.json").read_text())
-            assert said(response) == said(recorded)
+            assert comparable(response) == comparable(recorded)
 
 
 COUNTING = """
@@ -230,7 +230,7 @@ async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
     async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
         await server.post(request_of("greeting"))
     frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
-    counted = [said for said in server.log.read_text().splitlines() if said.startswith("counted")]
+    counted = [entry for entry in server.log.read_text().splitlines() if entry.startswith("counted")]
     assert counted == [f"counted {type(frame).__name__}" for frame in frames]
 
 
@@ -242,7 +242,7 @@ async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
     async with replayed(tmp_path / "recorded", tmp_path) as server:
         for name in names:
             _, response = await server.post(request_of(name) | {"model": name})
-            assert said(response) == said(response_of(name))
+            assert comparable(response) == comparable(response_of(name))
 
 
 # The start
@@ -260,13 +260,13 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
         assert status == 200
         _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
-    in_the_middle, behind = [said for said in server.log.read_text().splitlines() if "left out" in said]
+    in_the_middle, behind = [entry for entry in server.log.read_text().splitlines() if "left out" in entry]
     assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
     assert "no_end/tokens.jsonl:7: the recording was cut after this line" in behind
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "part"),
     [
         ({}, "recordings: there is no recording here"),
         ({"tokens.jsonl": b"hello\n"}, "tokens.jsonl:1: this is no recording: it does not begin with a header"),
@@ -277,11 +277,11 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
         ({"tokens.jsonl": line(Header(FORMAT)) + line(End(0))}, "so its request is unknown"),
     ],
 )
-async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: dict[str, bytes], part: str) -> None:
     folder = tmp_path / "recordings"
     (folder / "one").mkdir(parents=True)
     for name, data in files.items():
         (folder / "one" / name).write_bytes(data)
     arguments = ("serve", "--engine", f"replay:{folder}", "--print-pipeline", "--store", str(tmp_path / "store"))
     assert await exit_status(tmp_path / "log", penstock, *arguments) == 2
-    assert told in (tmp_path / "log").read_text()
+    assert part in (tmp_path / "log").read_text()

@@ -104,7 +104,7 @@ async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("web_search", "brave", "needs a key"),
         ("web_search", "altavista", "pattern"),
@@ -112,8 +112,8 @@ async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> Non
         ("allow_address", ["10.0.0.0/33"], "10.0.0.0/33"),
     ],
 )
-def test_unusable_tool_settings_are_refused(option: str, value: object, told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_unusable_tool_settings_are_refused(option: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
@@ -141,17 +141,18 @@ def test_senseless_numbers_are_refused(option: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)]
+    ("duration", "seconds"),
+    [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)],
 )
-def test_durations_may_have_units(said: str, seconds: float) -> None:
-    chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", said, "--drain-timeout", said])
+def test_durations_may_have_units(duration: str, seconds: float) -> None:
+    chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", duration, "--drain-timeout", duration])
     assert (chosen.store_ttl, chosen.drain_timeout) == (seconds, seconds)
 
 
-@pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
-def test_malformed_duration_is_refused(said: str) -> None:
+@pytest.mark.parametrize("duration", ["soon", "-1", "1y", "nan", "inf", ""])
+def test_malformed_duration_is_refused(duration: str) -> None:
     with pytest.raises(ValidationError):
-        Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
+        Settings.model_validate({"engine_arguments": [], "stream_ttl": duration})
 
 
 def test_store_is_a_file_or_a_database() -> None:
@@ -221,7 +222,7 @@ def test_engine_urls_select_http_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["--engine", "http://a:8001", "--max-model-len", "8192"],
@@ -231,13 +232,13 @@ def test_engine_urls_select_http_engines() -> None:
         (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host"),
     ],
 )
-def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(told)):
+def test_senseless_engine_options_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
         CliApp.run(Settings, cli_args=arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--record-if", "x:y"], "--record-if: 'x:y' is neither a rate between 0 and 1 nor the name of a header"),
         (["--port", "a", "--heartbeat", "b"], "--port: Input should be a valid integer"),
@@ -245,8 +246,8 @@ def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -
         (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is an option of an engine in this process"),
     ],
 )
-def test_wrong_settings_are_named_by_their_options(arguments: list[str], told: str) -> None:
-    with pytest.raises(CannotRun, match=re.escape(told)):
+def test_wrong_settings_are_named_by_their_options(arguments: list[str], message: str) -> None:
+    with pytest.raises(CannotRun, match=re.escape(message)):
         main(arguments)
 
 
@@ -267,8 +268,8 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "vllm", None)
     engine = FakeVllm()
     async with running_fakes(engine):
-        told, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
-    assert told == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
+        message, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
+    assert message == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
     assert flow in README
 
 

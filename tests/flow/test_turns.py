@@ -31,7 +31,7 @@ BODY: Json = {"input": "Hi", "tools": [WEATHER, SHELL, AGENTS]}
 THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assistant"
 
 
-async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
+async def run_turn(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
     return await run_request(
         harmony_pipeline(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body
     )
@@ -51,7 +51,7 @@ async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEve
 )
 async def test_undeclared_tool_call_is_reasoning(tool: str, arguments: str, size: int) -> None:
     text = f"<|channel|>analysis to={tool} code<|message|>{arguments}<|call|><|start|>assistant"
-    events = await heard(f"{text}<|channel|>final<|message|>Hello!<|return|>", chunk_size=size)
+    events = await run_turn(f"{text}<|channel|>final<|message|>Hello!<|return|>", chunk_size=size)
     added = [(event.output_index, type(event.item)) for event in events if isinstance(event, OutputItemAdded)]
     response = final(events)
     assert added == [(0, Reasoning), (1, Message)]
@@ -80,7 +80,7 @@ def text_of(item: Any) -> str:
 async def test_call_with_any_recipient_and_end_is_done(
     recipient: str, kind: str, text: str, said: str, end: str
 ) -> None:
-    events = await heard(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
+    events = await run_turn(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
     bodies = [json.loads(to_sse(event).partition(b"data: ")[2]) for event in events]
     ladder = [body for body in bodies if body.get("output_index") == 1]
     names = [body["type"].removeprefix("response.") for body in ladder]

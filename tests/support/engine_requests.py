@@ -36,20 +36,20 @@ def prompt(text: str, name: str = "greeting", max_tokens: int | None = 200) -> P
     (recorded,) = read_frames(HARMONY_CASES[0].parent / name / "prompt.jsonl", Prompt)
     head = load_encoding().decode(recorded.token_ids).split("<|start|>user")[0]
     tokens = load_encoding().encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
-    asked = msgspec.structs.replace(recorded, token_ids=tuple(tokens))
-    return with_facts(asked, sampling=Sampling(0.0, 1.0, max_tokens))
+    wanted = msgspec.structs.replace(recorded, token_ids=tuple(tokens))
+    return with_facts(wanted, sampling=Sampling(0.0, 1.0, max_tokens))
 
 
-def sampled(asked: Prompt, **sampling: Any) -> Prompt:
-    return with_facts(asked, sampling=msgspec.structs.replace(asked.facts.sampling, **sampling))
+def sampled(wanted: Prompt, **sampling: Any) -> Prompt:
+    return with_facts(wanted, sampling=msgspec.structs.replace(wanted.facts.sampling, **sampling))
 
 
-def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
-    return with_facts(asked, scheduling=Scheduling(**scheduling))
+def scheduled(wanted: Prompt, **scheduling: Any) -> Prompt:
+    return with_facts(wanted, scheduling=Scheduling(**scheduling))
 
 
-def adapted(asked: Prompt) -> Prompt:
-    return with_facts(asked, response=msgspec.structs.replace(asked.facts.response, model="nonsense"))
+def adapted(wanted: Prompt) -> Prompt:
+    return with_facts(wanted, response=msgspec.structs.replace(wanted.facts.response, model="nonsense"))
 
 
 async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
@@ -58,8 +58,8 @@ async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
-def rename(asked: Prompt, response_id: str) -> Prompt:
-    return with_facts(asked, response=msgspec.structs.replace(asked.facts.response, id=response_id))
+def rename(wanted: Prompt, response_id: str) -> Prompt:
+    return with_facts(wanted, response=msgspec.structs.replace(wanted.facts.response, id=response_id))
 
 
 def stoppable(engine: VllmEngine) -> VllmEngine:

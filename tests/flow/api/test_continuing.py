@@ -65,8 +65,8 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> No
     _, first = await served.post({"input": "one", **before})
     _, second = await served.post({"input": "two", "previous_response_id": first["id"], **after})
     prompt = served.prompt_text()
-    for told, forgotten in (("Sing.", "Rhyme."), ("type new = ", "type old = "), ("Reasoning: low", "Reasoning: high")):
-        assert told in prompt
+    for kept, forgotten in (("Sing.", "Rhyme."), ("type new = ", "type old = "), ("Reasoning: low", "Reasoning: high")):
+        assert kept in prompt
         assert forgotten not in prompt
     assert (await served.post({"input": "three", "previous_response_id": second["id"]}))[0] == 200
     prompt = served.prompt_text()
@@ -77,16 +77,16 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> No
 @pytest.mark.defect("V12", "19", "B28")
 async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     custom = {"type": "custom", "name": "say"}
-    asked = {"tools": [WEATHER, custom]}
+    fields = {"tools": [WEATHER, custom]}
     served.engine.script = script(CALL)
-    _, first = await served.post({"input": "How is Paris?", **asked})
+    _, first = await served.post({"input": "How is Paris?", **fields})
     called = "<|channel|>commentary to=functions.say code<|message|>Rain!<|call|>"
     served.engine.script = script(called)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "It drizzles."}
-    _, second = await served.post({"input": [output], "previous_response_id": first["id"], **asked})
+    _, second = await served.post({"input": [output], "previous_response_id": first["id"], **fields})
     served.engine.script = script()
     output = {"type": "custom_tool_call_output", "call_id": second["output"][-1]["call_id"], "output": "It is said."}
-    assert (await served.post({"input": [output], "previous_response_id": second["id"], **asked}))[0] == 200
+    assert (await served.post({"input": [output], "previous_response_id": second["id"], **fields}))[0] == 200
     prompt = served.prompt_text()
     said = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
     places = [prompt.index(text) for text in said]

@@ -42,8 +42,8 @@ async def test_responses_are_added_one_after_another(served: server.ScriptedServ
 
 async def test_input_items_include_the_conversation(served: server.ScriptedServer) -> None:
     path = await served.create_conversation(*server.CONVERSATION_ITEMS)
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
-    responses = [(await served.post(asked))[1] for _ in range(2)]
+    fields = {"input": "Hi", "conversation": conversation_id(path)}
+    responses = [(await served.post(fields))[1] for _ in range(2)]
     listed = await served.conversation_items(path)
     for response, length in zip(responses, (9, 12), strict=True):
         assert await served.get(f"/v1/responses/{response['id']}") == (200, response)
@@ -53,9 +53,9 @@ async def test_input_items_include_the_conversation(served: server.ScriptedServe
 
 async def test_counting_tokens_only_reads_the_conversation(served: server.ScriptedServer) -> None:
     path = await served.create_conversation(*server.CONVERSATION_ITEMS)
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
-    _, counted = await served.post(asked, "/v1/responses/input_tokens")
-    _, response = await served.post(asked)
+    fields = {"input": "Hi", "conversation": conversation_id(path)}
+    _, counted = await served.post(fields, "/v1/responses/input_tokens")
+    _, response = await served.post(fields)
     assert counted["input_tokens"] == response["usage"]["input_tokens"]
 
 
@@ -73,11 +73,11 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 async def test_calls_and_outputs_go_through_a_conversation(served: server.ScriptedServer) -> None:
     path = await served.create_conversation()
     served.engine.script = server.script(server.CALL)
-    asked = {"conversation": conversation_id(path), "tools": [server.WEATHER]}
-    _, first = await served.post({"input": "How is Paris?", **asked})
+    fields = {"conversation": conversation_id(path), "tools": [server.WEATHER]}
+    _, first = await served.post({"input": "How is Paris?", **fields})
     served.engine.script = server.script()
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
-    assert (await served.post({"input": [output], **asked}))[0] == 200
+    assert (await served.post({"input": [output], **fields}))[0] == 200
     kinds = [item["type"] for item in await served.conversation_items(path)]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
     assert '{"city":"Paris"}<|call|>' in served.prompt_text()
@@ -93,14 +93,14 @@ async def test_unstored_response_is_added_to_its_conversation(served: server.Scr
 @pytest.mark.parametrize("background", [False, True])
 async def test_second_concurrent_response_is_refused(served: server.PacedServer, background: bool) -> None:
     path = await served.create_conversation({**USER_MESSAGE, "id": "msg_1"})
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
+    fields = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.hold()
-    running = asyncio.create_task(served.post({**asked, "background": background}))
+    running = asyncio.create_task(served.post({**fields, "background": background}))
     await wait_until(lambda: served.engine.running)
     for method, where, body in (
-        ("POST", "/v1/responses", asked),
-        ("POST", "/v1/responses", {**asked, "stream": True}),
-        ("POST", "/v1/responses", {**asked, "background": True}),
+        ("POST", "/v1/responses", fields),
+        ("POST", "/v1/responses", {**fields, "stream": True}),
+        ("POST", "/v1/responses", {**fields, "background": True}),
         ("POST", f"{path}/items", {"items": [USER_MESSAGE]}),
         ("DELETE", f"{path}/items/msg_1", None),
     ):
@@ -110,7 +110,7 @@ async def test_second_concurrent_response_is_refused(served: server.PacedServer,
     served.engine.say_all()
     _, first = await running
     await served.wait_for_end(first["id"])
-    assert (await served.post(asked))[0] == 200
+    assert (await served.post(fields))[0] == 200
     assert len(await served.conversation_items(path)) == 7
 
 
@@ -118,24 +118,24 @@ async def test_openai_python_retries_after_a_conflict(served: server.ScriptedSer
     path = await served.create_conversation()
     served.engine.script = server.script(latency=0.01)
     async with openai_client(served.url, retries=9) as client:
-        asked: Any = {"conversation": conversation_id(path)}
-        await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
+        fields: Any = {"conversation": conversation_id(path)}
+        await asyncio.gather(*(client.responses.create(input=said, **fields) for said in ("one", "two")))
     assert len(await served.conversation_items(path)) == 6
 
 
 async def test_conversation_may_be_deleted_during_a_response(served: server.PacedServer) -> None:
     path = await served.create_conversation()
-    asked = {"input": "Hi", "conversation": conversation_id(path)}
-    _, first = await served.post(asked)
+    fields = {"input": "Hi", "conversation": conversation_id(path)}
+    _, first = await served.post(fields)
     served.engine.hold()
-    _, second = await served.post({**asked, "background": True})
+    _, second = await served.post({**fields, "background": True})
     deleted = {"id": conversation_id(path), "object": "conversation.deleted", "deleted": True}
     assert await served.delete(path) == (200, deleted)
     served.engine.say_all()
     assert (await served.wait_for_end(second["id"]))["status"] == "completed"
     assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
     assert (await served.post({"input": "Go on", "previous_response_id": first["id"]}))[0] == 200
-    status, error = await served.post(asked)
+    status, error = await served.post(fields)
     assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
 
 
@@ -166,13 +166,13 @@ async def test_cancelled_request_leaves_no_lock(tmp_path: Path, way: Json) -> No
     database = Stalled(tmp_path / "store.sqlite3")
     async with server.running_server(ScriptedEngine(server.script()), database) as served:
         path = await served.create_conversation()
-        asked = {"input": "Hi", "conversation": conversation_id(path)}
+        fields = {"input": "Hi", "conversation": conversation_id(path)}
         database.flows.clear()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await served.post({**asked, **way})
+                await served.post({**fields, **way})
         database.flows.set()
         async with asyncio.timeout(120):
-            while (await served.post(asked))[0] != 200:
+            while (await served.post(fields))[0] != 200:
                 await asyncio.sleep(0.02)
         assert len(await served.conversation_items(path)) % 3 == 0

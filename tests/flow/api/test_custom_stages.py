@@ -156,7 +156,7 @@ async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
 
 
 @pytest.mark.parametrize(
-    ("place", "stage", "told"),
+    ("place", "stage", "message"),
     [
         ("emit", drop_a_delta, "sequence numbers count from 0 without gaps"),
         ("parse", forget_an_end, "an item was not closed before what follows it"),
@@ -167,7 +167,7 @@ async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
     ],
 )
 async def test_broken_rule_is_logged(
-    place: str, stage: Any, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: str, stage: Any, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return pipeline.insert_after(place, "crooked", stage)
@@ -177,4 +177,4 @@ async def test_broken_rule_is_logged(
             response = final(read_sse(await served.stream({"input": "Hi"})))
             assert await served.replay(response.id)
     assert response.status == "failed"
-    assert told in caplog.text
+    assert message in caplog.text

@@ -128,9 +128,9 @@ def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("keys", [None, ALICE])
 def test_printed_example_shows_no_key(keys: str | None) -> None:
-    told = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
-    assert ("Authorization: Bearer $API_KEY" in told) is (keys is not None)
-    assert ALICE not in told
+    printed = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
+    assert ("Authorization: Bearer $API_KEY" in printed) is (keys is not None)
+    assert ALICE not in printed
 
 
 @pytest.mark.parametrize(

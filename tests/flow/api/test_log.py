@@ -70,10 +70,10 @@ async def test_background_response_is_logged_in_two_lines(
     response_id = await served.start_background()
     await served.wait_for_end(response_id)
     await wait_until(lambda: lines(log, "penstock.api.runs.background"))
-    (asked,) = [
+    (request_line,) = [
         line for said, line in lines(log, "penstock.api.http.access_log") if said == response_id and "POST" in line
     ]
-    assert asked.startswith("POST /v1/responses: 200, queued in ")
+    assert request_line.startswith("POST /v1/responses: 200, queued in ")
     ((said, line),) = lines(log, "penstock.api.runs.background")
     assert said == response_id
     assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)

@@ -28,9 +28,9 @@ async def test_responses_are_stored_once_for_both_base_urls(served: ScriptedServ
     assert ours | {"tools": theirs["tools"]} == theirs
     assert await served.get(f"{BASE}/responses/{theirs['id']}") == (200, theirs)
     query = f"responses/{theirs['id']}?stream=true&include_obfuscation=true"
-    again, told = await served.again(f"{BASE}/{query}"), await served.again(f"/v1/{query}")
-    assert again.count(b'"obfuscation":') == told.count(b'"obfuscation":') > 1
-    assert [event.sequence_number for event in read_sse(in_responses_names(again))] == list(range(len(read_sse(told))))
+    again, plain = await served.again(f"{BASE}/{query}"), await served.again(f"/v1/{query}")
+    assert again.count(b'"obfuscation":') == plain.count(b'"obfuscation":') > 1
+    assert [event.sequence_number for event in read_sse(in_responses_names(again))] == list(range(len(read_sse(plain))))
 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])

@@ -43,8 +43,8 @@ async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = ("--store", str(tmp_path / "s.sqlite3"), "--record", str(tmp_path / "file/folder"))
     assert await exit_status(tmp_path / "log", serve_script, "quick", "--port", "0", *options) == 1
-    told = (tmp_path / "log").read_text()
-    assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in told
+    written = (tmp_path / "log").read_text()
+    assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in written
 
 
 @pytest.mark.parametrize(

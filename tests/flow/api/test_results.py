@@ -67,12 +67,12 @@ async def test_stored_result_is_read_again(calculating: ScriptedServer, through:
     if through == "conversation":
         body["conversation"] = (await calculating.post({}, "/v1/conversations"))[1]["id"]
     async with calculating.client.post(f"{calculating.url}/v1/responses", json=body) as answer:
-        told = await answer.text()
-    assert (answer.status, RESULT in told) == (200, False)
+        body_text = await answer.text()
+    assert (answer.status, RESULT in body_text) == (200, False)
     await wait_until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.scheduler.runs) == 0)
     response_id = calculating.engine.prompts[0].facts.response.id
     past = {"conversation": body["conversation"]} if "conversation" in body else {"previous_response_id": response_id}
-    (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
+    (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, body_text)))
     output = {"type": "function_call_output", "call_id": call_id, "output": "Rain."}
     assert (await calculating.post({"input": [output], "tools": [WEATHER], **past}))[0] == 200
     read = calculating.prompt_text()
@@ -90,6 +90,6 @@ async def test_replayed_call_has_its_result(calculating: ScriptedServer) -> None
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
-async def shown(served: ScriptedServer, response_id: str, told: str) -> str:
+async def shown(served: ScriptedServer, response_id: str, body_text: str) -> str:
     """All that a client can learn of a response: its answer, and its stored copy."""
-    return told + str((await served.get(f"/v1/responses/{response_id}"))[1])
+    return body_text + str((await served.get(f"/v1/responses/{response_id}"))[1])

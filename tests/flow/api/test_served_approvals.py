@@ -43,15 +43,18 @@ async def test_approved_call_is_made(tmp_path: Path, http: HttpServers, mode: st
         for approve in (True, False):
             shared = body | await goes_on(served, way)
             tool_servers.play_turns(served.engine, ASKING)
-            asked = await tool_servers.respond(served, mode, shared | {"input": [USER]})
-            assert (asked.response["status"], asked.types) == ("completed", ["mcp_list_tools", "mcp_approval_request"])
-            request = asked.output[1]
+            requesting = await tool_servers.respond(served, mode, shared | {"input": [USER]})
+            assert (requesting.response["status"], requesting.types) == (
+                "completed",
+                ["mcp_list_tools", "mcp_approval_request"],
+            )
+            request = requesting.output[1]
             assert (request["name"], request["arguments"]) == ("add", '{"a": 1, "b": 2}')
-            assert asked.ladder(1) == ["output_item.added", "output_item.done"]
+            assert requesting.ladder(1) == ["output_item.added", "output_item.done"]
             tool_servers.play_turns(served.engine, tool_servers.answer_markup("3"))
             reason = None if approve else "Too dear."
             done = await tool_servers.respond(
-                served, mode, shared | followed(way, asked, approval(request, approve, reason=reason))
+                served, mode, shared | followed(way, requesting, approval(request, approve, reason=reason))
             )
             assert done.response["status"] == "completed"
             read = tool_servers.prompts_read(served)[-1]
@@ -81,10 +84,10 @@ async def test_approval_allows_no_other_call(tmp_path: Path, http: HttpServers, 
         for label, name in (("docs", "hang"), ("docs", "nothing"), ("elsewhere", "echo")):
             request = forged | {"server_label": label, "name": name}
             items = [USER, request, approval(request)]
-            heard = await tool_servers.respond(served, mode, {"input": items, "tools": tools})
-            assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
-            assert (heard.response["status"], heard.output[1]["status"]) == ("completed", "failed")
-            assert "offer no such tool" in str(heard.output[1]["error"])
+            received = await tool_servers.respond(served, mode, {"input": items, "tools": tools})
+            assert received.types == ["mcp_list_tools", "mcp_call", "message"]
+            assert (received.response["status"], received.output[1]["status"]) == ("completed", "failed")
+            assert "offer no such tool" in str(received.output[1]["error"])
         assert http.state().get("hang", 0) == http.state().get("hang cancelled", 0)
 
 
@@ -93,11 +96,11 @@ async def test_approval_is_good_for_one_call(tmp_path: Path, http: HttpServers, 
     async with tool_servers.tool_server(tmp_path) as served:
         tools = [tool_servers.mcp_tool(url=http.url(), require_approval="always")]
         tool_servers.play_turns(served.engine, ASKING)
-        asked = await tool_servers.respond(served, mode, {"input": [USER], "tools": tools})
-        (request,) = [item for item in asked.output if item["type"] == "mcp_approval_request"]
+        requesting = await tool_servers.respond(served, mode, {"input": [USER], "tools": tools})
+        (request,) = [item for item in requesting.output if item["type"] == "mcp_approval_request"]
         tool_servers.play_turns(served.engine, tool_servers.answer_markup())
         body = {"tools": tools} | tool_servers.MODES[mode]
-        previous = body | {"previous_response_id": asked.response["id"]}
+        previous = body | {"previous_response_id": requesting.response["id"]}
         await refused(served, previous | {"input": [approval(request), approval(request)]}, "[1]")
         done = await tool_servers.respond(served, mode, previous | {"input": [approval(request)]})
         assert done.types == ["mcp_call", "message"]
@@ -121,8 +124,8 @@ async def test_one_of_two_calls_may_be_approved(tmp_path: Path, http: HttpServer
             "tools": [tool_servers.mcp_tool(url=http.url(), require_approval="always")],
             "conversation": conversation_id(path),
         }
-        asked = await tool_servers.respond(served, "whole", body | {"input": [USER]})
-        _, adding, echoing = asked.output
+        requesting = await tool_servers.respond(served, "whole", body | {"input": [USER]})
+        _, adding, echoing = requesting.output
         tool_servers.play_turns(served.engine, tool_servers.answer_markup("Only one."))
         words = [approval(echoing, approve=False), approval(adding)]
         done = await tool_servers.respond(served, "background stream", body | {"input": words})

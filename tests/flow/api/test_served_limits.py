@@ -68,13 +68,13 @@ async def test_call_limit_makes_a_response_incomplete(
 ) -> None:
     turns, limit, done, reason = TOO_MANY[many]
     async with tool_server(tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
-        heard = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
-    assert (heard.response["status"], heard.response["incomplete_details"]) == ("incomplete", {"reason": reason})
-    assert [item["status"] for item in heard.output[1:]] == ["completed"] * done + ["incomplete"]
-    last = heard.ladder(len(heard.output) - 1)
+        received = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
+    assert (received.response["status"], received.response["incomplete_details"]) == ("incomplete", {"reason": reason})
+    assert [item["status"] for item in received.output[1:]] == ["completed"] * done + ["incomplete"]
+    last = received.ladder(len(received.output) - 1)
     assert last[-1] == "output_item.done"
     assert not {"mcp_call.completed", "mcp_call.failed", "code_interpreter_call.interpreting"} & {*last}
-    assert heard.response["usage"]["output_tokens"] > 0
+    assert received.response["usage"]["output_tokens"] > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -82,9 +82,9 @@ async def test_truncated_call_is_not_made(tmp_path: Path, http: HttpServers, mod
     hang = call_markup("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
     async with tool_server(tmp_path, [hang]) as served:
-        heard = await respond(served, mode, {"tools": [mcp_tool(url=http.url())], "max_output_tokens": 20})
-    assert heard.response["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert (heard.types, heard.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
+        received = await respond(served, mode, {"tools": [mcp_tool(url=http.url())], "max_output_tokens": 20})
+    assert received.response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert (received.types, received.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
     assert http.state().get("hang", 0) == before
 
 
@@ -131,13 +131,13 @@ async def test_private_url_of_a_request_is_not_reached(tmp_path: Path, http: Htt
         tool_server(tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
     ):
         play_turns(served.engine, browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup())
-        heard = await respond(
+        received = await respond(
             served, mode, {"tools": [SEARCH_TOOL, mcp_tool(url=http.url()), mcp_tool("more", http.url(over="sse"))]}
         )
-    assert heard.types == ["mcp_list_tools", "mcp_list_tools", "web_search_call", "message"]
-    assert heard.response["status"] == "completed"
-    assert [bool(item["error"]) for item in heard.output[:2]] == [True, True]
-    assert (heard.output[2]["status"], site.asked) == ("failed", 0)
+    assert received.types == ["mcp_list_tools", "mcp_list_tools", "web_search_call", "message"]
+    assert received.response["status"] == "completed"
+    assert [bool(item["error"]) for item in received.output[:2]] == [True, True]
+    assert (received.output[2]["status"], site.asked) == ("failed", 0)
     assert http.state()["requests"] == before
 
 
@@ -145,9 +145,9 @@ async def test_operator_may_allow_an_address(tmp_path: Path, http: HttpServers) 
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
         tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
         async with tool_server(tmp_path / str(len(allowed)), [ECHO, answer_markup()], toolbox=tools) as served:
-            heard = await respond(served, "whole", {"tools": [mcp_tool(url=http.url())]})
-        assert bool(heard.output[0].get("error")) == (not allowed)
-        assert ("mcp_call" in heard.types) == bool(allowed)
+            received = await respond(served, "whole", {"tools": [mcp_tool(url=http.url())]})
+        assert bool(received.output[0].get("error")) == (not allowed)
+        assert ("mcp_call" in received.types) == bool(allowed)
 
 
 # Secrets
@@ -168,12 +168,12 @@ async def test_secrets_go_to_their_server_only(
     tools = [mcp_tool(url=http.url()) | secret, mcp_tool("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
         async with tool_server(where, [call_markup("docs.leak", {}), answer_markup()]) as served:
-            heard = await respond(served, mode, {"tools": tools, "store": store})
+            received = await respond(served, mode, {"tools": tools, "store": store})
             told_to_model = prompts_read(served)
             kept = await stored_text(where)
-    assert heard.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
+    assert received.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
     assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
-    for text in (json.dumps(heard.response), heard.raw.decode(), *told_to_model, kept, caplog.text):
+    for text in (json.dumps(received.response), received.raw.decode(), *told_to_model, kept, caplog.text):
         assert CANARY not in text
 
 
@@ -194,17 +194,17 @@ async def test_started_response_waits_for_a_full_engine(tmp_path: Path, http: Ht
     turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
     async with tool_server(tmp_path, turns, limits=SOON) as served:
         is_full(served)
-        asked = asyncio.create_task(respond(served, mode, {"tools": [mcp_tool(url=http.url())]}))
+        responding = asyncio.create_task(respond(served, mode, {"tools": [mcp_tool(url=http.url())]}))
         for at in (0, 1):
             await asyncio.sleep(0.3)
-            assert (len(served.engine.prompts), asked.done()) == (at, False)
+            assert (len(served.engine.prompts), responding.done()) == (at, False)
             is_full(served, full=False)
             while len(served.engine.prompts) == at:
                 await asyncio.sleep(0.01)
             is_full(served, full=at == 0)
             await asyncio.to_thread(door.touch)
-        heard: ClientResponse = await asked
-    assert (heard.response["status"], heard.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
+        received: ClientResponse = await responding
+    assert (received.response["status"], received.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
 
 
 async def test_new_response_is_refused_by_a_full_engine(tmp_path: Path, http: HttpServers, sandbox: Sandbox) -> None:

@@ -129,8 +129,8 @@ async def test_stdio_server_survives_an_abandoned_call(tmp_path: Path) -> None:
         states = []
         for _ in range(2):
             play_turns(served.engine, STATE, answer_markup())
-            heard = await respond(served, "stream", {"tools": [mcp_tool()]})
-            states.append(json.loads(heard.output[-2]["output"]))
+            received = await respond(served, "stream", {"tools": [mcp_tool()]})
+            states.append(json.loads(received.output[-2]["output"]))
             play_turns(served.engine, HANG, answer_markup())
             before = running_tasks()
             async with served.open_stream({"tools": [mcp_tool()]}) as stream:
@@ -145,9 +145,9 @@ async def test_stdio_server_survives_an_abandoned_call(tmp_path: Path) -> None:
 async def test_call_ends_with_its_unstreamed_client(tmp_path: Path, http: HttpServers) -> None:
     async with tool_server(tmp_path, [HANG, answer_markup()]) as served:
         before, (begun, over) = running_tasks(), await hung(http)
-        asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp_tool(url=http.url())]}))
+        responding = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp_tool(url=http.url())]}))
         await reaches(http, begun + 1, over)
-        asked.cancel()
+        responding.cancel()
         await reaches(http, begun + 1, over + 1)
         await settled(before)
         await wait_until(lambda: len(served.scheduler.runs) == 0)
@@ -201,10 +201,10 @@ async def test_finished_response_leaves_no_process(tmp_path: Path, sandbox: Sand
     turns = [python_markup("x = 1"), python_markup("print(x)"), answer_markup()]
     async with tool_server(tmp_path, turns, sandbox=sandbox) as served:
         others = descendants(os.getpid())
-        heard = await respond(
+        received = await respond(
             served, "background", {"tools": [CODE_TOOL], "include": ["code_interpreter_call.outputs"]}
         )
-        assert heard.output[1]["outputs"] == [{"type": "logs", "logs": "1\n"}]
+        assert received.output[1]["outputs"] == [{"type": "logs", "logs": "1\n"}]
         await wait_until(lambda: not descendants(os.getpid()) - others)
 
 
@@ -217,21 +217,25 @@ NOBODY = "http://127.0.0.1:9/mcp"
 @pytest.mark.parametrize("mode", MODES)
 async def test_unavailable_server_is_a_failed_item(tmp_path: Path, mode: str) -> None:
     async with tool_server(tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
-        heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
-        assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
-        assert heard.response["status"] == "completed"
+        received = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
+        assert received.types == ["mcp_list_tools", "mcp_list_tools", "message"]
+        assert received.response["status"] == "completed"
         for index in (0, 1):
-            assert (heard.output[index]["tools"], bool(heard.output[index]["error"])) == ([], True)
-            assert heard.ladder(index) == [
+            assert (received.output[index]["tools"], bool(received.output[index]["error"])) == ([], True)
+            assert received.ladder(index) == [
                 "output_item.added",
                 "mcp_list_tools.in_progress",
                 "mcp_list_tools.failed",
                 "output_item.done",
             ]
         play_turns(served.engine, call_markup("docs.echo", {}), answer_markup())
-        heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY)]})
-        assert (heard.types[0], heard.types[-1], heard.response["status"]) == ("mcp_list_tools", "message", "completed")
-        assert "mcp_call" not in heard.types
+        received = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY)]})
+        assert (received.types[0], received.types[-1], received.response["status"]) == (
+            "mcp_list_tools",
+            "message",
+            "completed",
+        )
+        assert "mcp_call" not in received.types
 
 
 @pytest.mark.defect("V7")
@@ -239,11 +243,11 @@ async def test_unavailable_server_is_a_failed_item(tmp_path: Path, mode: str) ->
 async def test_server_that_dies_in_a_call_is_restarted(tmp_path: Path, mode: str) -> None:
     turns = [STATE, call_markup("docs.die", {}), STATE, answer_markup()]
     async with tool_server(tmp_path, turns, servers={"docs": stdio_server()}) as served:
-        heard = await respond(served, mode, {"tools": [mcp_tool()]})
-    assert heard.types == ["mcp_list_tools", *["mcp_call"] * 3, "message"]
-    assert [item["status"] for item in heard.output[1:4]] == ["completed", "failed", "completed"]
-    assert heard.ladder(2)[-2:] == ["mcp_call.failed", "output_item.done"]
-    assert heard.output[2]["error"]
-    first, second = (json.loads(heard.output[index]["output"]) for index in (1, 3))
+        received = await respond(served, mode, {"tools": [mcp_tool()]})
+    assert received.types == ["mcp_list_tools", *["mcp_call"] * 3, "message"]
+    assert [item["status"] for item in received.output[1:4]] == ["completed", "failed", "completed"]
+    assert received.ladder(2)[-2:] == ["mcp_call.failed", "output_item.done"]
+    assert received.output[2]["error"]
+    first, second = (json.loads(received.output[index]["output"]) for index in (1, 3))
     assert first["pid"] != second["pid"]
-    assert heard.response["status"] == "completed"
+    assert received.response["status"] == "completed"

@@ -11,11 +11,11 @@ from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server
 
 
-def assert_echoed(heard: tool_servers.ClientResponse, label: str) -> None:
+def assert_echoed(received: tool_servers.ClientResponse, label: str) -> None:
     """Assert that a server was listed and called once, and that the model read the result."""
-    assert heard.response["status"] == "completed"
-    assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
-    listing, called, _ = heard.output
+    assert received.response["status"] == "completed"
+    assert received.types == ["mcp_list_tools", "mcp_call", "message"]
+    listing, called, _ = received.output
     assert (listing["server_label"], [tool["name"] for tool in listing["tools"]][:1]) == (label, ["echo"])
     assert {key: called[key] for key in ("name", "server_label", "arguments", "output", "error", "status")} == {
         "name": "echo",
@@ -25,14 +25,14 @@ def assert_echoed(heard: tool_servers.ClientResponse, label: str) -> None:
         "error": None,
         "status": "completed",
     }
-    if heard.events:
-        assert heard.ladder(0) == [
+    if received.events:
+        assert received.ladder(0) == [
             "output_item.added",
             "mcp_list_tools.in_progress",
             "mcp_list_tools.completed",
             "output_item.done",
         ]
-        assert heard.ladder(1) == [
+        assert received.ladder(1) == [
             "output_item.added",
             "mcp_call.in_progress",
             "mcp_call_arguments.delta",
@@ -74,8 +74,8 @@ async def test_running_call_has_not_completed(tmp_path: Path, http: HttpServers,
         await tool_servers.expect_silence(stream)
         assert (await served.get_response(await stream.response_id()))["status"] == "in_progress"
         door.touch()
-        heard = tool_servers.ClientResponse({}, await stream.rest(), [])
-    assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
+        received = tool_servers.ClientResponse({}, await stream.rest(), [])
+    assert received.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
 
 
 @pytest.mark.defect("V24")
@@ -99,14 +99,14 @@ async def test_failed_call_is_a_failed_item(tmp_path: Path, http: HttpServers, m
         tool_servers.answer_markup(),
     ]
     async with tool_servers.tool_server(tmp_path, turns) as served:
-        heard = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
+        received = await tool_servers.respond(served, mode, {"tools": [tool_servers.mcp_tool(url=http.url())]})
         read = tool_servers.prompts_read(served)[-1]
-    assert heard.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
+    assert received.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
     for index in (1, 2, 3):
-        item = heard.output[index]
+        item = received.output[index]
         assert (item["status"], item["output"]) == ("failed", None)
         assert item["error"]["type"]
-        assert heard.ladder(index)[-2:] == ["mcp_call.failed", "output_item.done"]
+        assert received.ladder(index)[-2:] == ["mcp_call.failed", "output_item.done"]
     assert "It went boom." in read
 
 
@@ -120,8 +120,8 @@ async def test_hanging_call_times_out(tmp_path: Path, http: HttpServers, sandbox
             served.engine, tool_servers.python_markup("while True: pass"), tool_servers.answer_markup()
         )
         looping = await tool_servers.respond(served, mode, {"tools": [tool_servers.CODE_TOOL]})
-    for heard in (hanging, looping):
-        assert (heard.response["status"], heard.output[-2]["status"]) == ("completed", "failed")
+    for received in (hanging, looping):
+        assert (received.response["status"], received.output[-2]["status"]) == ("completed", "failed")
     assert hanging.ladder(1)[-2:] == ["mcp_call.failed", "output_item.done"]
     assert looping.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
 

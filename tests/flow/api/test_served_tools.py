@@ -48,17 +48,17 @@ async def site() -> AsyncIterator[Site]:
 async def test_code_call_is_one_item_with_outputs(tmp_path: Path, sandbox: Sandbox, mode: str) -> None:
     turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]
     async with tool_server(tmp_path, turns, sandbox=sandbox) as served:
-        heard = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
+        received = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
         _, second, third = prompts_read(served)
-    assert heard.types == ["reasoning", "code_interpreter_call", "code_interpreter_call", "message"]
-    assert heard.response["status"] == "completed"
-    assert [item["outputs"] for item in heard.output[1:3]] == [
+    assert received.types == ["reasoning", "code_interpreter_call", "code_interpreter_call", "message"]
+    assert received.response["status"] == "completed"
+    assert [item["outputs"] for item in received.output[1:3]] == [
         [{"type": "logs", "logs": "42\n"}],
         [{"type": "logs", "logs": "6\n"}],
     ]
-    assert [item["code"] for item in heard.output[1:3]] == ["n = 6\nprint(n * 7)", "print(n)"]
-    assert len({item["container_id"] for item in heard.output[1:3]}) == 1
-    assert heard.ladder(1) == [
+    assert [item["code"] for item in received.output[1:3]] == ["n = 6\nprint(n * 7)", "print(n)"]
+    assert len({item["container_id"] for item in received.output[1:3]}) == 1
+    assert received.ladder(1) == [
         "output_item.added",
         "code_interpreter_call.in_progress",
         "code_interpreter_call_code.delta",
@@ -82,10 +82,10 @@ async def test_running_code_has_not_completed(tmp_path: Path, sandbox: Sandbox, 
         await stream.upto(b"code_interpreter_call.interpreting")
         await expect_silence(stream)
         assert (await served.cancel(response_id))[0] == 200
-        heard = ClientResponse({}, await stream.rest(), [])
-    assert heard.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
-    assert heard.bodies[-1]["response"]["output"][0]["status"] == "incomplete"
-    assert heard.bodies[-1]["response"]["output"][0]["outputs"] is None
+        received = ClientResponse({}, await stream.rest(), [])
+    assert received.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
+    assert received.bodies[-1]["response"]["output"][0]["status"] == "incomplete"
+    assert received.bodies[-1]["response"]["output"][0]["outputs"] is None
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -117,24 +117,24 @@ async def test_page_is_found_opened_and_cited(tmp_path: Path, site: Site, mode: 
         answer_markup("It closes【1†L1-L2】."),
     ]
     async with tool_server(tmp_path, turns, search=site.url) as served:
-        heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
+        received = await respond(served, mode, {"tools": [SEARCH_TOOL]})
     page = f"{site.url}/gates"
-    assert heard.types == ["web_search_call"] * 3 + ["message"]
-    assert [item["action"] for item in heard.output[:3]] == [
+    assert received.types == ["web_search_call"] * 3 + ["message"]
+    assert [item["action"] for item in received.output[:3]] == [
         {"type": "search", "query": "gates", "queries": ["gates"]},
         {"type": "open_page", "url": page},
         {"type": "find_in_page", "url": page, "pattern": "closes"},
     ]
     for index in range(3):
-        assert heard.output[index]["status"] == "completed"
-        assert heard.ladder(index) == [
+        assert received.output[index]["status"] == "completed"
+        assert received.ladder(index) == [
             "output_item.added",
             "web_search_call.in_progress",
             "web_search_call.searching",
             "web_search_call.completed",
             "output_item.done",
         ]
-    (said,) = heard.output[3]["content"]
+    (said,) = received.output[3]["content"]
     (note,) = said["annotations"]
     assert (note["type"], note["url"], note["title"]) == ("url_citation", page, "Gates")
     assert "【" not in said["text"]
@@ -154,8 +154,8 @@ async def test_page_being_fetched_has_not_completed(tmp_path: Path, site: Site, 
         await expect_silence(stream)
         assert served.engine.running == 0
         site.gate.set()
-        heard = ClientResponse({}, await stream.rest(), [])
-    assert heard.ladder(0)[-3:] == ["web_search_call.searching", "web_search_call.completed", "output_item.done"]
+        received = ClientResponse({}, await stream.rest(), [])
+    assert received.ladder(0)[-3:] == ["web_search_call.searching", "web_search_call.completed", "output_item.done"]
 
 
 @pytest.mark.defect("B12")
@@ -163,12 +163,12 @@ async def test_page_being_fetched_has_not_completed(tmp_path: Path, site: Site, 
 @pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
 async def test_broken_arguments_fail_their_call(tmp_path: Path, site: Site, arguments: str, mode: str) -> None:
     async with tool_server(tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url) as served:
-        heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
+        received = await respond(served, mode, {"tools": [SEARCH_TOOL]})
         _, second = prompts_read(served)
-    assert heard.types == ["web_search_call", "message"]
-    assert (heard.response["status"], heard.output[0]["status"]) == ("completed", "failed")
-    assert heard.output[0]["action"] == {"type": "search", "query": "", "queries": []}
-    assert heard.ladder(0)[-2:] == ["web_search_call.searching", "output_item.done"]
+    assert received.types == ["web_search_call", "message"]
+    assert (received.response["status"], received.output[0]["status"]) == ("completed", "failed")
+    assert received.output[0]["action"] == {"type": "search", "query": "", "queries": []}
+    assert received.ladder(0)[-2:] == ["web_search_call.searching", "output_item.done"]
     assert "<|start|>browser.search to=assistant<|channel|>analysis<|message|>Invalid function arguments" in second
     assert site.queries == []
 
@@ -190,13 +190,13 @@ async def test_stream_with_tools_can_be_resumed_anywhere(
     ]
     body: Any = {"tools": [CODE_TOOL, SEARCH_TOOL, mcp_tool(url=http.url())], "include": [OUTPUTS, SOURCES]}
     async with tool_server(tmp_path, turns, sandbox=sandbox, search=site.url) as served:
-        heard = await respond(served, "stream", body)
-        frames = heard.raw.split(b"\n\n")
+        received = await respond(served, "stream", body)
+        frames = received.raw.split(b"\n\n")
         await wait_until(lambda: len(served.scheduler.runs) == 0)
-        for number in range(len(heard.bodies) - 1):
-            path = f"/v1/responses/{heard.response['id']}?stream=true&starting_after={number}"
+        for number in range(len(received.bodies) - 1):
+            path = f"/v1/responses/{received.response['id']}?stream=true&starting_after={number}"
             assert await served.again(path) == b"\n\n".join(frames[number + 1 :])
-    assert heard.types == [
+    assert received.types == [
         "mcp_list_tools",
         "reasoning",
         "code_interpreter_call",

@@ -84,10 +84,10 @@ def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None
 
 
 def test_only_a_possible_address_is_held() -> None:
-    told = fixture_cases.events_with(
+    sent = fixture_cases.events_with(
         fixture_cases.generation_of("<|channel|>final<|message|>One two three four<|return|>"), install
     )
-    deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
+    deltas = [event.delta for event in sent if isinstance(event, OutputTextDelta)]
     assert deltas == ["One two three ", "four"]
 
 

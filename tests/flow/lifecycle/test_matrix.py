@@ -76,9 +76,9 @@ async def test_completed_response_is_whole(cell: Cell) -> None:
     cell.let_say(COUNT)
     await cell.client.ask()
     assert cell.client.is_complete
-    told = await cell.check("completed")
-    assert told.text == " ".join(map(str, range(1, 100)))
-    assert told.response["usage"]["output_tokens"] == len(load_encoding().encode_markup(COUNT))
+    finished = await cell.check("completed")
+    assert finished.text == " ".join(map(str, range(1, 100)))
+    assert finished.response["usage"]["output_tokens"] == len(load_encoding().encode_markup(COUNT))
 
 
 @pytest.mark.defect("V17")
@@ -86,9 +86,9 @@ async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
     assert cell.client.is_complete
-    told = await cell.check("incomplete")
-    assert told.text.startswith("1 2 3 ")
-    assert told.response["usage"]["output_tokens"] == 60
+    finished = await cell.check("incomplete")
+    assert finished.text.startswith("1 2 3 ")
+    assert finished.response["usage"]["output_tokens"] == 60
 
 
 @pytest.mark.defect("V1", "B14")
@@ -96,9 +96,9 @@ async def test_engine_error_fails_the_response(cell: Cell) -> None:
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
     assert cell.client.is_complete
-    told = await cell.check("failed")
-    assert told.response["error"]["message"] == "It failed."
-    assert told.text == " ".join(map(str, range(1, 20)))
+    finished = await cell.check("failed")
+    assert finished.response["error"]["message"] == "It failed."
+    assert finished.text == " ".join(map(str, range(1, 20)))
 
 
 @pytest.mark.defect("V1", "B14")
@@ -110,9 +110,9 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
     assert (await cell.served.post({"input": "Hi"}))[0] == 503
     dead = await FinishedResponse.of(cell.served, cell.response_id)
     cell.served.engine.is_alive = True
-    told = await cell.check("failed")
-    assert told == dead
-    assert told.text == " ".join(map(str, range(1, 20)))
+    finished = await cell.check("failed")
+    assert finished == dead
+    assert finished.text == " ".join(map(str, range(1, 20)))
 
 
 @pytest.mark.defect("42", "B22", "V17", "B23")
@@ -124,9 +124,9 @@ async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pyte
     assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
     await asking
     assert cell.client.is_complete
-    told = await cell.check("cancelled")
-    assert (told.response, told.text.startswith("la la")) == (answer, True)
-    assert told.response["usage"]["output_tokens"] > 20
+    finished = await cell.check("cancelled")
+    assert (finished.response, finished.text.startswith("la la")) == (answer, True)
+    assert finished.response["usage"]["output_tokens"] > 20
 
 
 @pytest.mark.defect("31", "43")
@@ -137,6 +137,6 @@ async def test_leaving_client_cancels_a_foreground_response(cell: Cell) -> None:
     asking.cancel()
     if goes_on:
         await wait_until(lambda: cell.served.engine.running == 0)
-    told = await cell.check("completed" if goes_on else "cancelled")
-    assert told.text.startswith("1 2 3 ")
+    finished = await cell.check("completed" if goes_on else "cancelled")
+    assert finished.text.startswith("1 2 3 ")
     assert cell.served.engine.aborted == (not goes_on)

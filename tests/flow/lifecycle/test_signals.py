@@ -149,9 +149,9 @@ def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
 async def test_sigterm_fails_a_long_response(stopped: Scene, mode: api_clients.Mode) -> None:
     client = stopped.middle[mode]
     assert client.is_complete or client.mode.name == "background"  # a polling client may find no server any more
-    told = await stopped.after(client)
-    await told.check("failed", client)
-    assert told.text.startswith("1 2 3 ")
+    finished = await stopped.after(client)
+    await finished.check("failed", client)
+    assert finished.text.startswith("1 2 3 ")
 
 
 async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
@@ -166,21 +166,21 @@ async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
 async def test_sigkill_fails_a_running_response(killed: Scene, mode: api_clients.Mode) -> None:
     client = killed.middle[mode]
     assert (client.is_complete, killed.exit_status) == (False, -signal.SIGKILL)
-    told = await killed.after(client)
-    await told.check("failed", replace(client, seen=killed.flushed[mode]))
-    assert told.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
+    finished = await killed.after(client)
+    await finished.check("failed", replace(client, seen=killed.flushed[mode]))
+    assert finished.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
 
 
 @pytest.mark.defect("V2", "B15")
 @pytest.mark.parametrize("mode", [mode for mode in api_clients.MODES if mode.stream], ids=str)
 async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mode) -> None:
-    told = await killed.after(killed.middle[mode])
+    finished = await killed.after(killed.middle[mode])
     number = len(api_clients.sse_frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
-        rest = await told.after(beyond)
+        rest = await finished.after(beyond)
         assert (
-            rest == told.stream[-len(rest) :]
-            or rest == renumbered(api_clients.sse_frames(told.stream)[-1], beyond + 1) + DONE
+            rest == finished.stream[-len(rest) :]
+            or rest == renumbered(api_clients.sse_frames(finished.stream)[-1], beyond + 1) + DONE
         )
         assert rest.count(b"event: response.failed") == 1
 
@@ -197,14 +197,14 @@ def scene(request: pytest.FixtureRequest, scenes: Scenes, place: str) -> Scene:
 async def test_nearly_finished_response_ends_as_usual(scene: Scene, mode: api_clients.Mode) -> None:
     client = scene.near_the_end[mode]
     assert client.is_complete
-    told = await scene.after(client)
-    await told.check("incomplete", client)
-    assert told.response["usage"]["output_tokens"] == BRIEF
+    finished = await scene.after(client)
+    await finished.check("incomplete", client)
+    assert finished.response["usage"]["output_tokens"] == BRIEF
 
 
 @pytest.mark.parametrize("place", DATABASES)
 async def test_queued_response_is_left_to_the_next_server(scene: Scene) -> None:
     assert not scene.waiting.is_complete
-    told = await scene.after(scene.waiting)
-    await told.check("completed", scene.waiting)
-    assert told.text == "Hello!"
+    finished = await scene.after(scene.waiting)
+    await finished.check("completed", scene.waiting)
+    assert finished.text == "Hello!"

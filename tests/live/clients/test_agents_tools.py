@@ -37,12 +37,12 @@ def agent(model: OpenAIResponsesModel, *tools: Tool, **settings: Any) -> Agent[A
 
 
 def server(
-    label: str, url: str, approval: Any = "never", asked: MCPToolApprovalFunction | None = None
+    label: str, url: str, approval: Any = "never", requested: MCPToolApprovalFunction | None = None
 ) -> HostedMCPTool:
     """An MCP server, which the model knows by its label."""
     return HostedMCPTool(
         {"type": "mcp", "server_label": label, "server_url": url, "require_approval": approval},
-        on_approval_request=asked,
+        on_approval_request=requested,
     )
 
 
@@ -73,8 +73,8 @@ async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesMod
         (TWICE, ["code_interpreter_call"] * 2, "Twice 20 is 40."),
     ):
         result = Runner.run_streamed(worker, question)
-        heard = [event.item async for event in result.stream_events() if event.type == "run_item_stream_event"]
-        assert [kind for kind in did(heard) if kind.endswith("_call")] == did_what
+        streamed_items = [event.item async for event in result.stream_events() if event.type == "run_item_stream_event"]
+        assert [kind for kind in did(streamed_items) if kind.endswith("_call")] == did_what
         assert result.final_output == answer
 
 
@@ -88,10 +88,10 @@ async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, docu
 @pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
-    asked = []
+    requested = []
 
     def approve(request: MCPToolApprovalRequest) -> Any:
-        asked.append((request.data.server_label, request.data.name, request.data.arguments))
+        requested.append((request.data.server_label, request.data.name, request.data.arguments))
         return {"approve": True}
 
     worker = agent(model, server("calculator", documents, "always", approve))
@@ -101,7 +101,7 @@ async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str
             pass
     else:
         result = await Runner.run(worker, SUM, auto_previous_response_id=by_id)
-    assert asked == [("calculator", "add", '{"a":2,"b":3}')]
+    assert requested == [("calculator", "add", '{"a":2,"b":3}')]
     assert result.final_output == "2 plus 3 is 5."
     kinds = [kind for kind in did(result.new_items) if kind != "mcp_list_tools"]
     assert kinds == ["mcp_approval_request", "mcp_approval_response", "mcp_call", "message"]

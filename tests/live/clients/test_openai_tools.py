@@ -25,7 +25,7 @@ def tools(documents: str) -> Any:
     return [PYTHON, server | {"server_label": "docs"}, server | {"server_label": "calculator"}]
 
 
-def asked(question: Any, tools: Any, **more: Any) -> Any:
+def request_body(question: Any, tools: Any, **more: Any) -> Any:
     return {"model": "tiny-gpt-oss", "input": question, "tools": tools, "temperature": 0, "include": INCLUDED} | more
 
 
@@ -57,19 +57,19 @@ def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
 
 @pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
 def test_tool_items_are_the_same_in_every_mode(client: openai.OpenAI, tools: Any, way: str) -> None:
-    response = answered(client, way, asked("Set x to 20 in Python, then double it.", tools))
+    response = answered(client, way, request_body("Set x to 20 in Python, then double it.", tools))
     assert (response.status, response.output_text) == ("completed", "Twice 20 is 40.")
     *listings, first, second = did(response)
     assert [listing.server_label for listing in listings] == ["docs", "calculator"]
     assert (first.code, second.code, second.outputs[0].logs) == ("x = 20", "print(x * 2)", "40\n")
-    response = answered(client, way, asked("Ask the docs server about penstock.", tools))
+    response = answered(client, way, request_body("Ask the docs server about penstock.", tools))
     assert (response.status, response.output_text) == ("completed", "The docs say what a penstock is.")
     call = did(response)[-1]
     assert (call.name, call.output) == ("search", "penstock: a pipe that leads water to a turbine")
 
 
 def test_stream_helper_passes_on_each_step(client: openai.OpenAI, tools: Any) -> None:
-    with client.responses.stream(**asked("Add 2 and 3 with the calculator server.", tools)) as stream:
+    with client.responses.stream(**request_body("Add 2 and 3 with the calculator server.", tools)) as stream:
         events = list(stream)
         response = stream.get_final_response()
     steps = [event.type.removeprefix("response.mcp_call") for event in events if ".mcp_call" in event.type]
@@ -81,23 +81,23 @@ def test_stream_helper_passes_on_each_step(client: openai.OpenAI, tools: Any) ->
 
 def test_approved_call_is_made(client: openai.OpenAI, documents: str) -> None:
     tools = [{"type": "mcp", "server_label": "calculator", "server_url": documents}]
-    first = client.responses.create(**asked("Add 2 and 3 with the calculator server.", tools))
+    first = client.responses.create(**request_body("Add 2 and 3 with the calculator server.", tools))
     request = did(first)[-1]
     assert (request.type, request.name) == ("mcp_approval_request", "add")
     approval = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
-    second = client.responses.create(**asked([approval], tools, previous_response_id=first.id))
+    second = client.responses.create(**request_body([approval], tools, previous_response_id=first.id))
     assert (did(second)[0].output, second.output_text) == ("5", "2 plus 3 is 5.")
 
 
 @pytest.mark.usefixtures("shell")
 def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
-    response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
+    response = client.responses.create(**request_body("Make a note in the container.", [SHELL]))
     call, output = did(response)
     assert (call.type, output.call_id, output.output[0].stdout) == ("shell_call", call.call_id, "note\n")
 
 
 def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
-    response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))
+    response = client.responses.create(**request_body("Search the web for vLLM.", [{"type": "web_search"}]))
     search, page = did(response)
     assert [source.url for source in search.action.sources] == [page.action.url]
     message: Any = response.output[-1]
@@ -106,8 +106,8 @@ def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
 
 def test_server_side_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -> None:
     context: Any = [{"role": "user", "content": "Set x to 20 in Python, then double it."}]
-    first = client.responses.create(**asked(context, tools, store=False))
+    first = client.responses.create(**request_body(context, tools, store=False))
     context += [*first.output, {"role": "user", "content": "Add 2 and 3 with the calculator server."}]
-    second = client.responses.create(**asked(context, tools, store=False))
+    second = client.responses.create(**request_body(context, tools, store=False))
     assert second.output_text == "2 plus 3 is 5."
     assert [item.type for item in did(second)] == ["mcp_call"]

@@ -30,21 +30,21 @@ async def until_free(engine: VllmEngine, stats: EngineStats) -> None:
     await stats.until(lambda: not stats.running and not stats.waiting)
 
 
-async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase: Phase) -> list[EngineFrame]:
+async def cancelled(engine: VllmEngine, stats: EngineStats, wanted: Prompt, phase: Phase) -> list[EngineFrame]:
     """Cancel a generation in ``phase``, wait until it has left the engine, then read on; return all of its frames."""
     frames = []
     before = stats.generated
-    async with engine.open(asked) as stream:
+    async with engine.open(wanted) as stream:
         if phase == "prefill":
             await stats.until(lambda: stats.running > 0)
         if phase in {"decode", "stuck"}:
             frames += [await anext(stream) for _ in range(5)]
         if phase == "stuck":
             await stats.until(lambda: stats.generated > before + 50)
-        assert await engine.cancel(asked.facts.response.id)
+        assert await engine.cancel(wanted.facts.response.id)
         await until_free(engine, stats)
         frames += [frame async for frame in stream]
-        assert not await engine.cancel(asked.facts.response.id)
+        assert not await engine.cancel(wanted.facts.response.id)
     return frames
 
 
@@ -54,9 +54,9 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase
 async def test_request_is_cancelled_at_any_point(
     engine: VllmEngine, stats: EngineStats, phase: Phase, likely: bool
 ) -> None:
-    asked = prompt("word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
+    wanted = prompt("word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
     before = stats.generated
-    frames = await cancelled(engine, stats, sampled(asked, logprobs=1 if likely else None), phase)
+    frames = await cancelled(engine, stats, sampled(wanted, logprobs=1 if likely else None), phase)
     assert len(token_ids(frames)) == stats.generated - before
     assert last(frames).reason == "cancelled"
     assert token_ids(frames) or phase in {"queued", "prefill"}
@@ -64,9 +64,9 @@ async def test_request_is_cancelled_at_any_point(
 
 
 async def test_cancelling_one_request_leaves_the_others(engine: VllmEngine, stats: EngineStats) -> None:
-    asked = prompt("Never stop talking.", max_tokens=ENDLESS)
+    wanted = prompt("Never stop talking.", max_tokens=ENDLESS)
     names = [f"resp_{number}" for number in range(QUEUE)]
-    tasks = {name: asyncio.create_task(generate(engine, rename(asked, name))) for name in names}
+    tasks = {name: asyncio.create_task(generate(engine, rename(wanted, name))) for name in names}
     await stats.until(lambda: stats.running == QUEUE)
     assert await engine.cancel("resp_3")
     assert not await engine.cancel("resp_99")

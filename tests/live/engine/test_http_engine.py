@@ -52,8 +52,8 @@ async def elsewhere(url: str, request: pytest.FixtureRequest) -> AsyncGenerator[
     await engine.close()
 
 
-async def ask(elsewhere: VllmHttpEngine, asked: Prompt) -> list[Any]:
-    async with elsewhere.open(asked) as frames:
+async def ask(elsewhere: VllmHttpEngine, wanted: Prompt) -> list[Any]:
+    async with elsewhere.open(wanted) as frames:
         return [frame async for frame in frames]
 
 
@@ -96,8 +96,8 @@ async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine) -> Non
 
 async def test_http_engine_equals_the_engine_in_process(elsewhere: VllmHttpEngine, engine: VllmEngine) -> None:
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
-        asked = sampled(prompt(text, max_tokens=60), logprobs=2)
-        there, here = await ask(elsewhere, asked), await generate(engine, asked)
+        wanted = sampled(prompt(text, max_tokens=60), logprobs=2)
+        there, here = await ask(elsewhere, wanted), await generate(engine, wanted)
         assert token_ids(there) == token_ids(here)
         assert last(there).reason == last(here).reason
         for one, other in zip(logprobs(there), logprobs(here), strict=True):
@@ -106,18 +106,18 @@ async def test_http_engine_equals_the_engine_in_process(elsewhere: VllmHttpEngin
 
 
 async def test_grammar_is_enforced_from_the_first_token(elsewhere: VllmHttpEngine) -> None:
-    asked = prompt("Say hello.", max_tokens=40)
-    from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
+    wanted = prompt("Say hello.", max_tokens=40)
+    from_grammar = await ask(elsewhere, _with_grammar(wanted, 'start: /[ab]{5}/ "c" <[200002]>'))
     text = load_encoding().decode(token_ids(from_grammar)[:-1])
     assert len(text) == 6
     assert set(text) <= set("abc")
     assert last(from_grammar).reason == "stop"
     with pytest.raises(InvalidPrompt, match="unknown name"):
-        await ask(elsewhere, _with_grammar(asked, "start: nosuch"))
+        await ask(elsewhere, _with_grammar(wanted, "start: nosuch"))
 
 
-def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
-    return replace(asked, grammar=grammar)
+def _with_grammar(wanted: Prompt, grammar: str) -> Prompt:
+    return replace(wanted, grammar=grammar)
 
 
 async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine) -> None:
@@ -127,17 +127,17 @@ async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine) -> None:
 
 
 async def test_prefix_cache_is_reported_and_salted(elsewhere: VllmHttpEngine) -> None:
-    asked, salt = prompt("Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
-    salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
+    wanted, salt = prompt("Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
+    salted = [scheduled(wanted, cache_salt=one) for one in (salt, salt, f"another {salt}")]
     cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
     assert [bool(tokens) for tokens in cached] == [False, True, False]
 
 
 async def test_leaving_and_cancelling_abort_the_request(elsewhere: VllmHttpEngine, url: str) -> None:
-    asked = prompt("Never stop talking.", max_tokens=None)
-    async with elsewhere.open(asked) as stream:
+    wanted = prompt("Never stop talking.", max_tokens=None)
+    async with elsewhere.open(wanted) as stream:
         await anext(aiter(stream))
-    async with elsewhere.open(rename(asked, "resp_other")) as stream:
+    async with elsewhere.open(rename(wanted, "resp_other")) as stream:
         seen: list[Any] = [await anext(aiter(stream))]
         assert await elsewhere.cancel("resp_other")
         seen += [frame async for frame in stream]
@@ -149,7 +149,7 @@ async def test_leaving_and_cancelling_abort_the_request(elsewhere: VllmHttpEngin
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
 async def test_unknown_token_ids_are_refused(elsewhere: VllmHttpEngine, unknown: int) -> None:
-    asked = prompt("Say hello.")
+    wanted = prompt("Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
-        await ask(elsewhere, replace(asked, token_ids=(5, unknown)))
-    assert token_ids(await ask(elsewhere, asked))
+        await ask(elsewhere, replace(wanted, token_ids=(5, unknown)))
+    assert token_ids(await ask(elsewhere, wanted))

@@ -71,8 +71,8 @@ class Seeing:
 
     async def answer(self, *parts: Json, allowed: AllowedNetworks = NOTHING_ALLOWED, **body: Any) -> Response:
         """Send a message of these parts; check every event, and return the response."""
-        asked: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
-        return final(await run_request(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
+        wanted: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
+        return final(await run_request(self.pipeline(allowed), wanted | {"top_logprobs": 2} | body))
 
     def first(self) -> float:
         chunks = [frame for frame in self.generated.frames if isinstance(frame, TokenChunk)]
@@ -215,22 +215,22 @@ async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
 async def test_image_without_a_placeholder_is_refused(seeing: Seeing) -> None:
     """An image is never dropped silently if the prompt has no placeholder for it."""
     await seeing.answer(text(), image())
-    (asked,) = seeing.prompts.frames
-    for token_ids, images in (((1, 2, 3), (RED_URL,)), (asked.token_ids, (RED_URL, BLUE_URL))):
+    (wanted,) = seeing.prompts.frames
+    for token_ids, images in (((1, 2, 3), (RED_URL,)), (wanted.token_ids, (RED_URL, BLUE_URL))):
         with pytest.raises(InvalidPrompt, match="no place for an image") as refused:
-            await generate(seeing.engine, prompted(asked, token_ids, images))
+            await generate(seeing.engine, prompted(wanted, token_ids, images))
         assert refused.value.param == "input"
 
 
-def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -> Prompt:
-    return Prompt(replace(asked.facts, input=(), sampling=Sampling(0.0, 1.0, 3)), tuple(token_ids), (), images=images)
+def prompted(wanted: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -> Prompt:
+    return Prompt(replace(wanted.facts, input=(), sampling=Sampling(0.0, 1.0, 3)), tuple(token_ids), (), images=images)
 
 
 @pytest.mark.defect("V14")
 async def test_text_model_refuses_images(engine: VllmEngine) -> None:
-    asked = prompt("Say hello.", max_tokens=3)
+    wanted = prompt("Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):
-        await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))
-    *_, end = await generate(engine, asked)
+        await generate(engine, prompted(wanted, wanted.token_ids, (RED_URL,)))
+    *_, end = await generate(engine, wanted)
     assert isinstance(end, GenerationFinished)
     assert end.prompt_tokens is None

@@ -47,17 +47,17 @@ def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
 
 def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
     conversation = client.conversations.create()
-    asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
+    questions = ["Say hello.", "Remember the number seven.", "What did I say before?"]
     answers = [
         client.responses.create(model="tiny-gpt-oss", conversation=conversation.id, input=text, temperature=0)
-        for text in asked
+        for text in questions
     ]
     assert answers[0].output_text == "Hello! How can I help you today?"
     sizes = [answer.usage.input_tokens for answer in answers if answer.usage]
     assert sizes == sorted(set(sizes))
     kept: list[Any] = list(client.conversations.items.list(conversation.id, order="asc"))
     said = [item.content[0].text for item in kept if item.type == "message" and item.role == "user"]
-    assert said == asked
+    assert said == questions
     assert [item.id for item in kept if item.type != "message" or item.role != "user"] == [
         item.id for answer in answers for item in answer.output
     ]

@@ -143,13 +143,13 @@ async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine) -> None:
 
 async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine) -> None:
     tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
-    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
-    both = await respond(engine, "Compare London and Tokyo.", **asked)
+    request_fields: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
+    both = await respond(engine, "Compare London and Tokyo.", **request_fields)
     assert [call.arguments for call in calls(both) if isinstance(call, FunctionCall)] == [
         '{"city":"London"}',
         '{"city":"Tokyo"}',
     ]
-    one = await respond(engine, "Compare London and Tokyo.", parallel_tool_calls=False, **asked)
+    one = await respond(engine, "Compare London and Tokyo.", parallel_tool_calls=False, **request_fields)
     assert the_call(one).arguments == '{"city":"London"}'
 
 
@@ -177,11 +177,11 @@ async def test_custom_tool_input_matches_its_grammar(
 
 async def test_constraints_hold_at_any_temperature(engine: VllmEngine) -> None:
     wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
-    asked = [
+    request_fields = [
         respond(engine, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)
         for seed in range(8)
     ]
-    for response in await asyncio.gather(*asked):
+    for response in await asyncio.gather(*request_fields):
         if response.status == "completed":
             call = the_call(response)
             msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])

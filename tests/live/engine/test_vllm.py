@@ -83,17 +83,17 @@ async def test_stop_token_is_passed_on(engine: VllmEngine) -> None:
     assert finished.duration > 0
 
 
-async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
+async def read_late(engine: VllmEngine, wanted: Prompt) -> list[EngineFrame]:
     """The frames of a reader that reads the first, then waits until the engine has generated all tokens."""
-    async with engine.open(asked) as stream:
+    async with engine.open(wanted) as stream:
         first = await anext(stream)
         await until_idle(engine)
         return [first, *[frame async for frame in stream]]
 
 
 async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
-    asked = prompt("Count from 1 to 100.", max_tokens=500)
-    quick, slow = await generate(engine, asked), await read_late(engine, asked)
+    wanted = prompt("Count from 1 to 100.", max_tokens=500)
+    quick, slow = await generate(engine, wanted), await read_late(engine, wanted)
     assert token_ids(quick) == token_ids(slow)
     assert [type(frame) for frame in slow] == [TokenChunk, TokenChunk, GenerationFinished]
 
@@ -127,14 +127,14 @@ async def test_client_that_leaves_aborts_the_engine(engine: VllmEngine, tmp_path
 
 async def test_stopping_ends_running_generations(engine: VllmEngine, stats: EngineStats) -> None:
     ending = stoppable(engine)
-    asked = prompt("Never stop talking.", max_tokens=5000)
-    tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
+    wanted = prompt("Never stop talking.", max_tokens=5000)
+    tasks = [asyncio.create_task(generate(ending, rename(wanted, f"resp_{number}"))) for number in range(3)]
     await stats.until(lambda: stats.running == len(tasks))
     await ending.stop()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(end) for end in ends] == [errors.EngineFailed] * 3
     with pytest.raises(errors.ServerStopping):
-        await generate(ending, asked)
+        await generate(ending, wanted)
     await until_idle(engine)
 
 
@@ -159,12 +159,12 @@ async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine) -> None:
 
 
 async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats) -> None:
-    asked = prompt("Never stop talking.", max_tokens=5000)
+    wanted = prompt("Never stop talking.", max_tokens=5000)
     names = [f"resp_{number}" for number in range(QUEUE)]
-    inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
+    inside = [asyncio.create_task(generate(engine, rename(wanted, name))) for name in names]
     await stats.until(lambda: stats.running == QUEUE)
     with pytest.raises(errors.EngineOverloaded):
-        await generate(engine, rename(asked, "resp_outside"))
+        await generate(engine, rename(wanted, "resp_outside"))
     before = stats.generated
     await stats.until(lambda: stats.generated > before + QUEUE)
     for name in names:
@@ -188,10 +188,10 @@ async def test_logprobs_belong_to_their_tokens(engine: VllmEngine) -> None:
 
 
 async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine) -> None:
-    asked = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
+    wanted = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
-        frames = await generate(engine, sampled(asked, temperature=2.0, seed=seed, logprobs=1))
+        frames = await generate(engine, sampled(wanted, temperature=2.0, seed=seed, logprobs=1))
         for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
             [(likeliest, highest)] = logprob.top
             if token != likeliest:
@@ -201,15 +201,15 @@ async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine) -> None:
 
 
 async def test_logprobs_may_have_no_alternatives_or_be_absent(engine: VllmEngine) -> None:
-    asked = prompt("Say hello.")
-    frames = await generate(engine, sampled(asked, logprobs=0))
+    wanted = prompt("Say hello.")
+    frames = await generate(engine, sampled(wanted, logprobs=0))
     assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
-    assert logprobs(await generate(engine, asked)) == []
+    assert logprobs(await generate(engine, wanted)) == []
 
 
 async def test_logprobs_respect_a_grammar(engine: VllmEngine) -> None:
-    asked = sampled(prompt("Say hello.", max_tokens=40), logprobs=3)
-    frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
+    wanted = sampled(prompt("Say hello.", max_tokens=40), logprobs=3)
+    frames = await generate(engine, msgspec.structs.replace(wanted, grammar='start: /[ab]{5}/ "c" <[200002]>'))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
     assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
@@ -233,8 +233,8 @@ async def test_too_many_alternatives_are_refused(engine: VllmEngine) -> None:
 
 
 async def test_seed_makes_sampling_repeatable(engine: VllmEngine) -> None:
-    asked = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
-    wild = sampled(asked, temperature=2.0)
+    wanted = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
+    wild = sampled(wanted, temperature=2.0)
     await generate(engine, wild)  # all later requests find the prompt in the cache, so they compute the same
     said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
     assert said[0] == said[1]
@@ -243,19 +243,19 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine) -> None:
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
 async def test_narrow_sampling_is_greedy(engine: VllmEngine, narrow: dict[str, Any]) -> None:
-    asked = prompt("Say hello.")
-    wild = sampled(asked, temperature=2.0, **narrow)
-    assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
+    wanted = prompt("Say hello.")
+    wild = sampled(wanted, temperature=2.0, **narrow)
+    assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, wanted))
 
 
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str
 )
 async def test_penalties_change_the_output(engine: VllmEngine, penalty: dict[str, float]) -> None:
-    asked = adapted(prompt("Say hello.", max_tokens=100))
-    without = token_ids(await generate(engine, asked))
+    wanted = adapted(prompt("Say hello.", max_tokens=100))
+    without = token_ids(await generate(engine, wanted))
     assert len(set(without)) < len(without)
-    assert token_ids(await generate(engine, sampled(asked, **penalty))) != without
+    assert token_ids(await generate(engine, sampled(wanted, **penalty))) != without
 
 
 async def test_stop_text_ends_the_generation(engine: VllmEngine) -> None:
@@ -274,22 +274,22 @@ async def test_stop_text_is_cut_off(engine: VllmEngine) -> None:
 
 
 async def test_salt_separates_caches(engine: VllmEngine) -> None:
-    asked = prompt("Pepper. " * 300, max_tokens=1)
-    salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
-    cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
+    wanted = prompt("Pepper. " * 300, max_tokens=1)
+    salted, other = scheduled(wanted, cache_salt="salt"), scheduled(wanted, cache_salt="other")
+    cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, wanted, wanted)]
     assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
 
 
 async def test_priority_needs_a_priority_scheduler(engine: VllmEngine) -> None:
     """A priority that vLLM would ignore is refused; 0 means none."""
-    asked = prompt("Say hello.")
+    wanted = prompt("Say hello.")
     with pytest.raises(errors.InvalidRequest) as refused:
-        await generate(engine, scheduled(asked, priority=-1))
+        await generate(engine, scheduled(wanted, priority=-1))
     assert refused.value.param == "priority"
     seam = Seam(engine._llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
     watched = replace(engine, _llm=seam)
     for priority in (0, -1, 5):
-        assert token_ids(await generate(watched, scheduled(asked, priority=priority)))
+        assert token_ids(await generate(watched, scheduled(wanted, priority=priority)))
     assert [options["priority"] for options in seam.asked] == [0, -1, 5]
 
 
@@ -326,9 +326,9 @@ async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> Non
     """The warm-up request has a grammar and logprobs, so vLLM builds both before the first request."""
     seam = Seam(engine._llm)
     await replace(engine, _llm=seam).warm_up(WARM_UP)
-    [asked] = seam.asked
-    assert asked["params"].structured_outputs.grammar == WARM_UP
-    assert asked["params"].logprobs is not None
+    [wanted] = seam.asked
+    assert wanted["params"].structured_outputs.grammar == WARM_UP
+    assert wanted["params"].logprobs is not None
 
 
 # Adapters
@@ -373,17 +373,17 @@ async def test_logprobs_spell_the_answer(engine: VllmEngine) -> None:
 
 
 async def test_malformed_grammar_is_refused(engine: VllmEngine) -> None:
-    asked = prompt("Say hello.")
+    wanted = prompt("Say hello.")
     with pytest.raises(errors.InvalidRequest):
-        await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
-    assert token_ids(await generate(engine, asked))
+        await generate(engine, msgspec.structs.replace(wanted, grammar="start: ("))
+    assert token_ids(await generate(engine, wanted))
 
 
 async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine) -> None:
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
-    asked = msgspec.structs.replace(prompt("Say hello."), grammar=f"start: ({words})+")
+    wanted = msgspec.structs.replace(prompt("Say hello."), grammar=f"start: ({words})+")
     with pytest.raises(errors.EngineFailed):
-        await generate(engine, asked)
+        await generate(engine, wanted)
     assert token_ids(await generate(engine, prompt("Say hello.")))
 
 
@@ -392,10 +392,10 @@ async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine) -> N
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 async def test_leaving_at_any_point_aborts(engine: VllmEngine, stats: EngineStats, phase: str, bound: bool) -> None:
     text = "word " * 7000 if phase == "prefill" else "Never stop talking."
-    asked = prompt(text, max_tokens=1000)
+    wanted = prompt(text, max_tokens=1000)
     if bound:
-        asked = msgspec.structs.replace(sampled(asked, logprobs=5), grammar=r"start: /(.|\n)*/")
-    async with engine.open(asked) as stream:
+        wanted = msgspec.structs.replace(sampled(wanted, logprobs=5), grammar=r"start: /(.|\n)*/")
+    async with engine.open(wanted) as stream:
         if phase == "prefill":
             await stats.until(lambda: stats.running > 0)
         for _ in range(5 if phase == "decode" else 0):
@@ -406,9 +406,9 @@ async def test_leaving_at_any_point_aborts(engine: VllmEngine, stats: EngineStat
 
 @pytest.mark.defect("31")
 async def test_cancelling_the_start_aborts(engine: VllmEngine) -> None:
-    asked = prompt("Never stop talking.", max_tokens=1000)
+    wanted = prompt("Never stop talking.", max_tokens=1000)
     for steps in range(12):
-        task = asyncio.create_task(generate(engine, asked))
+        task = asyncio.create_task(generate(engine, wanted))
         for _ in range(steps):
             await asyncio.sleep(0.0005)
         task.cancel()

@@ -193,7 +193,7 @@ def test_entry_point_is_installed_only_if_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nobody:install", "there is no module nobody"),
         ("nobody.at.home:install", "there is no module nobody"),
@@ -210,14 +210,14 @@ def test_entry_point_is_installed_only_if_named() -> None:
         ("unclosed.py:install", "unclosed.py:3)"),
     ],
 )
-def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
+def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
     with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: ")) as caught:
         load([name])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         ("too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
         ("too_early", "shout -> render: shout gives ParsedFrame, and render takes ResolvedRequest"),
@@ -234,10 +234,10 @@ def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
         ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
     ],
 )
-def test_misfit_plugin_is_reported_with_its_junction(function: str, told: str) -> None:
+def test_misfit_plugin_is_reported_with_its_junction(function: str, message: str) -> None:
     with pytest.raises(WrongPlugin, match=re.escape(f"--with shouting.py:{function}: ")) as caught:
         edited(f"shouting.py:{function}")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_plugins_of_one_file_share_it(here: Path) -> None:
