@@ -33,7 +33,6 @@ NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_recording_equals_its_replay(case: Path) -> None:
-    """A fixture differs neither from itself nor from a replay of it."""
     lines = recorded_lines(case)
     again = replayed_lines(await replay_of(case))
     for exact in (False, True):
@@ -60,7 +59,6 @@ def changed(frame: Any) -> Any:
 
 @given(st.sampled_from(NAMES), st.sampled_from(["generate", "parse", "emit"]), st.data(), st.booleans())
 def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
-    """The first changed frame is found, with its line number on both sides."""
     lines = recorded_lines(HARMONY / name)[stage]
     at = data.draw(st.sampled_from([at for at, each in enumerate(lines) if changed(each.frame)]))
     other = [*lines[:at], Line(changed(lines[at].frame), lines[at].number), *lines[at + 1 :]]
@@ -132,7 +130,6 @@ def test_reference_to_another_item_is_a_difference(penstock: RunCommand, tmp_pat
 
 
 def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Path) -> None:
-    """The report is one line; ``--context`` adds the lines around it."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     parsed = tmp_path / "parsed.jsonl"
     parsed.write_text(parsed.read_text().replace('"Paris"', '"paris"'))
@@ -148,7 +145,6 @@ def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Pa
 
 
 def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:
-    """Other chunks are no difference, but a line mentions them."""
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
     told = penstock("diff", RECORDING, tmp_path)
@@ -177,7 +173,6 @@ def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
 def test_incomparable_recordings_are_one_line_errors(
     penstock: RunCommand, arguments: list[object], reason: str
 ) -> None:
-    """The exit code is 2, as for the ``diff`` program."""
     ended = penstock("diff", *arguments)
     assert (ended.status, ended.out) == (2, b"")
     assert ended.err.startswith(reason)

@@ -56,7 +56,6 @@ async def lose(source):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_replay_yields_recorded_frames(case: Path, penstock: RunCommand, tmp_path: Path) -> None:
-    """With ``--json``, the output is the recording of the last junction."""
     replayed = penstock("replay", case, "--json", "--to", "emit")
     assert (replayed.status, replayed.err) == (0, "")
     (tmp_path / "events.jsonl").write_bytes(replayed.out)
@@ -66,7 +65,6 @@ def test_replay_yields_recorded_frames(case: Path, penstock: RunCommand, tmp_pat
 
 
 def test_replay_from_any_stage_yields_recorded_stream(penstock: RunCommand) -> None:
-    """A replay from any stage gives the same stream, and the same prompt and tokens."""
     replayed = penstock("replay", RECORDING, "--sse").out
     assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
     for stage in ("converse", "render", "generate", "parse", "emit", "persist"):
@@ -82,7 +80,6 @@ def test_tool_results_are_replayed(penstock: RunCommand) -> None:
 
 
 def test_replay_ends_at_named_stage(penstock: RunCommand) -> None:
-    """``--to`` shows the output of a stage."""
     written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
     frames = [msgspec.json.decode(each) for each in written.splitlines()]
     assert [frame["type"] for frame in frames[:3]] == ["Recording", "GenerationStarted", "TokenChunk"]
@@ -98,13 +95,11 @@ def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -
 
 
 def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
-    """Each has a heading."""
     told = penstock("replay", RECORDING, SERVED).out.decode()
     assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
 
 
 def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeline in the README of the recordings equals the printed one."""
     monkeypatch.setenv("COLUMNS", "112")
     told = penstock("replay", HARMONY / "start_missing").out.decode()
     assert told[told.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
@@ -130,7 +125,6 @@ def install(tmp_path: Path) -> Callable[[str], str]:
 
 
 def test_plugin_stage_takes_part_in_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
-    """``--with`` edits the pipeline."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
     assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
 
@@ -233,7 +227,6 @@ def test_recorded_failure_is_replayed(penstock: RunCommand, tmp_path: Path) -> N
 
 
 def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, tmp_path: Path) -> None:
-    """The replay ends at the frame after which the client left."""
     path = ending(tmp_path, End(0, abandoned=True))
     replayed = penstock("replay", path, "--sse")
     assert replayed.status == 0
@@ -243,7 +236,6 @@ def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
 def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed: float) -> None:
-    """A paced replay waits for the recorded time of each frame, counted from the first."""
     with pytest.MonkeyPatch.context() as patched:
         clock = [50.0]
         patched.setattr("time.monotonic", lambda: clock[0])
@@ -285,7 +277,6 @@ def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed
 def test_unreplayable_recording_is_a_one_line_error(
     penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
 ) -> None:
-    """The exit code is 2, as for a usage error, and there is no traceback."""
     monkeypatch.chdir(ROOT)
     ended = penstock("replay", *arguments)
     assert (ended.status, ended.out) == (2, b"")
@@ -294,7 +285,6 @@ def test_unreplayable_recording_is_a_one_line_error(
 
 
 def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, tmp_path: Path) -> None:
-    """The file and the line come first."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     tokens = tmp_path / "tokens.jsonl"
     tokens.write_bytes(tokens.read_bytes().replace(b"[35644]", b'["analysis"]'))
@@ -304,6 +294,5 @@ def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, t
 
 
 def test_speed_must_be_a_positive_number(penstock: RunCommand) -> None:
-    """Anything else is a usage error."""
     assert penstock("replay", RECORDING, "--speed", "fast").status == 2
     assert penstock("replay", RECORDING, "--speed", "0").status == 2

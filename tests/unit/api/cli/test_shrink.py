@@ -114,7 +114,6 @@ def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.Mo
 def test_command_decides_which_candidates_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command gets the folder of a candidate; any status but 0 means that it fails."""
     recording = HARMONY / "unicode_final"
     command = judge(tmp_path, "sys.exit(1 if 200008 in tokens and len(tokens) > 2 else 0)")
     assert shrink(monkeypatch, recording, "--fails", command, "-o", tmp_path / "out") == 0
@@ -125,7 +124,6 @@ def test_command_decides_which_candidates_fail(
 
 
 def test_placeholder_in_command_becomes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``{}`` stands for the folder anywhere in the command."""
     command = "if grep -q 200008 {}/tokens.jsonl; then exit 1; fi"
     assert shrink(monkeypatch, HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out") == 0
     assert tokens_of(tmp_path / "out") == [200008]
@@ -176,7 +174,6 @@ def test_no_process_outlives_its_command(tmp_path: Path, monkeypatch: pytest.Mon
 def test_senseless_arguments_are_reported(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2, and nothing is written."""
     out = [] if "-o" in arguments else ["-o", tmp_path / "out"]
     assert shrink(monkeypatch, HARMONY / "greeting", *out, *arguments) == 2
     assert told in capsys.readouterr().err
@@ -186,7 +183,6 @@ def test_senseless_arguments_are_reported(
 def test_a_folder_without_tokens_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2."""
     assert shrink(monkeypatch, tmp_path, "--fails", "false", "-o", tmp_path / "out") == 2
     assert f"penstock: {tmp_path / 'tokens.jsonl'}: there is no recording here" in capsys.readouterr().err
 
@@ -199,7 +195,6 @@ def test_number_of_tries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_chat_recording_shrinks_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving tokens out needs no knowledge of them."""
     recording = FIXTURES / "chat" / "qwen3_two_calls"
     needed = tokens_of(recording)[7]
     command = judge(tmp_path, f"sys.exit({needed} in tokens)")

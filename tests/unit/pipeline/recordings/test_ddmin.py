@@ -100,7 +100,6 @@ def has(case: FailingCase, wanted: list[int]) -> bool:
 
 @given(cases, st.data())
 def test_case_shrinks_to_needed_tokens(case: FailingCase, data: st.DataObject) -> None:
-    """The tokens for which a stream fails are left, in one chunk and as few turns as possible."""
     wanted = [token for token in ids(case) if data.draw(st.booleans())]
     found, tried = search(
         partial(shrink, case, is_mark=lambda token: token < 3, letter=1), lambda tried: has(tried, wanted)
@@ -113,7 +112,6 @@ def test_case_shrinks_to_needed_tokens(case: FailingCase, data: st.DataObject) -
 
 
 def test_arbitrary_tokens_become_letters() -> None:
-    """A token becomes a letter if only its presence matters."""
     turn = CaseTurn(
         GenerationStarted(facts(), 1),
         tuple(CaseToken(token, begins=True) for token in (5, 6, 7, 8, 9)),
@@ -152,7 +150,6 @@ def test_request_shrinks_too() -> None:
 
 
 def test_needed_tool_stays() -> None:
-    """Only the other tools go."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
 
     def needs_weather(tried: FailingCase) -> bool:

@@ -81,7 +81,6 @@ def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
 
 
 def test_frames_are_read_as_written(tmp_path: Path) -> None:
-    """Header, lines and times are read back as well."""
     path, header = tmp_path / "tokens.jsonl", Header(FORMAT, "tiny", versions={"penstock": "1"})
     written = [line(header), line(FRAMES[0], 0.25), line(FRAMES[1]), line(End(2))]
     path.write_bytes(b"".join(written))
@@ -216,7 +215,6 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
-    """The message names the line and the mistake."""
     breaks, number, told = BROKEN[what]
     path = tmp_path / "tokens.jsonl"
     write_frames(path, FRAMES)
@@ -228,7 +226,6 @@ def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "file of a folder"])
 def test_missing_file_is_described(tmp_path: Path, kind: str) -> None:
-    """There is no line to name."""
     path = tmp_path / "tokens.jsonl"
     if kind == "folder":
         path.mkdir()
@@ -241,7 +238,6 @@ def test_missing_file_is_described(tmp_path: Path, kind: str) -> None:
 
 
 def test_file_of_another_junction_is_refused(tmp_path: Path) -> None:
-    """A file under the wrong name is an error."""
     shutil.copy(CASE / "parsed.jsonl", tmp_path / "tokens.jsonl")
     assert problem(tmp_path / "tokens.jsonl")[0] == 3
 
@@ -250,7 +246,6 @@ def test_file_of_another_junction_is_refused(tmp_path: Path) -> None:
 def test_replay_command_reports_broken_recordings(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``penstock replay`` names file and line, and ends with the status of a usage error."""
     folder = tmp_path / "recorded"
     if what == "a file":
         folder.write_text("Hello!")

@@ -166,7 +166,6 @@ async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
 
 
 async def test_refused_request_leaves_no_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It gets no folder, and the log does not report a cut recording."""
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(EngineOverloaded):
             await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
@@ -205,7 +204,6 @@ async def test_recording_ends_at_its_first_gap(tmp_path: Path, caplog: pytest.Lo
 
 
 async def test_nothing_is_recorded_without_room(tmp_path: Path) -> None:
-    """Not even the first frame is recorded."""
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
         await asked(flow(taps, ScriptedEngine(script())))
     assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
@@ -320,7 +318,6 @@ async def test_written_frames_are_released(
 
 
 async def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next write continues with the rest."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:

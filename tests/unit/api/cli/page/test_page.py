@@ -72,7 +72,6 @@ def told(token_ids: Iterable[int]) -> str:
 
 @given(st.text())
 def test_recorded_text_is_escaped(text: str) -> None:
-    """Any text stands in the page as data, and reads back unchanged."""
     page = page_of({"name": text, "facts": [text]})
     assert data_of(page) == {"name": text, "facts": [text]}
     assert page.count("<script") == 2
@@ -99,7 +98,6 @@ async def copied(case: str, folder: Path, *names: str) -> Timeline:
 
 
 async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
-    """The page shows the events."""
     timeline = await copied("function_call", tmp_path, "events.jsonl")
     assert timeline.events
     assert not timeline.items
@@ -117,7 +115,6 @@ async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
 
 
 async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -> None:
-    """Tokens are numbers, and items are the recorded ones."""
     for name in ("tokens.jsonl", "parsed.jsonl"):
         lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
         header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
@@ -133,7 +130,6 @@ async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -
 
 
 async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
-    """Tokens alone suffice for a page."""
     lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
@@ -142,7 +138,6 @@ async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
 
 
 async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
-    """A note names the first event that the stages make differently now."""
     events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
     shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
     (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
@@ -152,7 +147,6 @@ async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
 def test_inspect_writes_a_page_and_prints_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints the path of the page that it wrote."""
     page = tmp_path / "there.html"
     penstock(["inspect", HARMONY / "greeting", page], monkeypatch)
     assert capsys.readouterr().out == f"{page}\n"
@@ -162,7 +156,6 @@ def test_inspect_writes_a_page_and_prints_its_path(
 def test_broken_recording_is_reported_with_file_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2."""
     lines = (HARMONY / "greeting" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([*lines[:3], b"nonsense\n", *lines[4:]]))
     with pytest.raises(SystemExit) as ended:
@@ -181,7 +174,6 @@ def test_broken_recording_is_reported_with_file_and_line(
 def test_unusable_arguments_are_one_line_errors(
     arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2, as for the other commands."""
     with pytest.raises(SystemExit) as ended:
         penstock(["inspect", HARMONY / "greeting", *arguments], monkeypatch)
     told = capsys.readouterr().err
@@ -190,6 +182,5 @@ def test_unusable_arguments_are_one_line_errors(
 
 
 async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:
-    """The error says that the folder has no recording."""
     with pytest.raises(UnreadableRecording):
         await replayed_or_recorded(tmp_path)

@@ -44,7 +44,6 @@ def spelled(timeline: Timeline, item: int) -> str:
 
 @pytest.mark.parametrize("case", HARMONY, ids=lambda case: case.name)
 async def test_tokens_spell_the_text_of_their_item(case: Path) -> None:
-    """Tokens keep their order, and repairs are marked."""
     timeline = await timeline_of(case)
     recorded = read_frames(case / "tokens.jsonl", frames.TokenFrame)
     chunks = [frame for frame in recorded if isinstance(frame, frames.TokenChunk)]
