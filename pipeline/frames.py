@@ -13,7 +13,7 @@ included.  So a recording of one junction is complete, and replays to the same b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -290,6 +290,11 @@ class McpCallOpened(_Frame, frozen=True):
     name: str
     approval_request_id: str | None = None
 
+    @property
+    def tool(self) -> tuple[str, str]:
+        """The namespace and the name of the tool that it calls."""
+        return self.server_label, self.name
+
 
 class McpApprovalOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call that the client must approve first."""
@@ -301,15 +306,30 @@ class McpApprovalOpened(_Frame, frozen=True):
 class CodeCallOpened(_Frame, frozen=True):
     """The model begins to write code for the sandbox."""
 
+    @property
+    def tool(self) -> tuple[str, str]:
+        """The namespace and the name of the tool that it calls."""
+        return "python", "python"
+
 
 class WebCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call to the browser: ``name`` is search, open or find."""
 
     name: str
 
+    @property
+    def tool(self) -> tuple[str, str]:
+        """The namespace and the name of the tool that it calls."""
+        return "browser", self.name
+
 
 class ShellCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call to the shell of the sandbox."""
+
+    @property
+    def tool(self) -> tuple[str, str]:
+        """The namespace and the name of the tool that it calls."""
+        return "container", "exec"
 
 
 class ShellOutputOpened(_Frame, frozen=True):
@@ -448,7 +468,17 @@ TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
 """Calls that the client must run or approve before the model can continue."""
 
-ServerCallOpened: TypeAlias = McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened
+HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | ShellCallOpened
+"""Calls of the built-in tools that models know from their training."""
+
+HOSTED_CALLS: Mapping[str, Callable[[str], HostedCallOpened]] = {
+    "python": lambda _: CodeCallOpened(),
+    "browser": WebCallOpened,
+    "container": lambda _: ShellCallOpened(),
+}
+"""The frame that opens a call of a built-in tool, by its namespace; it is made from the tool's name."""
+
+ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened
 """Calls that this server runs after the turn."""
 
 ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | ClientCallOpened | ServerCallOpened

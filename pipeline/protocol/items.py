@@ -151,6 +151,11 @@ class FunctionCall(BaseItem, frozen=True, tag="function_call"):
         """The model's text."""
         return self.arguments
 
+    @property
+    def tool(self) -> tuple[str | None, str]:
+        """The namespace and the name of the tool that it calls."""
+        return self.namespace or None, self.name
+
 
 class _CallOutput(BaseItem, frozen=True):
     call_id: str
@@ -184,6 +189,11 @@ class CustomToolCall(BaseItem, frozen=True, tag="custom_tool_call"):
         """The model's text."""
         return self.input
 
+    @property
+    def tool(self) -> tuple[str | None, str]:
+        """The namespace and the name of the tool that it calls."""
+        return self.namespace or None, self.name
+
 
 class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_output"):
     """The result of a custom tool call."""
@@ -198,6 +208,7 @@ class LocalShellCall(BaseItem, frozen=True, tag="local_shell_call"):
     """A command for the client to run; ``action`` is the API's: of type ``exec``, with a ``command``."""
 
     id_prefix: ClassVar[str] = "lsh"
+    tool: ClassVar[tuple[str | None, str]] = (None, "local_shell")
     call_id: str
     action: dict[str, Any]
     status: ItemStatus
@@ -247,6 +258,11 @@ class ShellCall(BaseItem, frozen=True, tag="shell_call"):
         """The arguments of the call as JSON, as a model writes them."""
         return _json({key: value for key, value in self.action.items() if value is not None})
 
+    @property
+    def tool(self) -> tuple[str | None, str]:
+        """The namespace and the name of the tool that it calls."""
+        return ("container", "exec") if self.runs_here else (None, "shell")
+
 
 class ShellCallOutput(BaseItem, frozen=True, tag="shell_call_output"):
     """The output and the outcome of each command of a shell call."""
@@ -267,6 +283,7 @@ class ApplyPatchCall(BaseItem, frozen=True, tag="apply_patch_call"):
     """A change of one file for the client to make; ``operation`` is the API's."""
 
     id_prefix: ClassVar[str] = "apc"
+    tool: ClassVar[tuple[str | None, str]] = (None, "apply_patch")
     call_id: str
     operation: dict[str, Any]
     status: ItemStatus
@@ -326,6 +343,11 @@ class _McpCall(BaseItem, frozen=True):
         """The model's text."""
         return self.arguments
 
+    @property
+    def tool(self) -> tuple[str | None, str]:
+        """The namespace and the name of the tool that it calls."""
+        return self.server_label, self.name
+
 
 class McpCall(_McpCall, frozen=True, tag="mcp_call"):
     """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
@@ -357,6 +379,7 @@ class CodeInterpreterCall(BaseItem, frozen=True, tag="code_interpreter_call"):
     """Code that runs in the sandbox; ``outputs`` is None unless the request includes them."""
 
     id_prefix: ClassVar[str] = "ci"
+    tool: ClassVar[tuple[str | None, str]] = ("python", "python")
     code: str
     container_id: str
     status: CallStatus
@@ -368,12 +391,21 @@ class CodeInterpreterCall(BaseItem, frozen=True, tag="code_interpreter_call"):
         return self.code
 
 
+_BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "find"}
+"""The browser's function for each type of action; ``search`` for unknown types."""
+
+
 class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
 
     id_prefix: ClassVar[str] = "ws"
     action: dict[str, Any]
     status: CallStatus
+
+    @property
+    def tool(self) -> tuple[str | None, str]:
+        """The namespace and the name of the tool that it calls."""
+        return "browser", _BROWSER_FUNCTIONS.get(str(self.action.get("type")), "search")
 
 
 class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
@@ -396,7 +428,16 @@ FormCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchC
 Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
 CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
 
-ServerItem: TypeAlias = McpListTools | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
+HostedCall: TypeAlias = CodeInterpreterCall | WebSearchCall
+"""Calls of tools that models know from their training; a `ShellCall` for the sandbox is another."""
+
+ServedCall: TypeAlias = McpCall | HostedCall
+"""Calls that contain their result, because this server runs them."""
+
+CallItem: TypeAlias = Call | ServedCall | McpApprovalRequest
+"""Items that the model writes as a call of a tool, run by the client or by this server."""
+
+ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 """Items for work that this server does itself or needs approval for; a `ShellCall` for the sandbox is another."""
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | AdditionalTools

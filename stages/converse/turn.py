@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 
 from penstock.pipeline.frames import (
     ClientCallOpened,
-    CodeCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
-    McpCallOpened,
     ParsedFrame,
     ReasoningOpened,
     ServerCallOpened,
-    ShellCallOpened,
     TurnFinished,
-    WebCallOpened,
 )
 from penstock.stages.converse.citations import Citations
 from penstock.stages.services.tools import Source
@@ -33,19 +29,6 @@ class ToolCall:
     namespace: str
     name: str
     text: str
-
-
-def tool_call(opening: ServerCallOpened, text: str) -> ToolCall:
-    """Return the call that ``opening`` began, with its whole text."""
-    match opening:
-        case McpCallOpened(label, name):
-            return ToolCall(label, name, text)
-        case CodeCallOpened():
-            return ToolCall("python", "python", text)
-        case WebCallOpened(name):
-            return ToolCall("browser", name, text)
-        case ShellCallOpened():
-            return ToolCall("container", "exec", text)
 
 
 @dataclass(slots=True)
@@ -92,7 +75,7 @@ class ModelTurn:
                     self._texts.append(text)
             case ItemClosed(complete):
                 if self._opening is not None and complete:
-                    self.calls.append(tool_call(self._opening, "".join(self._texts)))
+                    self.calls.append(ToolCall(*self._opening.tool, "".join(self._texts)))
                 self._opening = None
             case ReasoningOpened(recipient):
                 self.recipient = recipient

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
-from penstock.pipeline.protocol.items import (
-    Call,
-    CallOutput,
-    CodeInterpreterCall,
-    Item,
-    McpApprovalRequest,
-    McpCall,
-    WebSearchCall,
-)
-
-AnyCall: TypeAlias = Call | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
-"""An item that the model writes as a call, run by the client or by the server."""
-
-_BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "find"}
-"""The browser's function for each type of ``web_search_call`` action."""
-
-
-def browser_function(action: Mapping[str, Any]) -> str:
-    """Return the browser function that an action calls; ``search`` for unknown types."""
-    return _BROWSER_FUNCTIONS.get(str(action.get("type")), "search")
+from penstock.pipeline.protocol.items import Call, CallOutput, Item
 
 
 def callers_of(items: Sequence[Item]) -> dict[int, int]:

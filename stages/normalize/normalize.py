@@ -28,8 +28,9 @@ from penstock.pipeline.frames import (
     Scheduling,
     TemplateOptions,
 )
+from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
-from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
+from penstock.pipeline.protocol.items import Item, images_of
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
@@ -63,7 +64,7 @@ CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 MOST_NAMED = 5
 """The most model names to list in the error for an unknown model; a server of recordings may have thousands."""
 
-_RUN_HERE = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
+_RUN_HERE = frozenset(kind for kind, lifecycle in LIFECYCLES.items() if lifecycle.hides_result)
 """The items of calls that this server may have run."""
 
 CONTINUABLE = frozenset({"completed", "incomplete"})

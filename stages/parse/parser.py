@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
+    HOSTED_CALLS,
     ClientCallOpened,
-    CodeCallOpened,
     CustomToolCallOpened,
     EngineFrame,
     FunctionCallOpened,
@@ -25,11 +25,9 @@ from penstock.pipeline.frames import (
     RawMessages,
     ReasoningOpened,
     ServerCallOpened,
-    ShellCallOpened,
     TokenChunk,
     TokenFrame,
     TurnFinished,
-    WebCallOpened,
 )
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
@@ -133,12 +131,8 @@ def call_of(tool: Tool) -> CallOpened:
             return McpApprovalOpened(tool.namespace, tool.name)
         case McpTool():
             return McpCallOpened(tool.namespace, tool.name)
-        case HostedTool(namespace="python"):
-            return CodeCallOpened()
-        case HostedTool(namespace="browser"):
-            return WebCallOpened(tool.name)
         case HostedTool():
-            return ShellCallOpened()
+            return HOSTED_CALLS[tool.namespace](tool.name)
 
 
 def is_open(tools: Toolset) -> bool:

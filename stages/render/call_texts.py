@@ -11,17 +11,18 @@ from typing import Any
 
 from penstock.pipeline.protocol.items import (
     AdditionalTools,
+    CallItem,
     CallOutput,
     CodeInterpreterCall,
     Item,
     McpApprovalResponse,
     McpCall,
     Message,
+    ServedCall,
     ShellCall,
     ShellCallOutput,
     WebSearchCall,
 )
-from penstock.stages.models.call_pairs import AnyCall
 
 _FORGOTTEN = "The result of this call is no longer known."
 _NOT_APPROVED = "The user did not approve of this call"
@@ -39,7 +40,7 @@ def refusal_of(response: McpApprovalResponse) -> str:
     return f"{_NOT_APPROVED}: {response.reason}" if response.reason else f"{_NOT_APPROVED}."
 
 
-def arguments_of(call: AnyCall) -> str:
+def arguments_of(call: CallItem) -> str:
     """Return the arguments of ``call`` as the model wrote them, or an equivalent in the model's own form."""
     match call:
         case WebSearchCall(action=action):
@@ -66,7 +67,7 @@ def _executed(action: Mapping[str, Any]) -> dict[str, Any]:
     return {"cmd": ["bash", "-lc", commands], **limit}
 
 
-def result_of(call: McpCall | CodeInterpreterCall | WebSearchCall) -> str:
+def result_of(call: ServedCall) -> str:
     """Return the result of a call that the server made."""
     match call:
         case McpCall():
@@ -78,7 +79,7 @@ def result_of(call: McpCall | CodeInterpreterCall | WebSearchCall) -> str:
             return _joined(_sources(call.action)) or _FORGOTTEN
 
 
-def output_of(output: CallOutput, call: AnyCall | None) -> str:
+def output_of(output: CallOutput, call: CallItem | None) -> str:
     """Return the output of a call that the client or the sandbox's shell ran."""
     if isinstance(output, ShellCallOutput) and isinstance(call, ShellCall) and call.runs_here:
         return _joined(part for ran in output.output for part in _ran(ran))

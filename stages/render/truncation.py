@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from penstock.pipeline.protocol.items import Item, Message, Reasoning
-from penstock.stages.models.call_pairs import AnyCall, callers_of
+from penstock.pipeline.protocol.items import CallItem, Item, Message, Reasoning
+from penstock.stages.models.call_pairs import callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:
@@ -63,7 +63,7 @@ def _leaders(items: Sequence[Item]) -> list[int]:
 
 
 def _is_led_to(item: Item) -> bool:
-    return isinstance(item, Reasoning | AnyCall) or (isinstance(item, Message) and item.role == "assistant")
+    return isinstance(item, Reasoning | CallItem) or (isinstance(item, Message) and item.role == "assistant")
 
 
 def _is_instruction(item: Item) -> bool:

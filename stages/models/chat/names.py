@@ -10,19 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
-    LocalShellCall,
-    McpApprovalRequest,
-    McpCall,
-    ShellCall,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, CustomToolCall
 from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, Toolset, tool_key
-from penstock.stages.models.call_pairs import AnyCall, browser_function
 
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST = 64
@@ -49,17 +38,16 @@ class ToolNames:
         """Return the name of a tool of the request."""
         return self._names[tool_key(tool)]
 
-    def of_call(self, call: AnyCall) -> str:
+    def of_call(self, call: CallItem) -> str:
         """Return the name to show for ``call``, which works also if its tool is not in this request."""
-        key = _called(call)
-        return self._names.get(key) or _spelled(*key)
+        return self._names.get(call.tool) or _spelled(*call.tool)
 
     def tool(self, name: str) -> Tool | None:
         """Find a tool by its exact name, or else ignoring case."""
         return self._tools.get(name) or self._lowered.get(name.lower())
 
 
-def text_argument(tool: Tool | AnyCall) -> str | None:
+def text_argument(tool: Tool | CallItem) -> str | None:
     """Return the argument that holds the text of a custom tool or code; None for tools called with JSON."""
     match tool:
         case CustomTool() | CustomToolCall():
@@ -68,26 +56,6 @@ def text_argument(tool: Tool | AnyCall) -> str | None:
             return CODE_ARGUMENT
         case _:
             return None
-
-
-def _called(call: AnyCall) -> ToolKey:
-    match call:
-        case FunctionCall() | CustomToolCall():
-            return call.namespace or None, call.name
-        case McpCall() | McpApprovalRequest():
-            return call.server_label, call.name
-        case CodeInterpreterCall():
-            return "python", "python"
-        case WebSearchCall():
-            return "browser", browser_function(call.action)
-        case ShellCall(runs_here=True):
-            return "container", "exec"
-        case LocalShellCall():
-            return None, "local_shell"
-        case ShellCall():
-            return None, "shell"
-        case ApplyPatchCall():
-            return None, "apply_patch"
 
 
 def _spelled(namespace: str | None, name: str) -> str:

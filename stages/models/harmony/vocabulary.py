@@ -19,17 +19,8 @@ import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
 from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    CodeInterpreterCall,
-    LocalShellCall,
-    McpApprovalRequest,
-    McpCall,
-    ShellCall,
-    WebSearchCall,
-)
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, Tool
-from penstock.stages.models.call_pairs import AnyCall, browser_function
+from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool
 
 Spelled = TypeVar("Spelled")
 
@@ -191,27 +182,18 @@ def _is_installed(name: str) -> bool:
     return False
 
 
-def recipient_of(tool: Tool | AnyCall) -> str:
+def recipient_of(tool: Tool | CallItem) -> str:
     """Return the recipient of messages that call ``tool``: ``functions.get_weather``, or just ``python``."""
     match tool:
         case FunctionTool() | CustomTool():  # first, as a request may have thousands of them
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
         case CodeInterpreterCall() | HostedTool(namespace="python"):
             return "python"
-        case WebSearchCall(action=action):
-            return f"browser.{browser_function(action)}"
-        case ShellCall(runs_here=True):
-            return "container.exec"
-        case McpCall() | McpApprovalRequest():
-            return f"{tool.server_label}.{tool.name}"
-        case LocalShellCall():
-            return f"{FUNCTIONS}.local_shell"
-        case ShellCall():
-            return f"{FUNCTIONS}.shell"
-        case ApplyPatchCall():
-            return f"{FUNCTIONS}.apply_patch"
+        case McpTool() | HostedTool():
+            return f"{tool.namespace}.{tool.name}"
         case _:
-            return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+            namespace, name = tool.tool
+            return f"{namespace or FUNCTIONS}.{name}"
 
 
 BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)

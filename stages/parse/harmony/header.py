@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import (
-    CodeCallOpened,
+    HostedCallOpened,
     MessageOpened,
     ReasoningOpened,
     Repair,
-    ShellCallOpened,
-    WebCallOpened,
 )
 from penstock.stages.models.harmony.raw_message import raw_message
 from penstock.stages.models.harmony.vocabulary import CHANNEL, CONSTRAIN, TEXT_TOKENS
@@ -264,13 +262,10 @@ def _address(recipient: str, reading: Reading) -> None:
 
 def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
     """Return a message, with its header as understood, in the JSON of openai_harmony's ``Message``."""
-    match opening:
-        case ReasoningOpened() | CodeCallOpened() | WebCallOpened() | ShellCallOpened():
-            channel = "analysis"
-        case MessageOpened():
-            channel = "final"
-        case _:
-            channel = "commentary"
+    if isinstance(opening, ReasoningOpened | HostedCallOpened):
+        channel = "analysis"
+    else:
+        channel = "final" if isinstance(opening, MessageOpened) else "commentary"
     return raw_message(
         "assistant",
         text,

@@ -15,34 +15,25 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
     Call,
+    CallItem,
     CallOutput,
-    CodeInterpreterCall,
-    CustomToolCall,
     CustomToolCallOutput,
-    FunctionCall,
     FunctionCallOutput,
     InputImage,
     Item,
-    LocalShellCall,
-    LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
-    McpListTools,
     Message,
     MessagePart,
     Reasoning,
     Refusal,
-    ShellCall,
+    ServedCall,
     ShellCallOutput,
-    WebSearchCall,
 )
 from penstock.pipeline.protocol.params.json_body import DEEPEST
-from penstock.stages.models.call_pairs import AnyCall, callers_of
+from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.call_texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
@@ -232,22 +223,16 @@ class _Messages:
                 self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
             case Reasoning():
                 self._think(item)
-            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+            case _ if isinstance(item, Call):
                 self._call(item, self._outputs.get(at))
-            case (
-                FunctionCallOutput()
-                | CustomToolCallOutput()
-                | LocalShellCallOutput()
-                | ShellCallOutput()
-                | ApplyPatchCallOutput()
-            ):
+            case _ if isinstance(item, CallOutput):
                 self._return(item, is_orphan=at not in self._callers)
-            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+            case _ if isinstance(item, ServedCall):
                 self._run(item)
             case McpApprovalRequest():  # an approved request becomes a call of its own
                 if refusal := self._refusals.get(item.id):
                     self._add_call(self._written(item), item, item.id, refusal_of(refusal))
-            case AdditionalTools() | McpListTools() | McpApprovalResponse():
+            case _:
                 pass  # no message: all tools are declared before the conversation
 
     def _written(self, item: Item) -> Turn:
@@ -277,7 +262,7 @@ class _Messages:
         elif call.status != "incomplete":
             self._add_call(self._written(call), call, call.call_id, None)
 
-    def _run(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> None:
+    def _run(self, call: ServedCall) -> None:
         """Add a call that this server made, with its result.  A call that never ran is left out."""
         result = self._results.get(call.id)
         if result or call.status not in {"in_progress", "incomplete"}:
@@ -294,7 +279,7 @@ class _Messages:
         elif self._turn and not (isinstance(output, ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 
-    def _add_call(self, turn: Turn, call: AnyCall, call_id: str, result: _Content | None) -> None:
+    def _add_call(self, turn: Turn, call: CallItem, call_id: str, result: _Content | None) -> None:
         name, argument, text = self._around.names.of_call(call), text_argument(call), arguments_of(call)
         turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
         if result is not None:

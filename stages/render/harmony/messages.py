@@ -10,31 +10,22 @@ from msgspec import UNSET
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
     Call,
+    CallItem,
     CallOutput,
-    CodeInterpreterCall,
     CustomToolCall,
-    CustomToolCallOutput,
     FormCall,
-    FunctionCall,
-    FunctionCallOutput,
+    HostedCall,
     Item,
-    LocalShellCall,
-    LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
-    McpCall,
-    McpListTools,
     Message,
     Reasoning,
+    ServedCall,
     ShellCall,
-    ShellCallOutput,
     WebSearchCall,
 )
-from penstock.stages.models.call_pairs import AnyCall, callers_of
+from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.call_texts import arguments_of, is_leading, output_of, refusal_of, result_of
 from penstock.stages.render.harmony.head import head
@@ -89,35 +80,27 @@ class _Items:
             yield tuple(message for message in self._messages(item, at) if is_read or message.channel != "analysis")
 
     def _messages(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
-        match item:
-            case Message():
-                return (_spoken(item, "final" if at in self._answers else "commentary"),)
-            case Reasoning():
-                return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
-            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
-                was_cut = item.status == "incomplete" and at not in self._run
-                return () if was_cut else (called(item),)
-            case (
-                FunctionCallOutput()
-                | CustomToolCallOutput()
-                | LocalShellCallOutput()
-                | ShellCallOutput()
-                | ApplyPatchCallOutput()
-            ):
-                return (self._output(item, at),)
-            case McpCall() | CodeInterpreterCall() | WebSearchCall():
-                return self._run_here(item)
-            case McpApprovalRequest():  # an approved request becomes a call of its own
-                return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
-            case AdditionalTools() | McpListTools() | McpApprovalResponse():
-                return ()  # the head declares these tools with all others, as in training
+        if isinstance(item, Message):
+            return (_spoken(item, "final" if at in self._answers else "commentary"),)
+        if isinstance(item, Reasoning):
+            return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
+        if isinstance(item, Call):
+            was_cut = item.status == "incomplete" and at not in self._run
+            return () if was_cut else (called(item),)
+        if isinstance(item, CallOutput):
+            return (self._output(item, at),)
+        if isinstance(item, ServedCall):
+            return self._run_here(item)
+        if isinstance(item, McpApprovalRequest):  # an approved request becomes a call of its own
+            return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
+        return ()  # the head declares the tools of other items with all others, as in training
 
     def _output(self, output: CallOutput, at: int) -> HarmonyMessage:
         caller = self._items[self._callers[at]] if at in self._callers else None
         call = caller if isinstance(caller, Call) else None
         return returned(call, self._results.get(output.id) or output_of(output, call))
 
-    def _run_here(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> Sequence[HarmonyMessage]:
+    def _run_here(self, call: ServedCall) -> Sequence[HarmonyMessage]:
         """Return a call with its result; nothing for a call that never ran."""
         result = self._results.get(call.id)
         if call.status in {"in_progress", "incomplete"} and not result:
@@ -149,7 +132,7 @@ def _answers(items: Sequence[Item]) -> frozenset[int]:
 
 
 def _is_answer(message: Message, after: Item | None) -> bool:
-    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, AnyCall))
+    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, CallItem))
 
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"
@@ -157,7 +140,7 @@ _UNKNOWN = f"{FUNCTIONS}.unknown"
 reads the output."""
 
 
-def called(call: AnyCall) -> HarmonyMessage:
+def called(call: CallItem) -> HarmonyMessage:
     """The message with which the model makes ``call``."""
     return HarmonyMessage(
         "assistant",
@@ -169,7 +152,7 @@ def called(call: AnyCall) -> HarmonyMessage:
     )
 
 
-def returned(call: AnyCall | None, text: str) -> HarmonyMessage:
+def returned(call: CallItem | None, text: str) -> HarmonyMessage:
     """The message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
     if call is None:
         return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
@@ -181,9 +164,9 @@ def refused(request: McpApprovalRequest, response: McpApprovalResponse) -> tuple
     return called(request), returned(request, refusal_of(response))
 
 
-def _is_built_in(call: AnyCall) -> bool:
-    return isinstance(call, CodeInterpreterCall | WebSearchCall) or (isinstance(call, ShellCall) and call.runs_here)
+def _is_built_in(call: CallItem) -> bool:
+    return isinstance(call, HostedCall) or (isinstance(call, ShellCall) and call.runs_here)
 
 
-def _channel(call: AnyCall) -> Channel:
+def _channel(call: CallItem) -> Channel:
     return "analysis" if _is_built_in(call) else "commentary"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
+    CallItem,
     CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
@@ -29,7 +30,6 @@ from penstock.pipeline.protocol.tools import (
     Toolset,
     tool_key,
 )
-from penstock.stages.models.call_pairs import AnyCall
 from penstock.stages.models.chat.names import ToolNames, text_argument
 
 NAMEABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -117,7 +117,7 @@ def test_names_match_in_any_case() -> None:
     assert names.tool("reed") is None
 
 
-CALLS: dict[str, AnyCall] = {
+CALLS: dict[str, CallItem] = {
     "get_weather": FunctionCall("1", "c", "get_weather", "{}", "completed"),
     "team__spawn": FunctionCall("1", "c", "spawn", "{}", "completed", namespace="team"),
     "note": CustomToolCall("1", "c", "note", "", "completed"),
