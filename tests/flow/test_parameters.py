@@ -149,9 +149,10 @@ async def outcome(**body: Json) -> Outcome:
             events: list[Json] = [event async for event in stream]
         is_kept = await store.get("resp_1", "") is not None
     (prompt,) = engine.prompts
+    # The engine reads the model, which selects the adapter, and the tokens, which contain the tools.
+    read = {"response": prompt.facts.response.model, "tools": None, "origin": None}
     deeds = {
-        # The engine reads the model, which selects the adapter, and the tokens, which contain the tools.
-        "prompt": asdict(prompt) | {"response": prompt.facts.response.model, "tools": None, "origin": None},
+        "prompt": asdict(prompt) | {"facts": asdict(prompt.facts) | read},
         "events": [type(event) if hasattr(event, "response") else event for event in events],
         "kept": is_kept,
     }
