@@ -13,31 +13,11 @@ from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.item_checker import ItemChecker
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
-from penstock.pipeline.protocol.events import (
-    OutputItemAdded,
-    OutputItemDone,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
-    ResponseQueued,
-    TerminalEvent,
-)
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    CustomToolCall,
-    FunctionCall,
-    LocalShellCall,
-    OutputItem,
-    ShellCall,
-    ShellCallOutput,
-)
+from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
 
 
-async def check(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+async def check(source: AsyncIterator[events.ResponseEvent]) -> AsyncGenerator[events.ResponseEvent, None]:
     """Pass events through; raise `InvariantBroken` at the first event that breaks a rule."""
     stream = StreamChecker()
     async for event in source:
@@ -55,23 +35,23 @@ class StreamChecker:
         self._queued = False
         self._in_progress = False
         self._item: ItemChecker | None = None
-        self._output: list[OutputItem] = []
+        self._output: list[items.OutputItem] = []
         self._cuts: list[bool] = []
         self._ended = False
 
-    def feed(self, event: ResponseEvent) -> None:
+    def feed(self, event: events.ResponseEvent) -> None:
         """Take the next event of the stream; raise `InvariantBroken` if it breaks a rule."""
         rule(event.sequence_number == self._next_number, "sequence numbers count from 0 without gaps")
         self._next_number += 1
         rule(not self._ended, "nothing follows the terminal event")
         match event:
-            case ResponseCreated() | ResponseQueued() | ResponseInProgress():
+            case events.ResponseCreated() | events.ResponseQueued() | events.ResponseInProgress():
                 self._begin(event)
-            case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+            case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 self._end(event)
-            case OutputItemAdded():
+            case events.OutputItemAdded():
                 self._add(event)
-            case OutputItemDone():
+            case events.OutputItemDone():
                 self._close(event)
             case _:
                 self._open_item().feed(event)
@@ -82,21 +62,21 @@ class StreamChecker:
 
     # The response
 
-    def _begin(self, event: ResponseCreated | ResponseQueued | ResponseInProgress) -> None:
+    def _begin(self, event: events.ResponseCreated | events.ResponseQueued | events.ResponseInProgress) -> None:
         response = event.response
         rule(not any(getattr(response, name) for name in _OUTCOME), "a response begins without an outcome")
         rule(not self._in_progress, "nothing begins a response that is in progress")
         match event:
-            case ResponseCreated():
+            case events.ResponseCreated():
                 rule(self._first is None, "response.created comes first, and once")
                 rule(response.status in ("queued", "in_progress"), "a response is created queued or in progress")
                 self._first = response
-            case ResponseQueued():
+            case events.ResponseQueued():
                 rule(not self._queued, "response.queued comes once")
                 rule(response.status == "queued", "response.queued says so")
                 rule(self._first == response, "response.queued follows response.created and repeats its response")
                 self._queued = True
-            case ResponseInProgress():
+            case events.ResponseInProgress():
                 self._start(response)
 
     def _start(self, response: Response) -> None:
@@ -108,7 +88,7 @@ class StreamChecker:
         rule(first is None or (first.status == "queued") == self._queued, "a response that is created queued says so")
         self._in_progress = True
 
-    def _end(self, event: TerminalEvent) -> None:
+    def _end(self, event: events.TerminalEvent) -> None:
         response = event.response
         rule(self._first is not None, "a response begins before it ends")
         rule(
@@ -126,7 +106,7 @@ class StreamChecker:
 
     # One item after another
 
-    def _add(self, event: OutputItemAdded) -> None:
+    def _add(self, event: events.OutputItemAdded) -> None:
         rule(self._in_progress, "items come after response.in_progress")
         rule(self._item is None, "an item is done before the next is added")
         rule(event.output_index == len(self._output), "output indexes count the items")
@@ -134,11 +114,11 @@ class StreamChecker:
         call_ids = {done.call_id for done in self._output if isinstance(done, _CALLS)}
         if isinstance(event.item, _CALLS):
             rule(event.item.call_id not in call_ids, "call ids are unique")
-        if isinstance(event.item, ShellCallOutput):
+        if isinstance(event.item, items.ShellCallOutput):
             rule(event.item.call_id in call_ids, "an output is that of a call ahead of it")
         self._item = ItemChecker(event, self._first.top_logprobs if self._first else 0)
 
-    def _close(self, event: OutputItemDone) -> None:
+    def _close(self, event: events.OutputItemDone) -> None:
         item = self._open_item()
         self._output.append(item.close(event))
         self._cuts.append(item.is_cut)
@@ -150,13 +130,13 @@ class StreamChecker:
         return self._item
 
 
-_CALLS = FunctionCall | CustomToolCall | LocalShellCall | ShellCall | ApplyPatchCall
+_CALLS = items.FunctionCall | items.CustomToolCall | items.LocalShellCall | items.ShellCall | items.ApplyPatchCall
 
 _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
-    "completed": ResponseCompleted,
-    "incomplete": ResponseIncomplete,
-    "failed": ResponseFailed,
-    "cancelled": ResponseIncomplete,
+    "completed": events.ResponseCompleted,
+    "incomplete": events.ResponseIncomplete,
+    "failed": events.ResponseFailed,
+    "cancelled": events.ResponseIncomplete,
 }
 """The terminal event for each final status; clients have none for cancelled responses."""
 

@@ -13,44 +13,25 @@ from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.call_checker import CallChecker, call_checker
 from penstock.pipeline.lifecycle.rules import ITEM_RULES, InvariantBroken, Text, rule
-from penstock.pipeline.protocol.events import (
-    ContentPartAdded,
-    ContentPartDone,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputTextAnnotationAdded,
-    OutputTextDelta,
-    OutputTextDone,
-    ReasoningSummaryPartAdded,
-    ReasoningSummaryPartDone,
-    ReasoningSummaryTextDelta,
-    ReasoningSummaryTextDone,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    RefusalDelta,
-    RefusalDone,
-    ResponseEvent,
-)
-from penstock.pipeline.protocol.items import (
-    Message,
-    OutputItem,
-    OutputPart,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    SummaryText,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import events, items
 
-PartEvent: TypeAlias = ContentPartAdded | ContentPartDone | ReasoningSummaryPartAdded | ReasoningSummaryPartDone
-PartDelta: TypeAlias = OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta
-PartText: TypeAlias = OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone
+PartEvent: TypeAlias = (
+    events.ContentPartAdded
+    | events.ContentPartDone
+    | events.ReasoningSummaryPartAdded
+    | events.ReasoningSummaryPartDone
+)
+PartDelta: TypeAlias = (
+    events.OutputTextDelta | events.RefusalDelta | events.ReasoningTextDelta | events.ReasoningSummaryTextDelta
+)
+PartText: TypeAlias = (
+    events.OutputTextDone | events.RefusalDone | events.ReasoningTextDone | events.ReasoningSummaryTextDone
+)
 
 
 @dataclass
 class _OpenPart:
-    part: OutputPart | SummaryText
+    part: items.OutputPart | items.SummaryText
     text: Text = field(default_factory=Text)
     annotations: list[dict[str, Any]] = field(default_factory=list)
 
@@ -58,12 +39,12 @@ class _OpenPart:
 class ItemChecker:
     """The state machine for one item."""
 
-    def __init__(self, added: OutputItemAdded, top_logprobs: int) -> None:
+    def __init__(self, added: events.OutputItemAdded, top_logprobs: int) -> None:
         self._item = added.item
         self._index = added.output_index
         self._top_logprobs = top_logprobs
-        self._content: list[OutputPart] = []
-        self._summary: list[SummaryText] = []
+        self._content: list[items.OutputPart] = []
+        self._summary: list[items.SummaryText] = []
         self._part: _OpenPart | None = None
         self.is_cut = False
         """True if the item is done but incomplete."""
@@ -71,35 +52,40 @@ class ItemChecker:
         rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
         self._call = _of_call(added.item)
 
-    def feed(self, event: ResponseEvent) -> None:
+    def feed(self, event: events.ResponseEvent) -> None:
         """Take the next event of the item."""
         place: Any = event
         self._check_place(place.output_index, getattr(event, "item_id", self._item.id))
         match event:
-            case ContentPartAdded() | ReasoningSummaryPartAdded():
+            case events.ContentPartAdded() | events.ReasoningSummaryPartAdded():
                 self._begin_part(event)
-            case ContentPartDone() | ReasoningSummaryPartDone():
+            case events.ContentPartDone() | events.ReasoningSummaryPartDone():
                 self._end_part(event)
-            case OutputTextAnnotationAdded():
+            case events.OutputTextAnnotationAdded():
                 self._annotate(event)
-            case OutputTextDelta():
+            case events.OutputTextDelta():
                 self._check_logprobs(event)
                 self._text(event).grow(event.delta, event.logprobs)
-            case RefusalDelta() | ReasoningTextDelta() | ReasoningSummaryTextDelta():
+            case events.RefusalDelta() | events.ReasoningTextDelta() | events.ReasoningSummaryTextDelta():
                 self._text(event).grow(event.delta)
-            case OutputTextDone() | RefusalDone() | ReasoningTextDone() | ReasoningSummaryTextDone():
+            case (
+                events.OutputTextDone()
+                | events.RefusalDone()
+                | events.ReasoningTextDone()
+                | events.ReasoningSummaryTextDone()
+            ):
                 self._end_text(event)
             case _:
                 if self._call is None:
                     raise InvariantBroken("events of calls are of their call's kind")
                 self._call.feed(event)
 
-    def close(self, done: OutputItemDone) -> OutputItem:
+    def close(self, done: events.OutputItemDone) -> items.OutputItem:
         """Take the last event of the item; return the finished item."""
         item = done.item
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
-        rule(bool(self._content) or not isinstance(self._item, Message), "a message has at least one part")
+        rule(bool(self._content) or not isinstance(self._item, items.Message), "a message has at least one part")
         may_fail = ITEM_RULES[type(item)].may_fail
         rule(
             item.status in ("completed", "incomplete") or (may_fail and item.status == "failed"),
@@ -109,7 +95,7 @@ class ItemChecker:
         self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
         return item
 
-    def _close_parts(self, item: OutputItem) -> bool:
+    def _close_parts(self, item: items.OutputItem) -> bool:
         rule(_body(item) == self._grown(), "a done item holds what its events built")
         return item.status == "incomplete"
 
@@ -118,27 +104,27 @@ class ItemChecker:
         rule(item_id == self._item.id, "an event carries the id of the open item")
 
     def _grown(self) -> object:
-        if isinstance(self._item, Message):
+        if isinstance(self._item, items.Message):
             return tuple(self._content)
         return tuple(self._summary), tuple(self._content)
 
     # Parts
 
-    def _begin_part(self, event: ContentPartAdded | ReasoningSummaryPartAdded) -> None:
+    def _begin_part(self, event: events.ContentPartAdded | events.ReasoningSummaryPartAdded) -> None:
         rule(isinstance(event.part, ITEM_RULES[type(self._item)].parts), "a part is of its item's kind")
         rule(self._part is None, "a part is done before the next is added")
         rule(self._is_next(event), "content indexes count the parts of an item, summary indexes those of its summary")
         rule(event.part == type(event.part)(""), "a part is added empty")
         self._part = _OpenPart(event.part)
 
-    def _end_part(self, event: ContentPartDone | ReasoningSummaryPartDone) -> None:
+    def _end_part(self, event: events.ContentPartDone | events.ReasoningSummaryPartDone) -> None:
         opened, part = self._open_part(event), event.part
         rule(type(part) is type(opened.part), "a part keeps its kind")
         rule(opened.text.done is not None and _part_text(part) == opened.text.done, "a done part holds its text")
-        if isinstance(part, OutputText):
+        if isinstance(part, items.OutputText):
             rule(part.logprobs == tuple(opened.text.logprobs), "a done part holds its logprobs")
             rule(part.annotations == tuple(opened.annotations), "a done part holds its annotations")
-        if isinstance(part, SummaryText):
+        if isinstance(part, items.SummaryText):
             self._summary.append(part)
         else:
             self._content.append(part)
@@ -151,24 +137,24 @@ class ItemChecker:
 
     def _end_text(self, event: PartText) -> None:
         text = self._text(event)
-        text.close(event.refusal if isinstance(event, RefusalDone) else event.text)
-        if isinstance(event, OutputTextDone):
+        text.close(event.refusal if isinstance(event, events.RefusalDone) else event.text)
+        if isinstance(event, events.OutputTextDone):
             rule(event.logprobs == tuple(text.logprobs), "the logprobs of a text are those of its deltas")
 
-    def _annotate(self, event: OutputTextAnnotationAdded) -> None:
+    def _annotate(self, event: events.OutputTextAnnotationAdded) -> None:
         opened = self._open_part(event)
-        rule(isinstance(opened.part, OutputText), "annotations belong to text for the user")
+        rule(isinstance(opened.part, items.OutputText), "annotations belong to text for the user")
         rule(opened.text.done is None, "no annotation follows the done event of its text")
         rule(event.annotation_index == len(opened.annotations), "annotation indexes count the annotations of a part")
         opened.annotations.append(event.annotation)
 
-    def _check_logprobs(self, event: OutputTextDelta) -> None:
+    def _check_logprobs(self, event: events.OutputTextDelta) -> None:
         for token in event.logprobs:
             likely = [other.logprob for other in token.top_logprobs]
             rule(likely == sorted(likely, reverse=True), "alternatives come likeliest first")
             rule(len(likely) <= self._top_logprobs, "there are no more alternatives than were asked for")
 
-    def _open_part(self, event: PartEvent | PartDelta | PartText | OutputTextAnnotationAdded) -> _OpenPart:
+    def _open_part(self, event: PartEvent | PartDelta | PartText | events.OutputTextAnnotationAdded) -> _OpenPart:
         if self._part is None:
             raise InvariantBroken("an event of a part comes between its added and its done event")
         rule(self._is_next(event), "an event carries the index of the open part")
@@ -182,50 +168,50 @@ class ItemChecker:
 
 
 _OF_SUMMARIES = (
-    ReasoningSummaryPartAdded,
-    ReasoningSummaryPartDone,
-    ReasoningSummaryTextDelta,
-    ReasoningSummaryTextDone,
+    events.ReasoningSummaryPartAdded,
+    events.ReasoningSummaryPartDone,
+    events.ReasoningSummaryTextDelta,
+    events.ReasoningSummaryTextDone,
 )
 _PART_TYPES: dict[type, type] = {
-    OutputTextDelta: OutputText,
-    OutputTextDone: OutputText,
-    RefusalDelta: Refusal,
-    RefusalDone: Refusal,
-    ReasoningTextDelta: ReasoningText,
-    ReasoningTextDone: ReasoningText,
-    ReasoningSummaryTextDelta: SummaryText,
-    ReasoningSummaryTextDone: SummaryText,
+    events.OutputTextDelta: items.OutputText,
+    events.OutputTextDone: items.OutputText,
+    events.RefusalDelta: items.Refusal,
+    events.RefusalDone: items.Refusal,
+    events.ReasoningTextDelta: items.ReasoningText,
+    events.ReasoningTextDone: items.ReasoningText,
+    events.ReasoningSummaryTextDelta: items.SummaryText,
+    events.ReasoningSummaryTextDone: items.SummaryText,
 }
 """The type of the part for each text event."""
 
 
-def _of_call(item: OutputItem) -> CallChecker | None:
-    if not isinstance(item, Message | Reasoning):
+def _of_call(item: items.OutputItem) -> CallChecker | None:
+    if not isinstance(item, items.Message | items.Reasoning):
         return call_checker(item)
     rule(_body(item) in ((), ((), ())), "an item is added empty")
     return None
 
 
-def _identity(item: OutputItem) -> OutputItem:
+def _identity(item: items.OutputItem) -> items.OutputItem:
     """Return the item with its changing fields reset, so that the added and the finished item compare equal."""
     growing = dict(ITEM_RULES[type(item)].growing)
     if "status" in item.__struct_fields__:
         growing["status"] = "completed"
-    if isinstance(item, WebSearchCall):
+    if isinstance(item, items.WebSearchCall):
         growing["action"] = {"type": item.action["type"]}
     return replace(item, **growing)
 
 
-def _body(item: OutputItem) -> object:
+def _body(item: items.OutputItem) -> object:
     match item:
-        case Message():
+        case items.Message():
             return item.content
-        case Reasoning():
+        case items.Reasoning():
             return item.summary, item.content or ()
         case _:
             return None
 
 
-def _part_text(part: OutputPart | SummaryText) -> str:
-    return part.refusal if isinstance(part, Refusal) else part.text
+def _part_text(part: items.OutputPart | items.SummaryText) -> str:
+    return part.refusal if isinstance(part, items.Refusal) else part.text

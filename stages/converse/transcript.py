@@ -9,22 +9,7 @@ from __future__ import annotations
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    CallFinished,
-    CallStarted,
-    ClientCallOpened,
-    ConversedFrame,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    McpListToolsOpened,
-    ResolvedRequest,
-    ResponseStarted,
-    TokenIds,
-    TurnFinished,
-    with_facts,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item, Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.output_items import Draft, Drafts
@@ -40,32 +25,34 @@ class Transcript:
         self.feed_text = self._texts.append
         """Take more text of the open item: as `feed` does with a delta, without a call of Python."""
         self.items: list[Item] = []
-        self._tokens: dict[str, TokenIds] = {}
+        self._tokens: dict[str, frames.TokenIds] = {}
         self._results: dict[str, str] = {}
 
-    def feed(self, frame: ConversedFrame) -> None:
+    def feed(self, frame: frames.ConversedFrame) -> None:
         """Take the next frame."""
         match frame:
-            case ItemDelta(text):
+            case frames.ItemDelta(text):
                 self._texts.append(text)
-            case CallStarted():
+            case frames.CallStarted():
                 self._open.started = frame
-            case CallFinished():
+            case frames.CallFinished():
                 self._open.finished = frame
-            case ItemClosed():
+            case frames.ItemClosed():
                 self._close(self._open, frame)
-            case ResponseStarted() | GenerationStarted() | AnnotationAdded() | TurnFinished():
+            case (
+                frames.ResponseStarted() | frames.GenerationStarted() | frames.AnnotationAdded() | frames.TurnFinished()
+            ):
                 pass
             case _:
                 self._texts.clear()
                 self._draft = self._drafts.begin(frame)
                 self._draft.texts = self._texts
 
-    def continued(self, conversation: ResolvedRequest) -> ResolvedRequest:
+    def continued(self, conversation: frames.ResolvedRequest) -> frames.ResolvedRequest:
         """Return the conversation with the items added since the last call of this method."""
         items, self.items = self.items, []
         return replace(
-            with_facts(conversation, input=(*conversation.facts.input, *items)),
+            frames.with_facts(conversation, input=(*conversation.facts.input, *items)),
             tokens={**conversation.tokens, **self._tokens},
             results={**conversation.results, **self._results},
         )
@@ -93,8 +80,8 @@ class Transcript:
             raise RuntimeError("a frame of an item came before the first item")
         return self._draft
 
-    def _close(self, draft: Draft, closed: ItemClosed) -> None:
-        if isinstance(draft.opening, ClientCallOpened | McpListToolsOpened):
+    def _close(self, draft: Draft, closed: frames.ItemClosed) -> None:
+        if isinstance(draft.opening, frames.ClientCallOpened | frames.McpListToolsOpened):
             return
         item = draft.item(draft.final_status("completed" if closed.complete else "incomplete"))
         self.items.append(item)

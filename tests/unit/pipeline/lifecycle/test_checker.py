@@ -48,14 +48,12 @@ def fed(events: Events) -> None:
 
 @pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in RULES.items() for change in changes])
 def test_broken_rule_is_named(rule: str, change: Change) -> None:
-    """If a single rule is broken in an otherwise good stream, the error names that rule."""
     with pytest.raises(InvariantBroken) as caught:
         fed(change(written_events(whole_turn())))
     assert str(caught.value) == rule
 
 
 def test_table_has_every_rule() -> None:
-    """Every rule of the source is broken by a case of the table."""
     nodes = [
         node
         for module in (invariants, item_invariants, call_invariants, rules)
@@ -75,7 +73,6 @@ def test_table_has_every_rule() -> None:
     "frames", [whole_turn(), CUT_TURN, TWO_CALLS, RARE, SUMMARY, SERVED, ASKED, (started(), finished())]
 )
 def test_good_streams_pass(frames: Frames) -> None:
-    """The writer's events of a turn keep the rules, and so do those of a response that waited."""
     fed(written_events(frames))
     fed(queued(written_events(frames)))
 
@@ -89,7 +86,6 @@ def test_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 def test_queued_response_may_end(status: Any) -> None:
-    """A response that fails or is cancelled in the queue was never in progress."""
     events = queued(written_events(whole_turn()))[:2]
     response = replace(first_response(events), status=status, error=ERROR if status == "failed" else None)
     end = ResponseFailed if status == "failed" else ResponseIncomplete
@@ -104,7 +100,6 @@ def test_cancelled_response_ends_as_incomplete() -> None:
 
 
 def test_failed_response_may_end_between_items() -> None:
-    """A failure needs no usage, and its last item may be incomplete."""
     *events, _ = written_events(CUT_TURN)
     response = replace(first_response(events), status="failed", output=done_outputs(events), error=ERROR)
     fed([*events, ResponseFailed(sequence_number=len(events), response=response)])
@@ -123,7 +118,6 @@ def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
 
 @given(frames=response_frames(), data=st.data())
 def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
-    """A good stream without any one of its events is refused, even if the rest is renumbered."""
     events = written_events(frames)
     fed(events)
     at = data.draw(st.integers(0, len(events) - 1))
@@ -134,7 +128,6 @@ def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
 
 @given(frames=response_frames(), data=st.data())
 def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None:
-    """A good stream with two neighbours swapped is refused, unless they are deltas that commute."""
     events = written_events(frames)
     at = data.draw(st.integers(0, len(events) - 2))
     assume(not commute(*events[at : at + 2]))
@@ -148,7 +141,6 @@ def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None
 
 
 async def test_check_passes_events_on() -> None:
-    """The stage yields every event unchanged."""
     events = written_events(whole_turn())
     async with aclosing(check(source_of(events))) as passed:
         assert all(event is given for event, given in zip([event async for event in passed], events, strict=True))
@@ -156,7 +148,6 @@ async def test_check_passes_events_on() -> None:
 
 @pytest.mark.parametrize(("change", "good"), [(repeat(4), 7), (drop(21), 21), (drop(3), 3)])
 async def test_check_stops_at_the_broken_rule(change: Change, good: int) -> None:
-    """Events pass up to the first that breaks a rule, or up to an early end."""
     passed = []
     with pytest.raises(InvariantBroken):
         async for event in check(source_of(change(written_events(whole_turn())))):

@@ -13,6 +13,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import AnnotationAdded
 from penstock.pipeline.lifecycle.item_lifecycles import NOT_LISTED
 from penstock.pipeline.lifecycle.stream_state import StreamState
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import (
     CodeInterpreterCallCodeDelta,
     CodeInterpreterCallInterpreting,
@@ -36,15 +37,6 @@ from penstock.pipeline.protocol.events import (
     TextDelta,
     TextDone,
     WebSearchCallSearching,
-)
-from penstock.pipeline.protocol.items import (
-    McpApprovalRequest,
-    McpListTools,
-    Message,
-    OutputText,
-    ReasoningText,
-    Refusal,
-    SummaryText,
 )
 from penstock.pipeline.protocol.response import ErrorDetails, Response
 from tests.support.event_streams import checked, final
@@ -103,9 +95,13 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
 @pytest.mark.parametrize(
     ("item", "fields", "last"),
     [
-        (reasoning("So", "."), {}, {"content": (ReasoningText("So."),), "summary": ()}),
-        (reasoning("So", "."), {"reasoning": SUMMARY_OPTIONS}, {"content": UNSET, "summary": (SummaryText("So."),)}),
-        (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
+        (reasoning("So", "."), {}, {"content": (items.ReasoningText("So."),), "summary": ()}),
+        (
+            reasoning("So", "."),
+            {"reasoning": SUMMARY_OPTIONS},
+            {"content": UNSET, "summary": (items.SummaryText("So."),)},
+        ),
+        (refusal("N", "o."), {}, {"content": (items.Refusal("No."),)}),
         (function_call('{"', "a"), {}, {"arguments": '{"a'}),
         (custom_tool_call("l", "s"), {}, {"input": "ls"}),
         (mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
@@ -113,7 +109,6 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
     ],
 )
 def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last: Any) -> None:
-    """An open item of any kind is closed as incomplete, with all the text that it had."""
     response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
     first, cut = response.output
     assert (first.status, cut.status) == ("completed", "incomplete")
@@ -121,23 +116,21 @@ def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last:
 
 
 def test_open_message_keeps_annotations_and_logprobs() -> None:
-    """An interrupted message has the annotations and logprobs that were sent."""
     tokens = spelled_delta("Hé")
     events = upto_last_delta((started(), *message(AnnotationAdded(CITATION), tokens), finished()))
     (cut,) = final(broken_off(events)).output
-    assert cut == Message(
-        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (CITATION,), tokens.logprobs),), "final_answer"
+    assert cut == items.Message(
+        "msg_10000", "incomplete", "assistant", (items.OutputText("Hé", (CITATION,), tokens.logprobs),), "final_answer"
     )
 
 
 def test_message_without_a_part_gets_an_empty_one() -> None:
     """Clients expect a message to have a first part."""
     (cut,) = final(broken_off(written_events((started(), *message("Hello!"), finished()))[:3])).output
-    assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
+    assert cut == items.Message("msg_10000", "incomplete", "assistant", (items.OutputText(""),), "final_answer")
 
 
 def test_queued_response_fails_with_one_event() -> None:
-    """An error before the response is in progress yields only ``response.failed``."""
     events = written_events(whole_turn())
     assert isinstance(events[0], ResponseCreated)
     waiting = replace(events[0].response, status="queued")
@@ -187,7 +180,6 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
     ],
 )
 def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
-    """No event says that it ran, worked or failed; the item is incomplete and has no result."""
     events = upto(at, item)
     ended = broken_off(events)
     assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
@@ -211,19 +203,17 @@ def test_interrupted_tool_list_has_an_error(item: Frames, at: type[Event], rest:
     events = upto(at, item)
     ended = broken_off(events)
     assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
-    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
+    assert final(ended).output == (items.McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
 def test_interrupted_approval_request_is_done() -> None:
-    """It is complete when it is added."""
     events = upto(OutputItemAdded, approval("{}"))
-    assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
+    assert final(broken_off(events)).output == (items.McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
 
 
 @pytest.mark.defect("11", "V2")
 @given(frames=response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
 def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
-    """Sent events stand, and a terminal event follows them."""
     events = written_events(frames)
     at = data.draw(st.integers(1, len(events) - 1))
     ended = broken_off(events[:at], error)
@@ -236,7 +226,6 @@ def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None,
 
 @pytest.mark.defect("V17", "B22")
 def test_cancelled_response_has_neither_error_nor_reason() -> None:
-    """It has the text so far, and neither an error nor a reason."""
     response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
     assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
     assert [item.status for item in response.output] == ["incomplete"]
@@ -246,7 +235,6 @@ def test_cancelled_response_has_neither_error_nor_reason() -> None:
 @examples(50)
 @given(frames=response_frames())
 def test_predictable_events_are_predicted(frames: Frames) -> None:
-    """In a stream that keeps the rules, every event without news is predicted."""
     stream = StreamState()
     events = written_events(frames)
     for event in events:
@@ -260,7 +248,6 @@ def test_predictable_events_are_predicted(frames: Frames) -> None:
 
 @pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summary_turn(), server_turns(), client_turn()])
 def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
-    """All deltas that continue the open text are taken at once, and the text is the same as one by one."""
     stream, events, at = StreamState(), written_events(turn), 0
     while at < len(events):
         at += len(stream.take_run(events, at))
@@ -273,7 +260,6 @@ def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
 
 @pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
 def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
-    """A delta with another number, item or index ends the run of deltas that are taken."""
     events = written_events((started(), *message("one", " two", " three"), finished()))
     first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     events[first + 1] = replace(events[first + 1], **changed)
@@ -287,7 +273,6 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
 @examples(50)
 @given(frames=response_frames())
 def test_stream_state_notices_the_end(frames: Frames) -> None:
-    """It knows the end when it comes, and the response from the first event on."""
     stream = StreamState()
     events = written_events(frames)
     for event in events:

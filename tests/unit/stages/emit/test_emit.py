@@ -89,7 +89,6 @@ BEGIN = ["created", "in_progress"]
 
 
 async def test_same_frames_give_same_bytes() -> None:
-    """Nothing is random and no clock is read; another response id gives other item ids."""
     first, second = [list(map(to_sse, await emitted(whole_turn()))) for _ in range(2)]
     assert first == second
     other = await emitted((started("resp_2"), *whole_turn()[1:]))
@@ -100,7 +99,6 @@ async def test_same_frames_give_same_bytes() -> None:
 
 
 async def test_usage_is_counted() -> None:
-    """Prompt tokens come from the start of the turn, answer tokens from its end; each list has the turn."""
     counts = finished(cached_tokens=32, output_tokens=11, reasoning_tokens=5)
     events = await emitted((started(prompt_tokens=40), *message("Hello!"), counts))
     assert final(events).usage == Usage(
@@ -109,13 +107,11 @@ async def test_usage_is_counted() -> None:
 
 
 async def test_completion_time_is_start_plus_durations() -> None:
-    """No clock is read at the end."""
     events = await emitted((started(created_at=1000), *message("Hello!"), finished(duration=2.7)))
     assert final(events).completed_at == 1002
 
 
 async def test_turn_without_items_completes() -> None:
-    """A response without items is complete."""
     events = await emitted((started(), finished()))
     assert event_types(events) == [*BEGIN, "completed"]
 
@@ -123,7 +119,6 @@ async def test_turn_without_items_completes() -> None:
 @pytest.mark.defect("14", "16")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
 async def test_truncated_item_is_incomplete(cut: Any) -> None:
-    """At the token limit the open item and the response are incomplete, earlier items are complete."""
     events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
@@ -135,7 +130,6 @@ async def test_truncated_item_is_incomplete(cut: Any) -> None:
 
 @pytest.mark.defect("16", "V17")
 async def test_filtered_response_has_its_reason() -> None:
-    """``incomplete_details`` has the reason that ended the turn."""
     response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details == IncompleteDetails("content_filter")
@@ -144,7 +138,6 @@ async def test_filtered_response_has_its_reason() -> None:
 @pytest.mark.defect("V17", "B22")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
 async def test_cancelled_response_keeps_its_output(cut: Any) -> None:
-    """The status is cancelled, with the output and usage so far."""
     events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
@@ -157,7 +150,6 @@ async def test_cancelled_response_keeps_its_output(cut: Any) -> None:
 
 @pytest.mark.parametrize("reason", ["max_tool_calls", "max_turns"])
 async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: FinishReason) -> None:
-    """This holds for the number of calls and of turns."""
     response = final(await emitted((started(), *message("Let me see."), finished(reason))))
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details is not None
@@ -167,7 +159,6 @@ async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: Finish
 
 @pytest.mark.defect("B21")
 async def test_queued_response_begins_in_progress() -> None:
-    """A background response is created and queued, and is in progress in all later events."""
     events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
     assert event_types(events)[:3] == ["created", "queued", "in_progress"]
     assert [sse_json(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
@@ -176,20 +167,17 @@ async def test_queued_response_begins_in_progress() -> None:
 
 
 async def test_queued_response_may_fail() -> None:
-    """An error in the first turn ends a response that is in progress."""
     response = final(await emitted([started(status="queued", background=True)], EngineFailed("x")))
     assert response.status == "failed"
 
 
 async def test_limit_between_items_leaves_them_complete() -> None:
-    """Only the response is incomplete."""
     response = final(await emitted((started(), *message("Hello!"), finished("length"))))
     assert response.status == "incomplete"
     assert [item.status for item in response.output] == ["completed"]
 
 
 async def test_tokens_follow_their_item() -> None:
-    """After the done event of an item comes a frame with its tokens, for the store."""
     texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
     async with aclosing(emit(frame_source((started(), *texts, *message("Hello!"), finished())))) as out:
         frames = [frame async for frame in out]
@@ -207,7 +195,6 @@ SAID = ({"role": "assistant", "channel": "final", "content": []},)
 
 
 async def test_raw_messages_are_in_the_last_event() -> None:
-    """If they were requested, it has the prompt and the answer as the model's messages."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
     assert "input_messages" not in sse_json(events[0])["response"]
@@ -216,7 +203,6 @@ async def test_raw_messages_are_in_the_last_event() -> None:
 
 
 async def test_failed_response_has_its_raw_prompt() -> None:
-    """It has no raw messages of the answer."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!")), EngineFailed("x"))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, ())
 
@@ -241,7 +227,6 @@ async def test_failed_response_has_its_raw_prompt() -> None:
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
 async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
-    """The open item is closed as incomplete with its text, then one ``response.failed`` has the reason."""
     events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "failed"]
@@ -296,13 +281,11 @@ async def test_answer_without_promised_json_completes(begun: GenerationStarted) 
 
 
 async def test_truncated_json_is_incomplete() -> None:
-    """At the token limit a partial answer is expected."""
     turn = (promised("json_object"), *message('{"a', complete=False), finished("length"))
     assert event_types(await emitted(turn))[-1] == "incomplete"
 
 
 async def test_stage_error_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """An expected error is one line in the log, without a traceback."""
     await emitted((started(),), EngineFailed("The engine gave up."))
     (record,) = caplog.records
     assert (record.levelname, record.exc_info) == ("WARNING", None)
@@ -333,7 +316,6 @@ async def test_error_before_the_first_frame_is_raised(error: Exception) -> None:
 
 
 async def test_source_without_a_frame_is_a_bug() -> None:
-    """The rule that it breaks is raised."""
     with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
         await emitted(())
 
@@ -396,7 +378,6 @@ async def test_frames_against_the_grammar_fail_the_response(frames: Frames, capl
 
 
 async def test_cancellation_is_no_failure() -> None:
-    """``CancelledError`` passes, and no event follows it."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(frame_source((started(), ReasoningOpened()), asyncio.CancelledError())):
@@ -406,7 +387,6 @@ async def test_cancellation_is_no_failure() -> None:
 
 @pytest.mark.defect("V7")
 async def test_cancellation_leaves_a_running_call_open() -> None:
-    """The last event belongs to the running call."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(frame_source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
@@ -415,7 +395,6 @@ async def test_cancellation_leaves_a_running_call_open() -> None:
 
 
 async def test_leaving_early_ends_the_events() -> None:
-    """A consumer that closes the stream within an item gets no further event."""
     stream: AsyncGenerator[Any, None] = emit(frame_source(whole_turn()))
     for _ in range(6):
         await anext(stream)
@@ -446,7 +425,6 @@ def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
 async def test_any_turn_is_a_stream_that_clients_can_read(
     turn: Frames, error: Exception | None, data: st.DataObject
 ) -> None:
-    """For any output and any error, all rules hold and the deltas sum to the items."""
     if error:
         turn = turn[: data.draw(st.integers(1, len(turn)))]
     logging.disable(logging.CRITICAL)

@@ -91,13 +91,11 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 @pytest.mark.defect("V18")
 @pytest.mark.parametrize(("item", "ladder"), LADDERS)
 def test_every_item_has_all_its_events(item: Frames, ladder: list[str]) -> None:
-    """An item of each kind has its events in order, even without any text."""
     assert event_types(emitted(item)) == [*BEGIN, *ladder, "completed"]
 
 
 @pytest.mark.parametrize("texts", [("Let me ", "think."), ()])
 def test_summary_replaces_raw_reasoning(texts: tuple[str, ...]) -> None:
-    """If a summary was requested, reasoning has the events of a summary part, and no content."""
     events = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARY_OPTIONS)
     assert event_types(events) == [*BEGIN, *summary_ladder(len(texts)), *text_ladder("output_text", 1), "completed"]
     thought = final(events).output[0]
@@ -106,7 +104,6 @@ def test_summary_replaces_raw_reasoning(texts: tuple[str, ...]) -> None:
 
 
 def test_items_follow_one_another() -> None:
-    """Their events never interleave, and one numbering covers all of them."""
     events = checked(written_events(whole_turn()))
     assert event_types(events) == [
         *BEGIN,
@@ -148,13 +145,11 @@ CALL = {"call_id": "call_10000", "name": "clock"}
     ],
 )
 def test_added_item_has_empty_fields(opening: ItemOpened, fields: dict[str, Any]) -> None:
-    """``output_item.added`` has every field, empty if it will grow, and no null."""
     added = emitted((opening, ItemClosed(complete=True)))[2]
     assert sse_json(added)["item"] == {**fields, "status": "in_progress"}
 
 
 def test_final_output_has_whole_texts() -> None:
-    """The final response has every item with its whole text."""
     events = emitted(
         reasoning("Let me ", "think."),
         message("Hel", "lo!"),
@@ -172,7 +167,6 @@ def test_final_output_has_whole_texts() -> None:
 
 
 def test_parallel_calls_have_unique_ids() -> None:
-    """Calls with the same function and arguments differ in both of their ids."""
     events = emitted(function_call("{}"), function_call("{}"), custom_tool_call("{}"), function_call())
     calls = [item for item in final(events).output if isinstance(item, FunctionCall | CustomToolCall)]
     assert [call.id for call in calls] == ["fc_10000", "fc_10001", "ctc_10002", "fc_10003"]
@@ -180,7 +174,6 @@ def test_parallel_calls_have_unique_ids() -> None:
 
 
 def test_annotations_have_events_and_are_kept() -> None:
-    """An annotation has an event with its index, and is in the part and the item."""
     other = {**CITATION, "title": "B"}
     events = emitted(message("Hel", AnnotationAdded(CITATION), "lo!", AnnotationAdded(other)))
     assert [event for event in events if isinstance(event, OutputTextAnnotationAdded)] == [
@@ -193,7 +186,6 @@ def test_annotations_have_events_and_are_kept() -> None:
 
 @pytest.mark.defect("B27")
 def test_logprobs_accompany_their_text() -> None:
-    """Each delta has the logprobs of its tokens; the done event, the part and the item have all of them."""
     first, second = spelled_delta("Hé", 2), spelled_delta("y", 2)
     events = emitted(reasoning("So."), message(first, second), top_logprobs=2)
     tokens = first.logprobs + second.logprobs

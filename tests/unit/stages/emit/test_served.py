@@ -117,13 +117,11 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 @pytest.mark.defect("V9", "V18")
 @pytest.mark.parametrize(("item", "steps"), LADDERS)
 def test_every_item_has_the_events_of_its_kind(item: Frames, steps: list[str]) -> None:
-    """A call that the server runs is one item of one kind, with no other events."""
     assert event_types(told(item)) == steps
 
 
 @pytest.mark.defect("V9")
 def test_items_have_their_own_indexes() -> None:
-    """Searches and MCP calls are separate items, one index after another."""
     events = told(web_call("{}"), mcp_call("{}"), web_call("{}"))
     added = [(event.output_index, event.item.id) for event in events if isinstance(event, OutputItemAdded)]
     assert added == [(0, "ws_10000"), (1, "mcp_10001"), (2, "ws_10002")]
@@ -131,7 +129,6 @@ def test_items_have_their_own_indexes() -> None:
 
 @pytest.mark.defect("V8")
 def test_final_items_equal_streamed_ones() -> None:
-    """Each item of the final response is exactly the one of its done event."""
     events = checked(written_events(server_turns()))
     bodies = [sse_json(event) for event in events]
     done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]
@@ -175,7 +172,6 @@ RUNS: list[tuple[Frames, list[str], list[str]]] = [
 @pytest.mark.defect("V7", "B11")
 @pytest.mark.parametrize(("item", "starts", "ends"), RUNS)
 def test_events_are_sent_when_a_call_starts_and_ends(item: Frames, starts: list[str], ends: list[str]) -> None:
-    """They come neither earlier nor all at the end."""
     writer = ResponseWriter()
     said = {type(frame): event_types(client_events(writer.feed(frame))) for frame in (started(), *item)}
     assert (said[CallStarted], said[CallFinished], said[ItemClosed]) == (starts, ends, ["output_item.done"])
@@ -197,7 +193,6 @@ def test_events_are_sent_when_a_call_starts_and_ends(item: Frames, starts: list[
     ],
 )
 def test_item_status_is_the_outcome_of_the_call(item: Frames, status: str) -> None:
-    """A failed tool makes a failed item in a response that goes on."""
     assert made(item).status == status
     assert final(checked(written_events((started(), *item, *message("Hm."), finished())))).status == "completed"
 
@@ -208,7 +203,6 @@ def test_item_status_is_the_outcome_of_the_call(item: Frames, status: str) -> No
 )
 @pytest.mark.parametrize("finishes", [True, False])
 def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) -> None:
-    """A call that has finished keeps its status."""
     ran = (opening, CallStarted(SEARCH), *([CallFinished("ok")] if finishes else []))
     writer = ResponseWriter()
     events = [event for frame in (started(), *shell_call("{}"), *ran) for event in writer.feed(frame)]
@@ -272,7 +266,6 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
     ],
 )
 def test_item_has_the_result_of_its_call(item: Frames, expected: object) -> None:
-    """Its fields are the arguments of the model and the result of the call."""
     assert made(item) == expected
 
 
@@ -286,7 +279,6 @@ def test_item_has_the_result_of_its_call(item: Frames, expected: object) -> None
     ],
 )
 def test_shell_output_belongs_to_the_latest_call(outputs: Any, error: str | None, shown: Any) -> None:
-    """It has an entry per command, or the reason why there is no shell."""
     calls = (shell_call("{}"), shell_call('{"cmd": ["ls"]}'))
     assert made(*calls, shell_output(*outputs, error=error)) == ShellCallOutput(
         "sho_10002", "call_10001", shown, "completed"
@@ -294,7 +286,6 @@ def test_shell_output_belongs_to_the_latest_call(outputs: Any, error: str | None
 
 
 def test_shell_output_is_sent_per_command() -> None:
-    """Each command has a delta with its output, if any, and is done with all of it."""
     silent = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}
     both = {"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}
     events = told(shell_call("{}"), shell_output(SHELL_OUTPUT, silent, both))
@@ -309,7 +300,6 @@ def test_shell_output_is_sent_per_command() -> None:
 
 
 def test_added_item_has_empty_fields() -> None:
-    """``output_item.added`` has every field, empty if it is known later."""
     items = (
         mcp_list(LISTED_TOOL),
         mcp_call("{}"),
@@ -364,7 +354,6 @@ def test_search_item_has_the_real_action() -> None:
 
 @pytest.mark.defect("B12")
 def test_items_have_unique_ids() -> None:
-    """Each of several searches has its own id."""
     events = told(web_call("{}"), web_call("{}"), web_call())
     assert {event.item.id for event in events if isinstance(event, OutputItemDone)} == {
         "ws_10000",
@@ -383,7 +372,6 @@ def test_truncated_approval_request_is_an_incomplete_call() -> None:
 
 @pytest.mark.defect("V10")
 def test_truncated_search_has_an_action() -> None:
-    """Without arguments it is a search for nothing."""
     frames = (started(), *web_call('{"query": "Os', complete=False), finished("length"))
     (cut,) = final(checked(written_events(frames))).output
     assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
@@ -418,7 +406,6 @@ async def test_results_follow_their_item() -> None:
 
 
 def test_item_may_have_tokens_and_a_result() -> None:
-    """Both frames are sent."""
     writer = ResponseWriter()
     item = (CodeCallOpened(), ItemDelta("1"), CallStarted(), CallFinished("1"), ItemClosed(True, token_ids=(1, 2)))
     said = [event for frame in (started(), *item) for event in writer.feed(frame)]

@@ -40,7 +40,6 @@ def told(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) 
 
 
 def test_usage_is_summed_over_turns() -> None:
-    """It has the counts of each turn; any other growth of a prompt is the output of tools."""
     response = ended(CALLED[:-1], (told(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
     assert response.usage == Usage(
         50, InputTokensDetails(15, 0, (10, 40), (0, 15)), 12, OutputTokensDetails(3, 25, (5, 7), (0, 25)), 62
@@ -71,7 +70,6 @@ def test_listing_tools_is_no_turn() -> None:
 
 
 def test_completion_time_covers_all_turns() -> None:
-    """The durations of all turns count, including their calls."""
     first = (started(created_at=1000), *mcp_call("{}"), finished(duration=1.5))
     assert ended(first, (started(), finished(duration=2.0))).completed_at == 1003
 
@@ -96,7 +94,6 @@ def raw_turns() -> Frames:
 
 
 def test_raw_messages_cover_all_turns() -> None:
-    """The input is the first prompt; the output is the rest of the last prompt, and the last turn."""
     response = ended(raw_turns())
     assert response.input_messages == ASKED
     assert response.output_messages == (*FIRST, *RESULT, *SECOND)
@@ -106,7 +103,6 @@ def test_raw_messages_cover_all_turns() -> None:
     ("frames", "kept"), [(1, ()), (len(mcp_call("{}")) + 2, FIRST), (len(mcp_call("{}")) + 3, (*FIRST, *RESULT))]
 )
 def test_failed_response_has_its_raw_messages_so_far(frames: int, kept: RawMessages) -> None:
-    """This holds between turns and within one."""
     writer = ResponseWriter()
     events = client_events(event for frame in raw_turns()[:frames] for event in writer.feed(frame))
     events += client_events(writer.fail(EngineFailed("It broke.")))
@@ -116,7 +112,6 @@ def test_failed_response_has_its_raw_messages_so_far(frames: int, kept: RawMessa
 
 @pytest.mark.parametrize("frames", [(*CALLED, started()), (*mcp_list(),), ()])
 def test_response_must_end_with_a_turn(frames: Frames) -> None:
-    """A response whose last frame is not ``TurnFinished`` has a failed engine."""
     writer = ResponseWriter()
     for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (server_turns()[0], *frames):
         list(writer.feed(frame))
@@ -125,7 +120,6 @@ def test_response_must_end_with_a_turn(frames: Frames) -> None:
 
 
 def test_each_turn_has_its_own_format() -> None:
-    """The format is checked for turns with a grammar: a JSON answer may follow a free turn."""
     text = {"format": {"type": "json_object"}}
     free, held = started(text=text), started(text=text)
     held = replace(held, held_to_grammar=True)

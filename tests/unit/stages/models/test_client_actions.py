@@ -35,7 +35,6 @@ def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
     ],
 )
 def test_local_shell_action_is_one_command(said: str, action: dict[str, Any]) -> None:
-    """It always has an environment; arguments that are not as expected become the command."""
     assert called("local_shell", said) == LocalShellCall(
         "lsh_10000", "call_10000", {"type": "exec", **action}, "completed"
     )
@@ -56,7 +55,6 @@ def test_local_shell_action_is_one_command(said: str, action: dict[str, Any]) ->
     ],
 )
 def test_shell_action_is_a_list_of_commands(said: str, action: dict[str, Any]) -> None:
-    """It has their limits; arguments that are not as expected become the only command."""
     assert called("shell", said) == ShellCall("sh_10000", "call_10000", action, "completed")
 
 
@@ -75,19 +73,16 @@ def test_shell_action_is_a_list_of_commands(said: str, action: dict[str, Any]) -
     ],
 )
 def test_patch_operation_changes_one_file(said: str, operation: dict[str, Any]) -> None:
-    """Arguments that are not as expected change no file."""
     assert called("apply_patch", said) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_truncated_form_is_incomplete(form: ClientForm) -> None:
-    """The item has its partial arguments."""
+def test_truncated_client_call_is_incomplete(form: ClientForm) -> None:
     assert called(form, '{"comm', complete=False).status == "incomplete"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_form_is_sent_when_it_is_complete(form: ClientForm) -> None:
-    """No event is sent while the model writes; then the item is added complete, and done."""
+def test_client_call_is_sent_when_it_is_complete(form: ClientForm) -> None:
     text = FORMS[form]
     events = checked(written_events((started(), *item(FunctionCallOpened("f", form=form), *text), finished())))
     added, done = (event.item for event in events if isinstance(event, OutputItemAdded | OutputItemDone))
@@ -96,7 +91,6 @@ def test_form_is_sent_when_it_is_complete(form: ClientForm) -> None:
 
 
 def test_shell_commands_have_their_own_events() -> None:
-    """Each command is added empty, gets its text and is done; an empty one gets no text."""
     events = checked(written_events((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
     told = [sse_json(event) for event in events[3:-2]]
     names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]
