@@ -112,7 +112,7 @@ class _Turn:
         self.rules = Rules(chat.vocabulary)
         self._chat = chat
         self._tools = tools
-        self._asked = constraint
+        self._constraint = constraint
         self._tags = Tags(self.rules, MOST_CALLS)
         names = ToolNames(tools)
         self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
@@ -155,8 +155,8 @@ class _Turn:
             problem = str(error)
         if not problem:
             return
-        if self._asked:
-            self._asked.refuse_wrong_schema()
+        if self._constraint:
+            self._constraint.refuse_wrong_schema()
         for called in self._callable:
             if reason := schema_problem(called.body):
                 raise _bad_tool(called.tool, reason)
@@ -167,7 +167,7 @@ class _Turn:
         return bool(self._callable) and self._tools.choice == "required"
 
     def _answer(self) -> list[Part]:
-        return [self.rules.body(self._asked.body)] if self._asked else [Free()]
+        return [self.rules.body(self._constraint.body)] if self._constraint else [Free()]
 
     # Calls
 
@@ -175,7 +175,7 @@ class _Turn:
         """Return the alternatives with calls in the model's own markup.  Raises `Undescribed` and `Unenforceable`."""
         shown = {function["function"]["name"]: function["function"] for function in functions}
         calls = self._calls([called.function(shown) for called in self._callable])
-        if self._must_call or self._asked:
+        if self._must_call or self._constraint:
             return [*answers, self._tags.parts(calls)]
         begin = lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
         if not begin:
@@ -191,7 +191,7 @@ class _Turn:
 
     def _undescribed(self, answers: list[list[Part]]) -> tuple[list[list[Part]], CallSyntax]:
         """Return the alternatives with calls in JSON; none if the request limits neither the answer nor the tools."""
-        if not self._must_call and not self._asked and self._tools.allowed is None:
+        if not self._must_call and not self._constraint and self._tools.allowed is None:
             return [], "native"
         if self._must_call and len(self._callable) == 1:
             return [[self.rules.body(self._callable[0].body)]], "arguments"
