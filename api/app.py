@@ -93,7 +93,7 @@ class Api:
     def description(self) -> OpenApi:
         """The OpenAPI document of all routes and of every type that they read and write."""
         events = {
-            base: outgoing.steps[-1].emits().frames if outgoing else frozenset(get_args(ResponseEvent))
+            base: outgoing.emits().frames if outgoing else frozenset(get_args(ResponseEvent))
             for base, outgoing in DIALECTS.items()
         }
         return describe(self.routes, events)

@@ -55,7 +55,7 @@ class Unkept:
 
 
 def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    persist = next(step.stage for step in pipeline.steps if step.name == "persist")
+    persist = pipeline.stage("persist")
     assert isinstance(persist, Persist)
     return pipeline.replace("persist", Unkept(persist.runs))
 

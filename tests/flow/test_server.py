@@ -16,6 +16,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
 from penstock.api.settings import Settings
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import log_to_stderr, name_response
 from penstock.server import Started, assembled, database, drawn, main, over_http, serve, stages, toolbox
@@ -49,22 +50,19 @@ def chosen(**settings: Any) -> Settings:
     return Settings(engine_arguments=[], **settings)
 
 
-def stages_by_name(**settings: Any) -> dict[str, Any]:
-    live = RunRegistry(Store(Nowhere()))
-    return {
-        step.name: step.stage
-        for step in assembled(chosen(**settings), Started(ScriptedEngine(), HARMONY), live, Toolbox()).steps
-    }
+def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
+    running = Started(ScriptedEngine(), HARMONY)
+    return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox())
 
 
 def test_outputs_are_logged_only_if_enabled() -> None:
-    assert "log" not in stages_by_name()
-    assert [*stages_by_name(log_outputs=True)][-3:] == ["emit", "log", "persist"]
+    assert "log" not in pipeline_of().names()
+    assert pipeline_of(log_outputs=True).names()[-3:] == ["emit", "log", "persist"]
 
 
 def test_caches_are_salted_only_if_enabled() -> None:
     for salted in (False, True):
-        normalize = stages_by_name(salt_caches=salted)["normalize"]
+        normalize = pipeline_of(salt_caches=salted).stage("normalize")
         assert isinstance(normalize, Normalize)
         assert normalize.salt_caches is salted
 
@@ -201,9 +199,9 @@ def test_chat_model_has_its_own_stages() -> None:
     live = RunRegistry(Store(Nowhere()))
     settings = chosen(allow_address=["10.0.0.0/8"])
     running = Started(ScriptedEngine(), stages(settings, load_model()))
-    turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
-    assert isinstance(render := turn["render"], RenderChat)
-    assert isinstance(turn["parse"], ParseChat)
+    pipeline = assembled(settings, running, live, Toolbox())
+    assert isinstance(render := pipeline.stage("render"), RenderChat)
+    assert isinstance(pipeline.stage("parse"), ParseChat)
     assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])
 
 

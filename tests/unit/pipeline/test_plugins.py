@@ -307,7 +307,7 @@ async def look(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
 
 
 def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    [render] = [step.stage for step in pipeline.inner("converse").steps if step.name == "render"]
+    render = pipeline.stage("render")
     assert isinstance(render, RenderHarmony)
     pipeline = pipeline.insert_before("normalize", "trim", trim).insert_after("normalize", "date", date)
     return pipeline.replace("render", Render(render.encoding, render.context_length)).insert_after(
