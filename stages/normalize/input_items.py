@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
@@ -70,7 +70,7 @@ class InputReader:
             taken.add(converted.id)
         return read
 
-    def _id(self, item: params.InputItem, suffix: str, taken: Container[str]) -> str:
+    def _id(self, item: params.InputItem, suffix: str, taken: set[str]) -> str:
         if isinstance(item, params.LocalShellCallOutputItem):
             return item.call_id
         is_free = item.id not in taken and not (isinstance(item, params.LocalShellCallItem) and item.id == item.call_id)
