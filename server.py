@@ -19,6 +19,7 @@ from penstock.api.app import Api
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import load_keys
 from penstock.api.http.listen import bind, serving
+from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.recording import recorder
@@ -120,7 +121,7 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[St
     """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
     recordings = read_recordings(folder)
     models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
-    engine = ScriptedEngine(context_length=sys.maxsize, models=models)
+    engine = ScriptedEngine(context_length=2**31 - 1, models=models)
     model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
     yield Started(engine, model, RecordedTools(recordings=recordings))
 
@@ -200,7 +201,8 @@ async def serve(settings: Settings, started: Start = start) -> None:
         )
         bound.listen()  # the address is ours alone before the membership announces it
         await closing.enter_async_context(membership)
-        api = Api(scheduler, models, settings.keep_alive, keys, recorded_if=settings.recorded_if)
+        origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
+        api = Api(scheduler, models, settings.keep_alive, keys, recorded_if=settings.recorded_if, origins=origins)
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         closing.callback(sweeping.cancel)

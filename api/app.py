@@ -10,12 +10,13 @@ from typing import Any, get_args
 from aiohttp import web
 
 from penstock.api.conversations import Conversations
-from penstock.api.http.access_log import log_requests
+from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import Keys
 from penstock.api.http.bodies import Health, Model, Models, OpenApi
-from penstock.api.http.errors import as_json, errors_as_json
+from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
 from penstock.api.http.openapi import describe
 from penstock.api.http.operation import Operation, operation
+from penstock.api.http.origins import Origins
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
 from penstock.api.runs.scheduler import Scheduler
@@ -44,12 +45,16 @@ class Api:
     keys: Keys = field(default_factory=Keys)
     peers: Peers = field(default_factory=Peers)
     recorded_if: Condition = ALWAYS
+    origins: Origins = field(default_factory=Origins)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
-        shared = [log_requests, errors_as_json, self.keys.authenticate]  # outermost first: errors are logged too
+        # The outermost comes first: errors are logged too.
+        shared = [log_requests, errors_as_json, self.origins.check, self.keys.authenticate]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app.add_routes(self.routes)
+        app.on_response_prepare.append(add_request_id)
+        app.on_response_prepare.append(self.origins.add_headers)
         app.on_cleanup.append(self.peers.close)
         return app
 
@@ -62,12 +67,14 @@ class Api:
             routes += Conversations(self.scheduler.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
+        for route in routes:
+            route.kwargs["expect_handler"] = answer_expectation
         return routes
 
     @operation(Operation(Models))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models."""
-        return as_json(Models(tuple(map(Model, self.models))))
+        return as_json(Models(tuple(map(self._model, self.models))))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
@@ -75,7 +82,10 @@ class Api:
         name = request.match_info["model"]
         if name not in self.models:
             raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
-        return as_json(Model(name))
+        return as_json(self._model(name))
+
+    def _model(self, name: str) -> Model:
+        return Model(name, self.scheduler.engine.context_length)
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:

@@ -18,6 +18,7 @@ from penstock.api.http.bodies import Conversation, DeletedConversation, Items
 from penstock.api.http.errors import as_json
 from penstock.api.http.operation import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
+from penstock.api.http.request_body import receive
 from penstock.pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
@@ -67,7 +68,7 @@ class Conversations:
     @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, BodyTooLarge, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
-        body, owner = await read_body(await request.read(), CreateConversation), request[OWNER]
+        body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
         items = await self._read(body.items or (), (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
         await self.store.conversations.create(conversation, owner, items)
@@ -81,7 +82,7 @@ class Conversations:
     @operation(Operation(Conversation, body=UpdateConversation, refusals=_WRITING))
     async def update(self, request: web.Request) -> web.Response:
         """Replace the metadata of a conversation."""
-        body = await read_body(await request.read(), UpdateConversation)
+        body = await read_body(await receive(request), UpdateConversation)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         updated = await self.store.conversations.update(conversation_id, owner, body.metadata or {})
         if updated is None:
@@ -106,7 +107,7 @@ class Conversations:
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
-        body = await read_body(await request.read(), AddItems)
+        body = await read_body(await receive(request), AddItems)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         items = await self._read(body.items, await self._items(request), owner)
         if not await self.store.conversations.add_items(conversation_id, owner, items):

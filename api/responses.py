@@ -24,6 +24,7 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.operation import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
+from penstock.api.http.request_body import receive
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
 from penstock.api.runs.scheduler import Scheduler
@@ -113,7 +114,7 @@ class Responses:
     @operation(Operation(Response, body=CreateResponse, refusals=_CREATING, streams=True))
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
-        body = await request.read()
+        body = await receive(request)
         with self.scheduler.in_flight:
             prepared = await self._prepare(request, body)
             if prepared.conversation.facts.response.background and not prepared.streams:
@@ -129,7 +130,7 @@ class Responses:
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
-        body = await request.read()
+        body = await receive(request)
         with self.scheduler.in_flight:
             create_request = await read_request(body, Envelope(request[OWNER]))
             async with self._rendering.open(source_of([create_request])) as prompts:

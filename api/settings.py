@@ -140,6 +140,13 @@ class Settings(BaseSettings):
         None, description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well"
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    allow_host: list[str] = Field(
+        [], description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable"
+    )
+    allow_origin: list[str] = Field(
+        [],
+        description="an origin whose web pages may use this server: https://chat.example, or * for all; repeatable",
+    )
     peer_url: str | None = Field(
         None,
         validate_default=True,
@@ -213,6 +220,22 @@ class Settings(BaseSettings):
         if url is None and _is_here(others.data.get("host", "")) and not _is_stored_here(others.data.get("store", "")):
             raise ValueError("the store is on another machine: give the URL at which its other servers reach this one")
         return url
+
+    @field_validator("allow_host")
+    @classmethod
+    def _names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(f"{name!r} is not the name of a host: leave out scheme and port")
+        return names
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+/?", origin, re.IGNORECASE):
+                raise ValueError(f"{origin!r} is not an origin: it needs a scheme, a host, and a port if it has one")
+        return origins
 
     @field_validator("allow_address")
     @classmethod
@@ -302,6 +325,10 @@ class Settings(BaseSettings):
         """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""
         host = ANY.get(self.host, self.host)
         return self.peer_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def called(self, url: str) -> list[str]:
+        """Return the names of this server for the clients of a server without keys, which peers reach at ``url``."""
+        return [*self.allow_host, self.host, urlsplit(url).hostname or ""]
 
     @classmethod
     def settings_customise_sources(

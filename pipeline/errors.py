@@ -157,6 +157,34 @@ class Unauthorized(InvalidRequest):
         super().__init__("Give an API key of this server: 'Authorization: Bearer <key>'.")
 
 
+class ForeignHost(InvalidRequest):
+    """The ``Host`` of the request is not a name of this server."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class ForeignOrigin(InvalidRequest):
+    """The request comes from a web page that may not use this server."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is compressed, or not declared as JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class RequestTimeout(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class BodyTooLarge(InvalidRequest):
     """The body is over the server's limit."""
 

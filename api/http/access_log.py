@@ -1,12 +1,15 @@
-"""The access log: one line for each request with its outcome and duration, but without any content."""
+"""The access log: one line for each request with its outcome, duration and client, but without any content."""
 
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
 
 from aiohttp import web
 
+from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import Handler
 from penstock.pipeline.protocol.response import Response
 
@@ -15,11 +18,21 @@ logger = logging.getLogger(__name__)
 RESPONSE: web.RequestKey[Response] = web.RequestKey("response", Response)
 """The response that a request created: in its final state, or queued if it runs in the background."""
 
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+"""The id of a request: that of its ``X-Request-Id`` header, or one of this server."""
+
+LONGEST_PATH = 200
+"""The most characters of a path in the log."""
+
+_USABLE_ID = re.compile(r"[!-~]{1,128}")
+
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Log each request when it is over, even if the client has left."""
     started = time.monotonic()
+    sent = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = sent if _USABLE_ID.fullmatch(sent) else f"req_{secrets.token_hex(16)}"
     answered = "broken off"
     try:
         answer = await handler(request)
@@ -28,13 +41,27 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     finally:
         level = logging.DEBUG if request.path == "/health" else logging.INFO
         seconds = time.monotonic() - started
-        path = request.rel_url.raw_path  # still escaped, as a line break in it would fake a second line
-        logger.log(level, "%s %s: %s%s in %.3f s", request.method, path, answered, _outcome(request), seconds)
+        path = request.rel_url.raw_path[:LONGEST_PATH]  # still escaped: a line break would fake a second line
+        outcome, client = _outcome(request), _client(request)
+        logger.log(level, "%s %s: %s%s in %.3f s (%s)", request.method, path, answered, outcome, seconds, client)
+
+
+async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:
+    """Add the id of the request to its answer, before the headers are sent."""
+    if REQUEST_ID in request:
+        answer.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
 def _outcome(request: web.Request) -> str:
     response = request.get(RESPONSE)
     return "" if response is None else f", {outcome_of(response)}"
+
+
+def _client(request: web.Request) -> str:
+    """Return the address of the client, the first digits of its key's digest, and the id of the request."""
+    owner = request.get(OWNER)
+    key = (f"key {owner[:8]}",) if owner else ()
+    return ", ".join((request.remote or "unknown address", *key, request[REQUEST_ID]))
 
 
 def outcome_of(response: Response) -> str:

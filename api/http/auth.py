@@ -37,6 +37,11 @@ class Keys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._owners = tuple(dict.fromkeys(map(_digest, keys)))
 
+    @property
+    def are_needed(self) -> bool:
+        """True if a request needs a key."""
+        return bool(self._owners)
+
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing or unknown."""

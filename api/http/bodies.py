@@ -67,9 +67,10 @@ class InputTokens(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A name that a request may give as its model."""
+    """A name that a request may give as its model; prompt and answer may have ``max_model_len`` tokens together."""
 
     id: str
+    max_model_len: int
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "penstock"

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.pipeline.errors import (
-    BodyTooLarge,
     ConversationLocked,
     EngineOverloaded,
     InvalidRequest,
@@ -22,6 +21,7 @@ from penstock.pipeline.errors import (
     StoreFailed,
     Unauthorized,
 )
+from penstock.pipeline.protocol.params.json_body import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +54,34 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
     match error:
         case StageError():
             return refusal(error)
-        case web.HTTPRequestEntityTooLarge():
-            return refusal(BodyTooLarge(f"The body is over this server's limit of {request.client_max_size} bytes."))
-        case web.RequestPayloadError():
-            return refusal(InvalidRequest(f"The body cannot be read: {error}"))
+        case web.HTTPMethodNotAllowed() if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+            # Codex tries other answers again, seven times.
+            return as_error(426, "This server has no WebSocket transport. Send the request as a POST over HTTP.")
         case web.HTTPException():
-            answer = _error_body(error.status, error.reason, "invalid_request_error", None, None)
+            answer = as_error(error.status, error.reason)
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         case _:
             logger.error("%s %s met a bug", request.method, request.path, exc_info=error)
-            return _error_body(500, "Internal error. The server's log has more.", "server_error", None, "server_error")
+            return as_error(500, "Internal error. The server's log has more.", "server_error", code="server_error")
+
+
+async def answer_expectation(request: web.Request) -> web.Response | None:
+    """Let a client that waits for it send its body; refuse other expectations."""
+    if request.version < HttpVersion11:
+        return None
+    expectation = request.headers.get(hdrs.EXPECT, "")
+    if expectation.lower() != "100-continue":
+        return as_error(417, f"This server cannot meet the expectation {shortened(expectation)!r}.")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun
+    return None
 
 
 def refusal(error: StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
-    answer = _error_body(error.status, error.message, error.type, error.param, error.code)
+    answer = as_error(error.status, error.message, error.type, error.param, error.code)
     if isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):
@@ -85,5 +96,12 @@ def as_json(body: object, status: int = 200) -> web.Response:
     return web.Response(body=_encode(body), status=status, content_type="application/json")
 
 
-def _error_body(status: int, message: str, kind: str, param: str | None, code: str | None) -> web.Response:
+def as_error(
+    status: int,
+    message: str,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+) -> web.Response:
+    """Return an answer with the error body of the API."""
     return as_json(ErrorBody(Problem(message, kind, param, code)), status)

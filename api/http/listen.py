@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from penstock.api.http.connections import Runner
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to its address but does not listen yet.
@@ -24,12 +26,7 @@ def bind(host: str, port: int) -> socket.socket:
 @asynccontextmanager
 async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[None, None]:
     """Serve ``app`` on a socket for the length of the block."""
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,  # off by default: a client that left would keep the engine busy
-        shutdown_timeout=1,
-        access_log=None,
-    )
+    runner = Runner(app)
     await runner.setup()
     try:
         await web.SockSite(runner, bound).start()

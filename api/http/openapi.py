@@ -21,7 +21,7 @@ from pydantic.json_schema import models_json_schema
 from penstock.api.http.auth import OPEN
 from penstock.api.http.bodies import ErrorBody, OpenApi
 from penstock.api.http.operation import Operation
-from penstock.pipeline.errors import StageError, Unauthorized
+from penstock.pipeline.errors import ForeignOrigin, StageError, Unauthorized, UnsupportedMediaType
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -112,7 +112,7 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
             }
             for status in operation.statuses
         }
-    refusals: tuple[type[StageError], ...] = (*operation.refusals, StageError)
+    refusals: tuple[type[StageError], ...] = (*operation.refusals, ForeignOrigin, UnsupportedMediaType, StageError)
     if path not in OPEN:
         operation_object["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)

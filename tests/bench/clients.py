@@ -15,7 +15,8 @@ END = b"data: [DONE]\n\n"
 
 async def read(port: int, body: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = await reader.read()
     writer.close()

@@ -16,6 +16,7 @@ from tests.support.event_streams import read_sse
 
 Json = dict[str, Any]
 
+JSON = {"Content-Type": "application/json"}
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(300)
 """Seconds after which a request has failed."""
 
@@ -46,7 +47,9 @@ class ApiClient:
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON of one request; a body of bytes is sent unchanged."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        async with self.client.request(method, self.url + path, data=data, timeout=REQUEST_TIMEOUT) as answer:
+        async with self.client.request(
+            method, self.url + path, data=data, headers=JSON, timeout=REQUEST_TIMEOUT
+        ) as answer:
             assert answer.content_type == "application/json"
             return answer.status, await answer.json()
 

@@ -15,6 +15,8 @@ from aiohttp import web
 
 from penstock.api.app import Api
 from penstock.api.http.auth import Keys
+from penstock.api.http.connections import Runner
+from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership, Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.core import Pipeline
@@ -79,6 +81,7 @@ async def running_server(
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
     recorded_if: Condition = ALWAYS,
+    origins: Origins | None = None,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
@@ -95,8 +98,8 @@ async def running_server(
     responses = responses_pipeline(stages, engine, runs, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
-    api = Api(scheduler, engine.models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
-    runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
+    api = Api(scheduler, engine.models, keep_alive, keys or Keys(), peers or Peers(), recorded_if, origins or Origins())
+    runner = Runner(api.app(max_body_bytes))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -7,6 +7,7 @@ do not wait for each other.
 from __future__ import annotations
 
 import asyncio
+import glob
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,7 @@ class SqliteDatabase:
     def _open(self) -> None:
         with ExitStack() as undo:
             try:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
+                _make_private(self._file)
                 self._writing = _connect(self._file, undo)
                 _upgrade(self._writing)
                 self._reading = _connect(self._file, undo)
@@ -115,6 +116,20 @@ def _translated(sql: str) -> str:
 def _named(arguments: Sequence[database.Value]) -> dict[str, database.Value]:
     """Return the arguments by name, as `sqlite3` expects them for ``$1``."""
     return dict(zip(_NAMES, arguments, strict=False))
+
+
+def _make_private(file: Path) -> None:
+    """Create the file, readable by its owner alone; mend an existing one, and its folder if that holds nothing else."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not file.exists():
+        file.touch(mode=0o600)
+    parts = list(file.parent.glob(f"{glob.escape(file.name)}*"))  # with the write-ahead log and its index
+    modes = dict.fromkeys(parts, 0o600)
+    if len(parts) == len(list(file.parent.iterdir())):
+        modes[file.parent] = 0o700
+    for path, mode in modes.items():
+        with suppress(PermissionError, FileNotFoundError):  # it is another user's, or was closed by another server
+            path.chmod(mode)
 
 
 def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:

@@ -128,8 +128,8 @@ async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.sock
     host, port = served.url.removeprefix("http://").split(":")
     await loop.sock_connect(connection, (host, int(port)))
     data = json.dumps({**body, "stream": True}).encode()
-    head = f"POST /v1/responses HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
-    await loop.sock_sendall(connection, head.encode() + data)
+    head = f"POST /v1/responses HTTP/1.0\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    await loop.sock_sendall(connection, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return connection
 
 

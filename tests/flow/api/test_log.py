@@ -4,9 +4,12 @@ import asyncio
 import logging
 import re
 from collections.abc import Generator
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
+from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.logs import name_response
 from penstock.stages.optional.log import log_outputs
@@ -34,10 +37,9 @@ async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest
     (first, one), (second, two) = lines(log, "penstock.api.http.access_log")
     assert (first, len(second)) == (answer["id"], len(first))
     assert second not in ("-", first)
+    outcome = r"POST /v1/responses: 200, completed, [0-9]+ tokens in, [0-9]+ out in [0-9.]+ s"
     for line in (one, two):
-        assert re.fullmatch(r"POST /v1/responses: 200, completed, [0-9]+ tokens in, [0-9]+ out in [0-9.]+ s", line), (
-            line
-        )
+        assert re.fullmatch(outcome + r" \(127\.0\.0\.1, req_[0-9a-f]{32}\)", line)
     assert "secret" not in log.text
     assert "greeting" not in log.text
 
@@ -119,3 +121,30 @@ async def test_outputs_are_logged_with_their_response(
     for _, answer in answers:
         mine = [line for response_id, line in said if response_id == answer["id"]]
         assert mine == ["reasoning: 'A greeting.'", "message: 'Hello!'"]
+
+
+async def test_long_path_is_cut_in_the_log(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
+    await served.get(f"/v1/responses/{'x' * 2000}")
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    assert len(line) < 300
+
+
+async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    key, engine = "a-key-of-sixteen-or-more", ScriptedEngine(script())
+    async with running_server(engine, tmp_path, keys=Keys([key])) as server:
+        server.client.headers["Authorization"] = f"Bearer {key}"
+        await server.get("/v1/models")
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    assert f"(127.0.0.1, key {sha256(key.encode()).hexdigest()[:8]}, req_" in line
+    assert key not in log.text
+
+
+@pytest.mark.parametrize(("sent", "kept"), [("trace-1", True), ("two words", False), ("x" * 129, False), ("é", False)])
+async def test_request_id_of_the_client_is_logged_and_answered(
+    served: ScriptedServer, log: pytest.LogCaptureFixture, sent: str, kept: bool
+) -> None:
+    async with served.client.get(f"{served.url}/v1/responses/none", headers={"X-Request-Id": sent}) as answer:
+        request_id = answer.headers["X-Request-Id"]
+    assert (request_id == sent) is kept
+    assert kept or re.fullmatch("req_[0-9a-f]{32}", request_id)
+    assert request_id in lines(log, "penstock.api.http.access_log")[0][1]

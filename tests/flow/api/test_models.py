@@ -20,6 +20,7 @@ async def test_every_name_is_a_model(served: ScriptedServer) -> None:
     assert (status, models["object"]) == (200, "list")
     assert tuple(model["id"] for model in models["data"]) == NAMES
     for model in models["data"]:
+        assert model["max_model_len"] == served.engine.context_length
         assert await served.get(f"/v1/models/{model['id']}") == (200, model)
         assert await served.get(f"/v1/models/{model['id'].replace('/', '%2F')}") == (200, model)
         assert (await served.post({"input": "Hi", "model": model["id"]}))[1]["model"] == model["id"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.api_clients import JSON
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
@@ -42,7 +43,7 @@ class Target:
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, Any]:
         url = URL(self.served.url + path, encoded=True)
-        async with self.served.client.request(method, url, data=body) as answer:
+        async with self.served.client.request(method, url, data=body, headers=JSON) as answer:
             said = await answer.read()
         if answer.content_type == "text/event-stream":
             if "starting_after" not in path:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import openai_client, wait_until
+from tests.support.api_clients import JSON, openai_client, wait_until
 from tests.support.event_streams import read_sse
 from tests.support.server import PacedEngine, ScriptedServer, running_server, script
 from tests.support.tool_servers import web_server
@@ -26,7 +26,7 @@ async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> Async
     async def hand_on(request: web.Request) -> web.StreamResponse:
         async with (
             aiohttp.ClientSession(version=version) as session,
-            session.request(request.method, url + request.path_qs, data=await request.read()) as answer,
+            session.request(request.method, url + request.path_qs, data=await request.read(), headers=JSON) as answer,
         ):
             kept = {name: answer.headers[name] for name in ("Content-Type", "Cache-Control") if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kept)

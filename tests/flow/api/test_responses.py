@@ -74,13 +74,6 @@ async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
         assert answer["error"]["type"] == "invalid_request_error"
 
 
-async def test_body_with_wrong_encoding_is_refused(served: ScriptedServer) -> None:
-    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
-        assert answer.status == 400
-        assert "body" in (await answer.json())["error"]["message"]
-
-
 REFUSALS = [
     (InvalidPrompt("too odd"), 400, "invalid_prompt"),
     (EngineOverloaded("full"), 503, "rate_limit_exceeded"),

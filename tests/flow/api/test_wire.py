@@ -56,7 +56,8 @@ async def test_stream_closes_after_its_terminal_event(served: ScriptedServer, ve
     """A reader that waits for the end of the body does not wait longer."""
     data = json.dumps({"input": "Hi", "stream": True}).encode()
     reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
-    writer.write(f"POST /v1/responses HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    head = f"POST /v1/responses HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     body = await reader.readuntil(DONE)
     assert body.count(b"event: response.completed") == 1
     async with asyncio.timeout(120):

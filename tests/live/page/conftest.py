@@ -42,7 +42,12 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
     with sync_playwright() as playwright:
         program = named or str(BROWSER / "chromium")
         expect.set_options(timeout=MILLISECONDS)
-        browser = playwright.chromium.launch(executable_path=program, env=dict(environment), timeout=MILLISECONDS)
+        browser = playwright.chromium.launch(
+            executable_path=program,
+            env=dict(environment),
+            timeout=MILLISECONDS,
+            args=["--host-resolver-rules=MAP rebound.example 127.0.0.1"],  # as DNS rebinding does
+        )
         yield browser
         browser.close()
 

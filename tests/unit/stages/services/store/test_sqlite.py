@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
@@ -170,3 +171,37 @@ async def test_deleted_response_frees_its_space(path: Path) -> None:
         assert full > empty + 900_000
         await store.delete("resp_1", "")
         assert (await store.sweep(3600, 3600)).bytes < empty + 50_000
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The permissions of a folder and of the files in it."""
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+
+
+STORE_MODES = {"folder": 0o700} | dict.fromkeys(("store.sqlite3", "store.sqlite3-wal", "store.sqlite3-shm"), 0o600)
+
+
+async def test_only_the_owner_can_read_a_new_store(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store_response(store, stored_response("resp_1"))
+        assert modes(path.parent) == STORE_MODES
+
+
+async def test_permissions_of_an_existing_store_are_mended(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store_response(store, stored_response("resp_1"))
+    for made in (path.parent, path):
+        made.chmod(0o755)
+    async with open_store(str(path)) as store:
+        await store_response(store, stored_response("resp_2"))
+        assert modes(path.parent) == STORE_MODES
+
+
+async def test_permissions_of_a_shared_folder_are_left(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
+    (path.parent / "notes.txt").touch()
+    (path.parent / "notes.txt").chmod(0o644)
+    async with open_store(str(path)):
+        found = modes(path.parent)
+    assert (found["folder"], found["notes.txt"], found["store.sqlite3"]) == (0o755, 0o644, 0o600)

@@ -1,0 +1,150 @@
+"""Raw connections: broken HTTP, headers that never end, and too many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from penstock.api.http import connections, request_body
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.server import ScriptedServer, running_server, script
+
+GET_ONCE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+async def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[ScriptedServer, None]:
+    """A server that waits half a second for headers, and takes three connections of one address."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "raise_descriptor_limit", lambda: 6)
+    async with running_server(ScriptedEngine(script()), tmp_path) as server:
+        yield server
+
+
+async def connect(server: ScriptedServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+
+
+async def answer_of(server: ScriptedServer, request: bytes) -> bytes:
+    """All that the server sends until it closes the connection."""
+    reader, writer = await connect(server)
+    writer.write(request)
+    async with asyncio.timeout(120):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40) + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nbroken header\r\n\r\n",
+        b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_broken_request_gets_an_error_in_json_and_no_traceback(
+    served: ScriptedServer, caplog: pytest.LogCaptureFixture, request_bytes: bytes
+) -> None:
+    with caplog.at_level(logging.INFO):
+        head, _, body = (await answer_of(served, request_bytes)).partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_connection_without_headers_is_closed(limited: ScriptedServer) -> None:
+    assert await answer_of(limited, b"GET /health HTTP/1.1\r\nX-Slow: a") == b""
+
+
+async def test_connection_with_a_request_stays_open(limited: ScriptedServer) -> None:
+    reader, writer = await connect(limited)
+    for _ in range(2):
+        writer.write(GET)
+        assert b"200 OK" in await reader.readuntil(b"}")
+        await asyncio.sleep(0.7)
+    assert not reader.at_eof()
+    writer.close()
+
+
+async def test_one_address_cannot_take_all_connections(
+    limited: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Places are free again when connections close."""
+    held = [await connect(limited) for _ in range(3)]
+    refused = [await connect(limited) for _ in range(2)]
+    for reader, _ in refused:
+        async with asyncio.timeout(120):
+            assert await reader.read() == b""
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "127.0.0.1 has 3 connections: more are closed"
+    ]
+    for _, writer in (*held, *refused):
+        writer.close()
+    async with asyncio.timeout(120):
+        while b"200 OK" not in await answer_of(limited, GET_ONCE):
+            await asyncio.sleep(0.01)
+
+
+def test_soft_limit_of_descriptors_is_raised() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert connections.raise_descriptor_limit() == min(hard, connections.MOST_DESCRIPTORS)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, connections.MOST_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def posted(headers: str) -> bytes:
+    return f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}\r\n".encode()
+
+
+async def first_answer(server: ScriptedServer, request_bytes: bytes) -> bytes:
+    """Headers and body of an answer, from a connection that stays open."""
+    reader, writer = await connect(server)
+    writer.write(request_bytes)
+    async with asyncio.timeout(120):
+        answer = await reader.readuntil(b"}}")
+    writer.close()
+    return answer
+
+
+async def test_declared_length_over_the_limit_is_refused_at_once(served: ScriptedServer) -> None:
+    answer = await first_answer(served, posted("Content-Length: 99999999999999\r\n"))
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b'"code":"request_too_large"' in answer
+
+
+async def test_body_that_never_ends_is_refused(served: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body, "SECONDS", 0.2)
+    answer = await first_answer(served, posted("Content-Length: 100\r\n") + b"{")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'"code":"request_timeout"' in answer
+
+
+async def test_expectation_is_met_or_refused_in_json(served: ScriptedServer) -> None:
+    body = b'{"input": "Hi"}'
+    head = f"Content-Length: {len(body)}\r\nExpect: "
+    assert b"100 Continue" in await first_answer(served, posted(f"{head}100-continue\r\n") + body)
+    refused = await first_answer(served, posted(f"{head}a miracle\r\n") + body)
+    assert refused.startswith(b"HTTP/1.1 417")
+    assert b"'a miracle'" in refused
+
+
+async def test_websocket_is_answered_with_upgrade_required(served: ScriptedServer) -> None:
+    """Codex then uses HTTP at once."""
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    async with served.client.get(f"{served.url}/v1/responses", headers=headers) as answer:
+        assert answer.status == 426
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"

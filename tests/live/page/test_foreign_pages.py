@@ -1,0 +1,106 @@
+"""Web pages of other origins in a real browser, and the server as ``penstock serve`` starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.support.paths import FIXTURES
+from tests.support.processes import PATIENCE, free_port
+
+RECORDING = FIXTURES / "harmony" / "weather"
+REQUEST = json.loads((RECORDING / "request.json").read_bytes())
+
+POST = """async ([url, type, body, mode]) => {
+    try {
+        const answer = await fetch(url, {method: "POST", mode, headers: {"Content-Type": type}, body});
+        return [answer.status, await answer.text()];
+    } catch (error) {
+        return [0, String(error)];
+    }
+}"""
+
+
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[tuple[str, Path]]:
+    """Run a server that answers from a recording; give its URL and its log."""
+    port, log = free_port(), folder / "log"
+    command = [sys.executable, "-m", "penstock.api.cli", "serve", "--engine", f"replay:{RECORDING}"]
+    command += ["--port", str(port), "--store", str(folder / "store.sqlite3"), *options]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(URLError), urlopen(f"{url}/health"):
+                break
+            time.sleep(0.1)
+        yield url, log
+        process.terminate()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Generator[Page, None, None]:
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Generator[str, None, None]:
+    """The origin of another web server on this machine, which has an empty page."""
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<!doctype html><title>Another site</title>")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+
+
+def sent_by(page: Page, url: str, kind: str, mode: str = "cors") -> list[Any]:
+    """Status and text of a request that the page sends; the status is 0 if the page may not read the answer."""
+    answer: list[Any] = page.evaluate(POST, [f"{url}/v1/responses", kind, json.dumps(REQUEST), mode])
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("text/plain", "no-cors"), ("text/plain", "cors"), ("application/json", "cors")]
+)
+def test_page_of_another_origin_cannot_make_the_server_act(
+    page: Page, origin: str, tmp_path: Path, kind: str, mode: str
+) -> None:
+    with served(tmp_path) as (url, log):
+        page.goto(origin)
+        assert sent_by(page, url, kind, mode)[0] == 0
+        assert "POST /v1/responses: 200" not in log.read_text()
+        assert ": 403 in" in log.read_text()
+
+
+def test_name_that_resolves_to_this_machine_reads_nothing(page: Page, tmp_path: Path) -> None:
+    """DNS rebinding: for the browser page and server have one origin."""
+    with served(tmp_path) as (url, _):
+        answer = page.goto(url.replace("127.0.0.1", "rebound.example") + "/v1/models")
+        assert answer is not None
+        assert (answer.status, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+def test_page_of_an_allowed_origin_reads_a_stream(page: Page, origin: str, tmp_path: Path) -> None:
+    with served(tmp_path, "--allow-origin", origin) as (url, _):
+        page.goto(origin)
+        status, text = sent_by(page, url, "application/json")
+    assert status == 200
+    assert "response" in text
