@@ -38,7 +38,7 @@ RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exis
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     """A ``vllm serve``."""
     url = f"http://127.0.0.1:{free_port()}"
-    options = ("--structured-outputs-config.replica=guidance", "--enable-prompt-tokens-details", "--enable-scale-out")
+    options = ("--structured-outputs-config.backend=guidance", "--enable-prompt-tokens-details", "--enable-scale-out")
     command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", CHECKPOINT, *ARGUMENTS, *options]
     command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log"):
