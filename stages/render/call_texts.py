@@ -9,20 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    CallItem,
-    CallOutput,
-    CodeInterpreterCall,
-    Item,
-    McpApprovalResponse,
-    McpCall,
-    Message,
-    ServedCall,
-    ShellCall,
-    ShellCallOutput,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items
 
 _FORGOTTEN = "The result of this call is no longer known."
 _NOT_APPROVED = "The user did not approve of this call"
@@ -30,22 +17,24 @@ _NOT_APPROVED = "The user did not approve of this call"
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def is_leading(item: Item) -> bool:
+def is_leading(item: items.Item) -> bool:
     """Return True if an item at the start of a conversation only adds instructions or declares tools."""
-    return isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in {"system", "developer"})
+    return isinstance(item, items.AdditionalTools) or (
+        isinstance(item, items.Message) and item.role in {"system", "developer"}
+    )
 
 
-def refusal_of(response: McpApprovalResponse) -> str:
+def refusal_of(response: items.McpApprovalResponse) -> str:
     """Return the text that the model reads as the result of a call that the client did not approve."""
     return f"{_NOT_APPROVED}: {response.reason}" if response.reason else f"{_NOT_APPROVED}."
 
 
-def arguments_of(call: CallItem) -> str:
+def arguments_of(call: items.CallItem) -> str:
     """Return the arguments of ``call`` as the model wrote them, or an equivalent in the model's own form."""
     match call:
-        case WebSearchCall(action=action):
+        case items.WebSearchCall(action=action):
             return json_text(_browsed(action))
-        case ShellCall(runs_here=True, action=action):
+        case items.ShellCall(runs_here=True, action=action):
             return json_text(_executed(action))
         case _:
             return call.text
@@ -67,21 +56,21 @@ def _executed(action: Mapping[str, Any]) -> dict[str, Any]:
     return {"cmd": ["bash", "-lc", commands], **limit}
 
 
-def result_of(call: ServedCall) -> str:
+def result_of(call: items.ServedCall) -> str:
     """Return the result of a call that the server made."""
     match call:
-        case McpCall():
+        case items.McpCall():
             return call.output or "" if call.error is None else _error(call.error)
-        case CodeInterpreterCall():
+        case items.CodeInterpreterCall():
             logs = [str(output["logs"]) for output in call.outputs or () if output.get("logs")]
             return _joined(logs) if call.outputs else _FORGOTTEN
-        case WebSearchCall():
+        case items.WebSearchCall():
             return _joined(_sources(call.action)) or _FORGOTTEN
 
 
-def output_of(output: CallOutput, call: CallItem | None) -> str:
+def output_of(output: items.CallOutput, call: items.CallItem | None) -> str:
     """Return the output of a call that the client or the sandbox's shell ran."""
-    if isinstance(output, ShellCallOutput) and isinstance(call, ShellCall) and call.runs_here:
+    if isinstance(output, items.ShellCallOutput) and isinstance(call, items.ShellCall) and call.runs_here:
         return _joined(part for ran in output.output for part in _ran(ran))
     return output.text
 

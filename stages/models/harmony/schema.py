@@ -16,26 +16,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.stages.models.harmony.shapes import (
-    ANY,
-    ANY_ARRAY,
-    BOOLEAN,
-    NEVER,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    Array,
-    Node,
-    Notes,
-    Object,
-    Shape,
-    Union,
-    Word,
-    choice,
-    intersection,
-    or_null,
-)
+from penstock.stages.models.harmony import shapes
 
 DEPTH_LIMIT = 32
 """Limit on nested schemas; deeper ones are `ANY`."""
@@ -50,14 +31,14 @@ _LITERAL_DEPTH_LIMIT = 100
 
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
-_KEYWORDS: Mapping[str, Word] = {
-    "string": STRING,
-    "number": NUMBER,
-    "integer": NUMBER,
-    "boolean": BOOLEAN,
-    "null": NULL,
-    "object": OBJECT,
-    "array": ANY_ARRAY,
+_KEYWORDS: Mapping[str, shapes.Word] = {
+    "string": shapes.STRING,
+    "number": shapes.NUMBER,
+    "integer": shapes.NUMBER,
+    "boolean": shapes.BOOLEAN,
+    "null": shapes.NULL,
+    "object": shapes.OBJECT,
+    "array": shapes.ANY_ARRAY,
 }
 
 
@@ -68,7 +49,7 @@ class Inlining:
         self.left = PROMPT_INLINE_LIMIT
 
 
-def read(schema: Any, inlining: Inlining) -> Node:
+def read(schema: Any, inlining: Inlining) -> shapes.Node:
     """Read a schema.  Never fails: a value that is not a schema gives `ANY`."""
     return _Reader(schema, inlining).read(schema)
 
@@ -83,37 +64,37 @@ class _Reader:
         self._left = min(INLINE_LIMIT, inlining.left)
         self._depth = 0
 
-    def read(self, schema: Any) -> Node:
+    def read(self, schema: Any) -> shapes.Node:
         if schema is False:
-            return Node(NEVER)
+            return shapes.Node(shapes.NEVER)
         if not isinstance(schema, dict) or self._depth >= DEPTH_LIMIT:
-            return Node(ANY)
+            return shapes.Node(shapes.ANY)
         self._depth += 1
         node = self._combined(schema)
         self._depth -= 1
         return node
 
-    def _combined(self, schema: dict[str, Any]) -> Node:
+    def _combined(self, schema: dict[str, Any]) -> shapes.Node:
         """Intersect the schema's own keywords with its references, ``allOf`` and unions."""
         embedded = [*self._referenced(schema), *(self.read(part) for part in _list(schema, "allOf"))]
         unions = [
-            Union(tuple(self.read(variant) for variant in _list(schema, key)))
+            shapes.Union(tuple(self.read(variant) for variant in _list(schema, key)))
             for key in ("oneOf", "anyOf")
             if _list(schema, key)
         ]
-        shape = intersection([self._own(schema), *(node.shape for node in embedded), *unions])
+        shape = shapes.intersection([self._own(schema), *(node.shape for node in embedded), *unions])
         if schema.get("nullable") is True:
-            shape = or_null(shape)
-        return Node(shape, _notes(schema, embedded[0].notes if len(embedded) == 1 else Notes()))
+            shape = shapes.or_null(shape)
+        return shapes.Node(shape, _notes(schema, embedded[0].notes if len(embedded) == 1 else shapes.Notes()))
 
     # References
 
-    def _referenced(self, schema: dict[str, Any]) -> Iterator[Node]:
+    def _referenced(self, schema: dict[str, Any]) -> Iterator[shapes.Node]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return
         if reference in self._following:
-            yield Node(_recursion(reference))
+            yield shapes.Node(_recursion(reference))
             return
         target = _lookup(self._root, reference)
         if self._left >= 0:
@@ -127,32 +108,32 @@ class _Reader:
 
     # The schema's own keywords
 
-    def _own(self, schema: dict[str, Any]) -> Shape:
+    def _own(self, schema: dict[str, Any]) -> shapes.Shape:
         if "const" in schema:
-            return Word(literal(schema["const"]))
+            return shapes.Word(literal(schema["const"]))
         names = _type_names(schema)
         if values := _enumerated(schema, names):
-            return choice(values)
+            return shapes.choice(values)
         in_list = isinstance(schema.get("type"), list)
-        return choice(self._typed(name, schema, in_list=in_list) for name in names)
+        return shapes.choice(self._typed(name, schema, in_list=in_list) for name in names)
 
-    def _typed(self, name: str, schema: dict[str, Any], *, in_list: bool) -> Shape:
+    def _typed(self, name: str, schema: dict[str, Any], *, in_list: bool) -> shapes.Shape:
         if name == "array" and "items" in schema:
-            return Array(self.read(schema["items"]))
+            return shapes.Array(self.read(schema["items"]))
         if name == "object":
             shape = self._object(schema)
             return _KEYWORDS[name] if in_list and shape.is_empty else shape
         return _KEYWORDS[name]
 
-    def _object(self, schema: dict[str, Any]) -> Object:
+    def _object(self, schema: dict[str, Any]) -> shapes.Object:
         properties = schema.get("properties")
         named = properties.items() if isinstance(properties, dict) else ()
         others = schema.get("additionalProperties")
-        index = self.read(others) if isinstance(others, dict) else Node(ANY)
-        return Object(
+        index = self.read(others) if isinstance(others, dict) else shapes.Node(shapes.ANY)
+        return shapes.Object(
             tuple((name, self.read(value)) for name, value in named),
             frozenset(name for name in _list(schema, "required") if isinstance(name, str)),
-            None if index.shape == ANY else index,
+            None if index.shape == shapes.ANY else index,
         )
 
 
@@ -174,7 +155,7 @@ def _type_names(schema: dict[str, Any]) -> list[str]:
     return ["array"] if "items" in schema else []
 
 
-def _enumerated(schema: dict[str, Any], names: list[str]) -> list[Word]:
+def _enumerated(schema: dict[str, Any], names: list[str]) -> list[shapes.Word]:
     """Return the values that ``enum`` allows.
 
     Null is added if only ``type`` allows it: strictly, such a schema forbids null, but clients mean to allow it.
@@ -183,14 +164,14 @@ def _enumerated(schema: dict[str, Any], names: list[str]) -> list[Word]:
     if not values or "object" in names or "array" in names:
         return []
     if names == ["string"]:
-        return [Word(literal(value)) for value in values if isinstance(value, str)]
-    null = [NULL] if "null" in names and None not in values else []
-    return [*(Word(literal(value)) for value in values), *null]
+        return [shapes.Word(literal(value)) for value in values if isinstance(value, str)]
+    null = [shapes.NULL] if "null" in names and None not in values else []
+    return [*(shapes.Word(literal(value)) for value in values), *null]
 
 
-def _notes(schema: dict[str, Any], embedded: Notes) -> Notes:
+def _notes(schema: dict[str, Any], embedded: shapes.Notes) -> shapes.Notes:
     """Return the schema's own notes, completed by ``embedded``, the notes of the schema that it refers to."""
-    return Notes(
+    return shapes.Notes(
         title=_text(schema, "title") if "title" in schema else embedded.title,
         description=_text(schema, "description") if "description" in schema else embedded.description,
         examples=tuple(literal(value) for value in _list(schema, "examples")) or embedded.examples,
@@ -223,9 +204,9 @@ def _lookup(root: Any, reference: str) -> Any:
     return target
 
 
-def _recursion(reference: str) -> Word:
+def _recursion(reference: str) -> shapes.Word:
     name = reference.rpartition("/")[2]
-    return Word(f"any /* {name} */") if re.fullmatch(r"[\w.-]+", name) else ANY
+    return shapes.Word(f"any /* {name} */") if re.fullmatch(r"[\w.-]+", name) else shapes.ANY
 
 
 # Values

@@ -20,16 +20,7 @@ from typing import Any
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
-from penstock.stages.models.harmony.vocabulary import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    RETURN,
-    START,
-    recipient_of,
-)
+from penstock.stages.models.harmony import vocabulary
 from penstock.stages.render.constraint import (
     STRUCTURAL_TAG,
     Answer,
@@ -68,7 +59,7 @@ def grammar(
     final = constraint.body if constraint else _FREE
     if not constraint and not is_bound(tools):
         return None
-    calls = {recipient_of(tool): _rule(tool) for tool in tools.callable}
+    calls = {vocabulary.recipient_of(tool): _rule(tool) for tool in tools.callable}
     must_call = bool(calls) and tools.choice == "required"
     turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
     try:
@@ -179,15 +170,17 @@ def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> s
     rules = [
         f"start: before{{0,{MOST_BEFORE}}} ({' | '.join(ends)})",
         f"before: ({' | '.join(openings)}) next",
-        f'next: <[{END}]> <[{START}]> "assistant"',
-        f'thought: <[{CHANNEL}]> "analysis" <[{MESSAGE}]> {_FREE}',
+        f'next: <[{vocabulary.END}]> <[{vocabulary.START}]> "assistant"',
+        f'thought: <[{vocabulary.CHANNEL}]> "analysis" <[{vocabulary.MESSAGE}]> {_FREE}',
         rf"{_FREE}: /(.|\n)*/",
     ]
     if len(openings) > 1:
-        rules.append(f'preamble: <[{CHANNEL}]> "commentary" <[{MESSAGE}]> {_FREE}')
+        rules.append(f'preamble: <[{vocabulary.CHANNEL}]> "commentary" <[{vocabulary.MESSAGE}]> {_FREE}')
     if final:
-        marked = "" if not final.startswith("%json") else f' (" " <[{CONSTRAIN}]> "json")?'
-        rules.append(f'final: <[{CHANNEL}]> "final"{marked} <[{MESSAGE}]> answer <[{RETURN}]>')
+        marked = "" if not final.startswith("%json") else f' (" " <[{vocabulary.CONSTRAIN}]> "json")?'
+        rules.append(
+            f'final: <[{vocabulary.CHANNEL}]> "final"{marked} <[{vocabulary.MESSAGE}]> answer <[{vocabulary.RETURN}]>'
+        )
         rules.append(f"answer: {final}")
     return "\n".join([*rules, *(_calls(calls, parallel=parallel) if calls else ())]) + "\n"
 
@@ -197,11 +190,11 @@ def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
     bodies = dict.fromkeys(rule.body for rule in calls.values())
     names = {body: f"input{at}" for at, body in enumerate(bodies)}
     return [
-        f"calls: call{more} <[{CALL}]>",
+        f"calls: call{more} <[{vocabulary.CALL}]>",
         f"call: {' | '.join(f'call{at}' for at in range(len(calls)))}",
         *(f"call{at}: {_call(*call, names)}" for at, call in enumerate(calls.items())),
         *(f"{name}: {body}" for body, name in names.items()),
-        *(f'{kind}: " {kind}" | " " <[{CONSTRAIN}]> "{kind}"' for kind in ("json", "code")),
+        *(f'{kind}: " {kind}" | " " <[{vocabulary.CONSTRAIN}]> "{kind}"' for kind in ("json", "code")),
         *(["form: code | json"] if any(rule.kind == "form" for rule in calls.values()) else []),
     ]
 
@@ -209,8 +202,10 @@ def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
 def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
     """The expression for a call, whose header may name the recipient after the channel or before it."""
     after, before = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
-    headers = f'<[{CHANNEL}]> {after} {rule.kind} | {before} <[{CHANNEL}]> "{rule.channel}" {rule.kind}'
-    return f"({headers}) <[{MESSAGE}]> {names[rule.body]}"
+    headers = (
+        f'<[{vocabulary.CHANNEL}]> {after} {rule.kind} | {before} <[{vocabulary.CHANNEL}]> "{rule.channel}" {rule.kind}'
+    )
+    return f"({headers}) <[{vocabulary.MESSAGE}]> {names[rule.body]}"
 
 
 WARM_UP = _turn({}, _ANY_OBJECT, parallel=False)

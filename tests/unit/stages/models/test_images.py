@@ -16,7 +16,6 @@ _kinds = st.sampled_from([*IMAGES, "image/jpg", "IMAGE/PNG"])
 
 @given(kind=_kinds, start=_starts, rest=st.binary(max_size=200), options=st.sampled_from(["", ";charset=utf-8"]))
 def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, options: str) -> None:
-    """Any bytes may follow the start of an image, under any image type."""
     url = f"data:{kind}{options};base64,{base64.b64encode(start + rest).decode()}"
     check_data_url(url)
     assert image_in(url) == start + rest
@@ -29,7 +28,6 @@ def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, options:
 @example("data:image/png,iVBORw0KGgo=")
 @example("data:;base64,iVBORw0KGgo=")
 def test_anything_else_is_refused(url: str) -> None:
-    """An accepted URL can be decoded by any reader, and begins like an image."""
     try:
         check_data_url(url)
     except NoImage:
@@ -39,7 +37,6 @@ def test_anything_else_is_refused(url: str) -> None:
 
 @given(at=st.integers(0, 140_000), flaw=st.sampled_from(["=", " ", "\n", "-", "é", "==="]))
 def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
-    """A long image is checked in pieces, and no flaw hides between two."""
     encoded = base64.b64encode(png() + bytes(100_000)).decode()
     at = min(at, len(encoded) - 4)
     with pytest.raises(NoImage):
@@ -58,13 +55,11 @@ def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
     ],
 )
 def test_refusal_has_a_reason(url: str, reason: str) -> None:
-    """The client learns the mistake."""
     with pytest.raises(NoImage, match=reason):
         check_data_url(url)
 
 
 def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte over the limit is too much."""
     monkeypatch.setattr(images, "LARGEST_IMAGE", 300)
     check_data_url(data_url(png().ljust(300, b"\0")))
     with pytest.raises(NoImage, match="larger"):
@@ -73,5 +68,4 @@ def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_data_url_has_the_type_of_its_bytes(kind: str) -> None:
-    """In a data URL made here, the type matches the bytes."""
     assert as_data_url(IMAGES[kind]) == data_url(IMAGES[kind], kind)

@@ -4,7 +4,6 @@ from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, shel
 
 
 def test_gpt_oss_call_is_read() -> None:
-    """It has a command as words, a folder, variables and milliseconds."""
     text = '{"cmd": ["bash", "-lc", "ls -l"], "workdir": "/mnt/data", "env": {"A": "1"}, "timeout": 1500}'
     assert shell_call(text) == ShellCall(
         commands=(("bash", "-lc", "ls -l"),), workdir="/mnt/data", env={"A": "1"}, timeout_ms=1500
@@ -12,7 +11,6 @@ def test_gpt_oss_call_is_read() -> None:
 
 
 def test_api_action_is_read() -> None:
-    """Commands that are strings are scripts."""
     assert shell_call('{"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": 10}') == ShellCall(
         commands=(("bash", "-c", "ls"), ("bash", "-c", "pwd")), timeout_ms=9, max_output_length=10
     )
@@ -40,14 +38,12 @@ def test_api_action_is_read() -> None:
     ],
 )
 def test_invalid_call_is_refused_and_shown(text: str) -> None:
-    """The model gets an error, and the item shows the arguments unchanged."""
     with pytest.raises(ArgumentsInvalid):
         shell_call(text)
     assert shell_action(text) == {"commands": [text]}
 
 
 def test_action_shows_scripts_without_their_shell() -> None:
-    """A client sees the commands as one types them."""
     assert shell_action('{"cmd": ["bash", "-lc", "ls | wc"], "timeout": 20.5}') == {
         "commands": ["ls | wc"],
         "timeout_ms": 20,
@@ -60,6 +56,5 @@ def test_action_shows_scripts_without_their_shell() -> None:
 
 
 def test_other_programs_are_shown_as_words() -> None:
-    """They are quoted if needed."""
     assert shown(("grep", "-r", "two words", ".")) == "grep -r 'two words' ."
     assert shown(("bash", "script.sh")) == "bash script.sh"

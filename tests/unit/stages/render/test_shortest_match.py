@@ -18,7 +18,6 @@ from penstock.stages.render.shortest_match import shortest, shortest_of_lark
     ],
 )
 def test_shortest_match_of_a_pattern(pattern: str, length: int) -> None:
-    """Repetitions multiply, nested ones too, and the longest branch counts."""
     assert shortest(pattern) == length
 
 
@@ -41,10 +40,8 @@ end: "x"{2,}
     ],
 )
 def test_shortest_match_of_a_grammar(definition: str, length: int) -> None:
-    """Names stand for their definitions, and recursion adds nothing."""
     assert shortest_of_lark(definition) == length
 
 
 def test_real_grammar_has_a_short_match() -> None:
-    """Comments, aliases, priorities and imports do not count."""
     assert 9 < shortest_of_lark(CODE) < 40

@@ -58,7 +58,6 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_template_selects_parsers_of_its_model(case: str) -> None:
-    """The marks of the template select the parsers; if families share them, the model type decides."""
     template, model_type, reasoning, tool_calls = CASES[case]
     assert template is not None
     assert model_type is not None
@@ -70,7 +69,6 @@ def test_template_selects_parsers_of_its_model(case: str) -> None:
 
 @given(st.sampled_from([*TOOL_CALLS, *REASONING]), st.text(max_size=20))
 def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) -> None:
-    """No sign is shadowed by the signs above it."""
     signs = TOOL_CALLS if sign in TOOL_CALLS else REASONING
     template = between.join(sign.marks)
     found = {guess(signs, template, kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
@@ -78,7 +76,6 @@ def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) 
 
 
 def test_guess_gives_its_reason() -> None:
-    """The log says which marks selected the parser, or that none did."""
     assert guess(TOOL_CALLS, QWEN3_5, "mimo_v2").why == (
         "its template has <function= and <parameter= and it is a mimo_v2 model"
     )

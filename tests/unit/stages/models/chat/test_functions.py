@@ -17,7 +17,6 @@ def told(toolset: Toolset) -> dict[str, dict[str, object]]:
 
 
 def test_functions_are_offered_unchanged() -> None:
-    """Description, schema and strictness are kept; a function without a schema takes no parameters."""
     tools = (FunctionTool("one", "Says one.", SCHEMA, strict=True), FunctionTool("two"))
     assert told(Toolset(tools)) == {
         "one": {"description": "Says one.", "parameters": SCHEMA, "strict": True},
@@ -33,7 +32,6 @@ def test_namespace_description_precedes_that_of_its_first_tool() -> None:
 
 
 def test_custom_tool_takes_one_text() -> None:
-    """The description names the format that the text must have."""
     free, held = CustomTool("free", "Anything."), CustomTool("held", None, Grammar("regex", "a+"))
     shown = told(Toolset((free, held)))
     assert shown["free"]["description"] == "Anything."
@@ -44,7 +42,6 @@ def test_custom_tool_takes_one_text() -> None:
 
 
 def test_built_in_tools_have_harmony_descriptions() -> None:
-    """They run on this server for any model: a browser as three functions, python with code, a shell with a command."""
     shown = told(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
     assert list(shown) == ["python", "browser__search", "browser__open", "browser__find", "container__exec"]
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]

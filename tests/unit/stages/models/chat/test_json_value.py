@@ -25,7 +25,6 @@ def end_of(text: str, cuts: set[int]) -> int | None:
 
 @given(VALUES.filter(lambda value: isinstance(value, str | list | dict)), st.text(), st.data())
 def test_end_of_value_is_found(value: object, behind: str, data: st.DataObject) -> None:
-    """Objects, lists and strings end at their last character, in any pieces and before any text."""
     spelled = data.draw(st.sampled_from(["", "\n "])) + json.dumps(value, ensure_ascii=data.draw(st.booleans()))
     text = spelled + behind
     assert end_of(text, data.draw(st.sets(st.integers(0, len(text))))) == len(spelled)
@@ -33,7 +32,6 @@ def test_end_of_value_is_found(value: object, behind: str, data: st.DataObject) 
 
 @given(VALUES, st.data())
 def test_unfinished_value_has_no_end(value: object, data: st.DataObject) -> None:
-    """A prefix is no value, and a number may go on."""
     spelled = json.dumps(value)
     cut = spelled[: data.draw(st.integers(0, len(spelled) - 1))]
     assert end_of(cut, data.draw(st.sets(st.integers(0, len(cut))))) is None
@@ -41,11 +39,9 @@ def test_unfinished_value_has_no_end(value: object, data: st.DataObject) -> None
 
 @given(st.text(alphabet=' {}[]"\\a1'), st.data())
 def test_result_does_not_depend_on_pieces(text: str, data: st.DataObject) -> None:
-    """This holds for broken JSON as well."""
     assert end_of(text, data.draw(st.sets(st.integers(0, len(text))))) == end_of(text, set())
 
 
 @pytest.mark.parametrize(("literal", "text"), [('"a\\n"', "a\n"), ('"a\nb"', "a\nb"), ('"\\q"', "\\q")])
 def test_malformed_strings_are_taken_literally(literal: str, text: str) -> None:
-    """A name with an escape that JSON does not know is kept as it is."""
     assert unquoted(literal) == text

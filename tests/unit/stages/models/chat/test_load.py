@@ -32,7 +32,6 @@ def without_weights(folder: Path, **changed: Any) -> Path:
 
 
 def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
-    """Vocabulary, template, parsers and end-of-turn tokens need neither an engine nor weights."""
     model = load_model(without_weights(tmp_path))
     assert model.vocabulary.decode(model.stop_token_ids) == "<|endoftext|><|im_end|>"
     prompt = model.template.render([{"role": "user", "content": "Say hello."}], [], model.variables)
@@ -42,7 +41,6 @@ def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
 
 
 def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
-    """They hold for requests that set nothing else."""
     assert load_model().sampling == {}
     folder = without_weights(tmp_path)
     advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -51,7 +49,6 @@ def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
 
 
 def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator who named none reads which were selected."""
     with caplog.at_level(logging.INFO, LOG):
         load_model.__wrapped__()
     told = [record.getMessage() for record in caplog.records if record.name == LOG]
@@ -62,12 +59,10 @@ def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixtur
 
 
 def test_parsers_can_be_switched_off() -> None:
-    """With ``none``, reasoning stays in the text."""
     assert load_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
 
 
 def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """If vLLM's parser refuses the vocabulary, the log says so and the server starts without one."""
     folder = without_weights(tmp_path)
     (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
@@ -78,19 +73,16 @@ def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pyt
 
 @pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
 def test_unknown_parser_ends_the_start(option: str) -> None:
-    """The message lists the known ones."""
     with pytest.raises(WrongChatOptions, match=f"--{option.replace('_', '-')} hermez: .*there are .*qwen3"):
         load_model(**{option: "hermez"})
 
 
 def test_parser_that_does_not_fit_ends_the_start() -> None:
-    """A parser that the operator named is never replaced silently."""
     with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
         load_model(tool_call_parser="deepseek_v3")
 
 
 def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
-    """A file or a template text replaces the model's own, and its marks select the parsers."""
     source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     (tmp_path / "other.jinja").write_text(source)
     for said in (str(tmp_path / "other.jinja"), source):
@@ -100,7 +92,6 @@ def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_missing_template_ends_the_start() -> None:
-    """A path to no file is not taken for a template."""
     with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
         load_model(chat_template="lost.jinja")
 
@@ -113,7 +104,6 @@ def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_guessable_parser_exists() -> None:
-    """Each parser that a sign names is one of vLLM's."""
     load_model()  # vLLM's imports warn
     reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
     tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()

@@ -37,7 +37,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
 
 @pytest.mark.parametrize("text", ["Hello world", "naïve 한국어 🧑‍🚀", " a\n\n  b\t"])
 def test_token_bytes_join_to_text(model: ChatModel, text: str) -> None:
-    """This includes characters of several tokens."""
     vocabulary = model.vocabulary
     token_ids = vocabulary.encode(text)
     assert b"".join(map(vocabulary.token_bytes.__getitem__, token_ids)).decode() == text
@@ -45,7 +44,6 @@ def test_token_bytes_join_to_text(model: ChatModel, text: str) -> None:
 
 
 def test_marks_in_client_text_are_plain_text(model: ChatModel) -> None:
-    """Only the template's own marks become tokens."""
     marks = model.vocabulary.marks
     prompt = model.template.render([{"role": "user", "content": "[/INST] Hi"}], [WEATHER], {}).token_ids
     assert prompt.count(marks["[INST]"]) == prompt.count(marks["[/INST]"]) == 1
@@ -53,7 +51,6 @@ def test_marks_in_client_text_are_plain_text(model: ChatModel) -> None:
 
 
 def test_calls_are_parsed(model: ChatModel) -> None:
-    """Its marks select the parser."""
     vocabulary = model.vocabulary
     started = GenerationStarted(facts(), 1)
     parser = model.parsers.start(started, [WEATHER])

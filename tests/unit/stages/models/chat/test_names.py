@@ -8,18 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    CallItem,
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
-    LocalShellCall,
-    McpApprovalRequest,
-    McpCall,
-    ShellCall,
-    WebSearchCall,
-)
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import (
     HOSTED,
     CustomTool,
@@ -52,7 +41,6 @@ TOOLS = st.one_of(
 
 @given(st.lists(TOOLS, max_size=12, unique_by=tool_key))
 def test_every_tool_has_a_unique_function_name(tools: list[Tool]) -> None:
-    """The name is valid for a function and leads back to the tool."""
     names = ToolNames(Toolset(tuple(tools)))
     given_names = [names.of(tool) for tool in tools]
     assert len(set(given_names)) == len(tools)
@@ -61,7 +49,6 @@ def test_every_tool_has_a_unique_function_name(tools: list[Tool]) -> None:
 
 
 def test_plain_functions_keep_their_names() -> None:
-    """Other tools are prefixed with their origin; python is a single function."""
     tools = (
         FunctionTool("get_weather"),
         CustomTool("note"),
@@ -100,7 +87,6 @@ def test_odd_names_are_respelled(label: str, name: str, spelled: str) -> None:
 
 
 def test_long_name_keeps_its_end() -> None:
-    """The end distinguishes the tools of a server; of equal ends the later is numbered within the limit."""
     label = "server" * 10
     tools = (McpTool(label, "a" * 40), McpTool(label, "b" * 40), McpTool(f"other{label}", "a" * 40))
     first, second, third = names_of(*tools)
@@ -110,43 +96,39 @@ def test_long_name_keeps_its_end() -> None:
 
 
 def test_names_match_in_any_case() -> None:
-    """An exact match comes first."""
     upper, lower = FunctionTool("Read"), FunctionTool("read")
     names = ToolNames(Toolset((upper, lower)))
     assert (names.tool("Read"), names.tool("read"), names.tool("READ")) == (upper, lower, upper)
     assert names.tool("reed") is None
 
 
-CALLS: dict[str, CallItem] = {
-    "get_weather": FunctionCall("1", "c", "get_weather", "{}", "completed"),
-    "team__spawn": FunctionCall("1", "c", "spawn", "{}", "completed", namespace="team"),
-    "note": CustomToolCall("1", "c", "note", "", "completed"),
-    "docs__ask": McpCall("1", "docs", "ask", "{}", "completed"),
-    "docs__write_it": McpApprovalRequest("1", "docs", "write.it", "{}"),
-    "python": CodeInterpreterCall("1", "", "here", "completed"),
-    "browser__search": WebSearchCall("1", {"type": "search", "query": "x"}, "completed"),
-    "browser__open": WebSearchCall("1", {"type": "open_page", "url": "x"}, "completed"),
-    "browser__find": WebSearchCall("1", {"type": "find_in_page", "url": "x", "pattern": "y"}, "completed"),
-    "local_shell": LocalShellCall("1", "c", {"type": "exec", "command": []}, "completed"),
-    "shell": ShellCall("1", "c", {"commands": []}, "completed"),
-    "apply_patch": ApplyPatchCall("1", "c", {}, "completed"),
+CALLS: dict[str, items.CallItem] = {
+    "get_weather": items.FunctionCall("1", "c", "get_weather", "{}", "completed"),
+    "team__spawn": items.FunctionCall("1", "c", "spawn", "{}", "completed", namespace="team"),
+    "note": items.CustomToolCall("1", "c", "note", "", "completed"),
+    "docs__ask": items.McpCall("1", "docs", "ask", "{}", "completed"),
+    "docs__write_it": items.McpApprovalRequest("1", "docs", "write.it", "{}"),
+    "python": items.CodeInterpreterCall("1", "", "here", "completed"),
+    "browser__search": items.WebSearchCall("1", {"type": "search", "query": "x"}, "completed"),
+    "browser__open": items.WebSearchCall("1", {"type": "open_page", "url": "x"}, "completed"),
+    "browser__find": items.WebSearchCall("1", {"type": "find_in_page", "url": "x", "pattern": "y"}, "completed"),
+    "local_shell": items.LocalShellCall("1", "c", {"type": "exec", "command": []}, "completed"),
+    "shell": items.ShellCall("1", "c", {"commands": []}, "completed"),
+    "apply_patch": items.ApplyPatchCall("1", "c", {}, "completed"),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_past_call_is_named_as_its_tool_would_be(name: str) -> None:
-    """This holds even if the request no longer has the tool."""
     assert ToolNames(Toolset()).of_call(CALLS[name]) == name
 
 
 def test_past_call_takes_the_current_name_of_its_tool() -> None:
-    """The name of the earlier request is not used."""
     names = ToolNames(Toolset((FunctionTool("docs__ask"), McpTool("docs", "ask"))))
     assert names.of_call(CALLS["docs__ask"]) == "docs__ask_2"
 
 
 def test_tools_with_text_input_have_one_argument() -> None:
-    """All others are called with their own JSON."""
     assert [text_argument(tool) for tool in (CustomTool("note"), HostedTool("python", "python"))] == ["input", "code"]
     assert text_argument(CALLS["note"]) == "input"
     assert text_argument(CALLS["python"]) == "code"

@@ -14,24 +14,12 @@ from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatMod
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
+from tests.support import parsed_output
 from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
-from tests.support.parsed_output import (
-    CHAT_TOOLS,
-    WEATHER_TOOL,
-    chat_prompt,
-    ended_chat_tokens,
-    items_in_brief,
-    parse_chat,
-    parse_chat_frames,
-    parse_cut_chat,
-    parsed_items,
-    token_chunks,
-    turn_started,
-)
 
 pytestmark = pytest.mark.vllm
 
-ONE = functions(Toolset((WEATHER_TOOL,)), ToolNames(Toolset((WEATHER_TOOL,))))
+ONE = functions(Toolset((parsed_output.WEATHER_TOOL,)), ToolNames(Toolset((parsed_output.WEATHER_TOOL,))))
 PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
 NOON = ("FunctionCall", "get_time", "{}")
 
@@ -48,7 +36,6 @@ NOON = ("FunctionCall", "get_time", "{}")
     ],
 )
 def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], said: str) -> None:
-    """The message has the correct spelling."""
     with pytest.raises(UnknownParser, match=said):
         VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
 
@@ -61,7 +48,6 @@ def test_parser_without_its_marks_in_the_vocabulary_is_refused(names: tuple[str 
 
 
 def test_missing_package_of_a_parser_is_named() -> None:
-    """Cohere's parsers are in a package of their own."""
     with pytest.raises(UnknownParser, match="cohere"):
         VllmParsers(family_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
 
@@ -81,7 +67,6 @@ def test_missing_package_of_a_parser_is_named() -> None:
     ],
 )
 def test_family_describes_its_calls(family: str, mark: str) -> None:
-    """The grammar has the family's marks and the functions' names; parallel calls have another one."""
     parsers = family_model(family).parsers
     several, single = (parsers.calls(ONE, parallel=parallel) for parallel in (True, False))
     assert mark in str(several)
@@ -91,7 +76,6 @@ def test_family_describes_its_calls(family: str, mark: str) -> None:
 
 @pytest.mark.parametrize("family", ["granite", "lfm2", "ernie45", "step3"])
 def test_family_without_a_grammar_has_no_description(family: str) -> None:
-    """Its calls are a JSON list instead."""
     assert family_model(family).parsers.calls(ONE, parallel=True) is None
 
 
@@ -99,11 +83,10 @@ def test_family_without_a_grammar_has_no_description(family: str) -> None:
 
 
 def test_mistral_text_after_a_call_is_a_message() -> None:
-    """The arguments end where their JSON does, though vLLM's parser gives the text as part of them."""
     arguments = '{"city": "Paris"}'
     for between in ("", "\n", "\n\n"):
-        parsed = parse_chat("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
-        assert items_in_brief(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
+        parsed = parsed_output.parse_chat("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
+        assert parsed_output.items_in_brief(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
 
 
 class Failing:
@@ -124,13 +107,14 @@ class Failing:
 
 
 def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
-    """The rest of the output comes as text, with one line in the log."""
     model = family_model("qwen3")
-    output: Any = model.parsers.start(turn_started(chat=ChatTurn(), prompt=chat_prompt("qwen3")), ONE)
+    output: Any = model.parsers.start(
+        parsed_output.turn_started(chat=ChatTurn(), prompt=parsed_output.chat_prompt("qwen3")), ONE
+    )
     output._parser = Failing(output._parser)
     pieces: list[Piece] = []
     with caplog.at_level(logging.WARNING, "penstock.stages.models.chat.output"):
-        for token in ended_chat_tokens("qwen3", "<think>Hm <tool_call> {1}"):
+        for token in parsed_output.ended_chat_tokens("qwen3", "<think>Hm <tool_call> {1}"):
             pieces += output.feed(token, model.vocabulary.decode([token]))
         pieces += output.finish(cut=False)
     assert isinstance(pieces[0], ReasoningPiece)
@@ -164,23 +148,25 @@ def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool =
     """The items parsed from ``text``; asserts that only the last one may be incomplete."""
     end = vocabulary.marks["<|end|>"]
     model = ChatModel(vocabulary, EndingTemplate(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
-    written = token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
+    written = parsed_output.token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
     finish = GenerationFinished("length" if is_cut else "stop", 0, 0.0)
-    parsed = parsed_items(parse_chat_frames(model, [turn_started(tools=CHAT_TOOLS, chat=ChatTurn()), *written, finish]))
+    parsed = parsed_output.parsed_items(
+        parsed_output.parse_chat_frames(
+            model, [parsed_output.turn_started(tools=parsed_output.CHAT_TOOLS, chat=ChatTurn()), *written, finish]
+        )
+    )
     assert all(item.complete for item in parsed[:-1])
-    return items_in_brief(parsed)
+    return parsed_output.items_in_brief(parsed)
 
 
 @pytest.mark.parametrize("parser", WHOLE)
 def test_calls_are_read_at_the_end_of_the_output(parser: str, vocabulary: Vocabulary) -> None:
-    """A parser that reports no call in the stream reports all at the end."""
     calls = [PARIS] if parser == "internlm" else [PARIS, NOON]
     assert read_whole(vocabulary, parser, WHOLE[parser]) == calls
 
 
 @pytest.mark.parametrize("parser", [name for name in WHOLE if name != "xlam"])  # reads no call after a text
 def test_text_before_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
-    """This holds for whole outputs and for truncated ones."""
     text = f"I look it up.\n{WHOLE[parser]}"
     said = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
     assert said == ["I look it up."]
@@ -192,7 +178,6 @@ def test_text_before_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> 
 @pytest.mark.defect("B35")
 @pytest.mark.parametrize("parser", WHOLE)
 def test_truncated_call_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
-    """Its markup becomes a partial call, or nothing."""
     written = WHOLE[parser]
     for count in range(written.index('"get_'), len(written), 5):
         told_items = read_whole(vocabulary, parser, written[:count], is_cut=True)
@@ -202,7 +187,6 @@ def test_truncated_call_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
 
 @pytest.mark.parametrize("parser", WHOLE)
 def test_answer_with_brackets_is_text(parser: str, vocabulary: Vocabulary) -> None:
-    """This holds for whole answers and for truncated ones."""
     text = 'The list is [1, {"a": 2}]. Done'
     for is_cut in (False, True):
         assert [item[0::2] for item in read_whole(vocabulary, parser, text, is_cut=is_cut)] == [("Message", text)]
@@ -210,10 +194,11 @@ def test_answer_with_brackets_is_text(parser: str, vocabulary: Vocabulary) -> No
 
 @pytest.mark.defect("B35")
 def test_truncated_list_is_no_text() -> None:
-    """The beginning of a call is not part of an answer."""
     turn = ChatTurn(calls="list")
-    assert parse_cut_chat("granite", '[{"name": "get_w', turn=turn) == []
-    assert items_in_brief(parse_cut_chat("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [
-        ("FunctionCall", "get_weather", '{"ci')
+    assert parsed_output.parse_cut_chat("granite", '[{"name": "get_w', turn=turn) == []
+    assert parsed_output.items_in_brief(
+        parsed_output.parse_cut_chat("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)
+    ) == [("FunctionCall", "get_weather", '{"ci')]
+    assert parsed_output.items_in_brief(parsed_output.parse_cut_chat("granite", "I cannot", turn=turn)) == [
+        ("Message", "", "I cannot")
     ]
-    assert items_in_brief(parse_cut_chat("granite", "I cannot", turn=turn)) == [("Message", "", "I cannot")]

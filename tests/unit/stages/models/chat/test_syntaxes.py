@@ -40,20 +40,17 @@ def calls(read: list[Piece]) -> list[tuple[str, str]]:
 def test_list_in_any_pieces_gives_its_calls(
     listed: list[tuple[str, dict[str, object]]], indent: int | None, data: st.DataObject
 ) -> None:
-    """Every call has its name and arguments, in order, for any layout and any chunks."""
     text = json.dumps([{"name": name, "parameters": given} for name, given in listed], indent=indent)
     read = calls(pieces(ListedCalls(), text, data.draw(st.sets(st.integers(0, len(text))))))
     assert [(name, json.loads(arguments)) for name, arguments in read] == listed
 
 
 def test_output_that_is_no_list_is_text() -> None:
-    """No output is lost."""
     assert pieces(ListedCalls(), "I cannot do that.", set()) == [ContentPiece("I cannot do that.")]
     assert pieces(ListedCalls(), "[]\n", set()) == []
 
 
 def test_arguments_of_a_list_stream() -> None:
-    """They are sent before the call ends."""
     syntax = ListedCalls()
     assert list(syntax.feed('[{"name": "f", "parameters": {"a')) == [CallPiece("f"), ArgumentsPiece('{"a')]
     assert list(syntax.feed('": 1}')) == [ArgumentsPiece('": 1}')]
@@ -62,12 +59,10 @@ def test_arguments_of_a_list_stream() -> None:
 
 @given(ARGUMENTS, st.data())
 def test_bare_arguments_call_the_only_tool(given_arguments: dict[str, object], data: st.DataObject) -> None:
-    """The whole output is the arguments of the one tool that may be called."""
     text = "\n" + json.dumps(given_arguments)
     ((name, arguments),) = calls(pieces(BareArguments("f"), text, data.draw(st.sets(st.integers(0, len(text))))))
     assert (name, json.loads(arguments)) == ("f", given_arguments)
 
 
 def test_blank_output_is_no_call() -> None:
-    """White space is not enough to call a tool."""
     assert pieces(BareArguments("f"), " \n", {1}) == []

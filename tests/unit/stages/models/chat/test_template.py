@@ -30,14 +30,12 @@ def calling(arguments: str) -> list[ChatMessage]:
 
 
 def test_template_is_rendered_as_text() -> None:
-    """The text has no tokens beside it, and ends at the start of the model's turn."""
     rendered = template().render([HELLO], [], {})
     assert rendered.text.endswith("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
     assert rendered.token_ids == ()
 
 
 def test_template_gets_variables_and_functions() -> None:
-    """Variables that it does not know have no effect."""
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
     rendered = template().render([HELLO], [weather], {"enable_thinking": False, "unheard_of": 1})
     assert "get_weather" in rendered.text
@@ -45,26 +43,22 @@ def test_template_gets_variables_and_functions() -> None:
 
 
 def test_last_message_is_left_open() -> None:
-    """No mark follows it."""
     rendered = template().render([HELLO, {"role": "assistant", "content": "It is"}], [], {}, continues=True)
     assert rendered.text.endswith("It is")
 
 
 @pytest.mark.parametrize("content_format", ["string", "openai"])
 def test_content_has_the_configured_form(content_format: str) -> None:
-    """A template gets texts or lists of parts."""
     rendered = template("{{ messages[0].content | tojson }}", content_format).render([HELLO], [], {})
     assert rendered.text == ('"Hello."' if content_format == "string" else '[{"type": "text", "text": "Hello."}]')
 
 
 def test_template_of_the_request_takes_precedence() -> None:
-    """It holds for one prompt."""
     assert template("ours").render([HELLO], [], {}, source="theirs").text == "theirs"
     assert template("ours").render([HELLO], [], {}).text == "ours"
 
 
 def test_arguments_work_as_object_and_as_text() -> None:
-    """Templates may read fields or join strings; the messages stay unchanged."""
     messages = calling('{"city":"Oslo"}')
     named = "{{ messages[1].tool_calls[0].function.arguments.city }}"
     joined = "{{ '<' + messages[1].tool_calls[0].function.arguments + '>' }}"
@@ -75,7 +69,6 @@ def test_arguments_work_as_object_and_as_text() -> None:
 
 
 def test_template_errors_are_reported() -> None:
-    """The message is the template's own, also for its bugs and for a missing template."""
     with pytest.raises(InvalidRequest, match="No tools on Sundays") as refused:
         template("{{ raise_exception('No tools on Sundays') }}").render([HELLO], [], {})
     assert refused.value.param == "input"
@@ -87,7 +80,6 @@ def test_template_errors_are_reported() -> None:
 
 
 def test_text_model_refuses_images() -> None:
-    """It does not fetch them first."""
     shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}]}
     with pytest.raises(InvalidRequest, match="multimodal"):
         template().render([shown], [], {})

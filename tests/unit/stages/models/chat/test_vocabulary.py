@@ -63,7 +63,6 @@ def text_of(words: Vocabulary, token_ids: list[int]) -> str:
 @given(text=TEXTS)
 @examples(60)
 def test_tokens_spell_the_encoded_text(kind: str, text: str) -> None:
-    """Their bytes join to it; some vocabularies add a leading blank."""
     words = vocabulary(kind)
     spelled = b"".join(words.token_bytes[token] for token in words.encode(text)).decode()
     assert text_of(words, words.encode(text)) == spelled
@@ -74,14 +73,12 @@ def test_tokens_spell_the_encoded_text(kind: str, text: str) -> None:
 @given(first=TEXTS, second=TEXTS)
 @examples(60)
 def test_further_text_gets_no_leading_blank(kind: str, first: str, second: str) -> None:
-    """Texts that are encoded separately join to the whole."""
     words = vocabulary(kind)
     whole = [*words.encode_further(first), *words.encode_further(second)]
     assert text_of(words, whole) == first + second
 
 
 def test_leading_blank_of_further_text_is_kept() -> None:
-    """Only the vocabulary's own blank is left out."""
     words = vocabulary(KINDS[2])
     assert text_of(words, words.encode("abc")) == " abc"
     assert text_of(words, words.encode_further("abc")) == "abc"
@@ -93,7 +90,6 @@ def test_leading_blank_of_further_text_is_kept() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["🧑", "aé日b", "日"])
 def test_character_may_span_tokens(kind: str, text: str) -> None:
-    """Its parts are bytes, not texts."""
     words = vocabulary(kind)
     token_ids = words.encode_further(text)
     assert b"".join(words.token_bytes[token] for token in token_ids) == text.encode()
@@ -105,7 +101,6 @@ def test_character_may_span_tokens(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize(("kind", "mark"), [("bytes", "<think>"), ("text", "<think>"), ("text", "</s>")])
 def test_marks_are_single_tokens_and_no_texts(kind: str, mark: str) -> None:
-    """They may be special or not, and spell themselves in raw output."""
     words = vocabulary(kind)
     token = words.marks[mark]
     assert words.encode(f"a{mark}b").count(token) == 1
@@ -129,7 +124,6 @@ def test_ids_beyond_the_vocabulary_are_empty(kind: str) -> None:
 
 
 def test_plain_texts_have_neither_triggers_nor_trailing_blanks() -> None:
-    """Such tokens need no further check at any place."""
     words = vocabulary("text")
     plain = words.plain_texts(frozenset("<b"))
     assert set(plain.values()) & {"a", "▁", " ", "bc", "<", "b", " abc", " a", "<think>"} == {"a", " a"}

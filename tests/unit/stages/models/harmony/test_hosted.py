@@ -51,7 +51,6 @@ KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "p
 def test_built_in_tools_have_their_trained_descriptions(
     kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
 ) -> None:
-    """They are openai_harmony's, in the system message; only functions name their channel."""
     asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
     told = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
     assert prompt_ids(asked) == reference_ids(
@@ -60,7 +59,6 @@ def test_built_in_tools_have_their_trained_descriptions(
 
 
 def test_container_is_described_like_the_others() -> None:
-    """Its section has the same form."""
     sections = prompt(*built_in("python", "container", "browser"), CLOCK).split("\n## ")
     assert [section.partition("\n")[0] for section in sections[1:]] == ["browser", "container", "python", "functions"]
     assert (
@@ -86,7 +84,6 @@ timeout?: number,
 
 
 def test_hidden_built_in_tools_are_not_described() -> None:
-    """With the choice ``none`` they are left out; a disallowed one stays, for the cache."""
     tools = built_in("browser", "python", "container")
     assert prompt(*tools, choice="none") == prompt()
     some = Toolset(tuple(tools), allowed=(("python", ANY_NAME),))
@@ -94,7 +91,6 @@ def test_hidden_built_in_tools_are_not_described() -> None:
 
 
 def test_only_offered_functions_are_described() -> None:
-    """A built-in tool may offer some of its functions."""
     section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")])
     assert "type open" in section
     assert "type find" in section
@@ -102,7 +98,6 @@ def test_only_offered_functions_are_described() -> None:
 
 
 def test_mcp_tools_are_namespaces() -> None:
-    """They stand in the developer message beside the client's, and are called on commentary."""
     page = {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]}
     tools = Toolset(
         (

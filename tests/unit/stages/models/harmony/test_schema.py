@@ -63,7 +63,6 @@ WORDS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("schema", "expected"), WORDS.values(), ids=WORDS)
 def test_simple_types_are_described(schema: Any, expected: str) -> None:
-    """The type has all that the schema says about a value."""
     assert typescript(read(schema, Inlining())) == expected
 
 
@@ -242,7 +241,6 @@ PROPERTIES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("properties", "expected"), PROPERTIES.values(), ids=PROPERTIES)
 def test_properties_are_described(properties: dict[str, Any], expected: str) -> None:
-    """Comments around its name have all that the schema says about a property."""
     assert typescript(read(record(properties), Inlining())) == "{" + dedent(expected) + "}"
 
 
@@ -287,19 +285,16 @@ DEFINITIONS = {
 
 @pytest.mark.parametrize(("schema", "expected"), REFERENCES.values(), ids=REFERENCES)
 def test_references_are_followed(schema: Any, expected: str) -> None:
-    """A circular reference ends."""
     whole = record({"a": schema}, **{"$defs": DEFINITIONS})
     assert typescript(read(whole, Inlining())) == "{" + dedent(expected) + "}"
 
 
 def test_trailing_comment_does_not_swallow_code() -> None:
-    """The declaration continues on a new line."""
     declared = our_section(function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]}))
     assert "type f = (_: \n | number\n | string // s\n) => any;\n" in declared
 
 
 def test_references_are_bounded() -> None:
-    """A small schema that doubles itself at every step gives a bounded text."""
     doubling = {
         f"d{n}": record({"a": {"$ref": f"#/$defs/d{n + 1}"}, "b": {"$ref": f"#/$defs/d{n + 1}"}}) for n in range(30)
     }
@@ -309,7 +304,6 @@ def test_references_are_bounded() -> None:
 
 
 def test_references_are_bounded_per_prompt() -> None:
-    """Many small schemas share one limit, and those before it are whole."""
     deep: dict[str, Any] = record({})
     for _ in range(12):
         deep = record(dict.fromkeys("ab", deep))
@@ -323,7 +317,6 @@ def test_references_are_bounded_per_prompt() -> None:
 
 
 def test_endless_depth_becomes_any() -> None:
-    """Nesting beyond Python's recursion limit ends in ``any``, in schemas and in values."""
     schema: Any = STRING
     value: Any = 1
     for _ in range(900):

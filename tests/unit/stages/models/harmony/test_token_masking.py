@@ -13,15 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.frames import (
-    FunctionCallOpened,
-    ItemClosed,
-    ItemDelta,
-    ItemTokens,
-    ResolvedRequest,
-    TokenChunk,
-    TokenFrame,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.recordings.format import FILES, line, read_frames
 from penstock.pipeline.recordings.masking import mask
 from penstock.pipeline.recordings.redaction import without_secrets
@@ -84,7 +76,6 @@ def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("words_of", [harmony_words, None], ids=["harmony", "chat"])
 def test_no_word_survives(folder: Path, words_of: Any) -> None:
-    """Only names and words of the protocol remain, and the file can still be read."""
     redaction = WithoutTexts(words_of)
     for stage, (name, junction) in FILES.items():
         for frame in redacted(folder, stage, redaction) if (folder / name).exists() and redaction.keeps(stage) else ():
@@ -96,23 +87,22 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
 
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding) -> None:
-    """The parser finds the same items, calls and repairs in redacted tokens."""
     told = redacted(folder, "generate", WithoutTexts(harmony_words))
-    before = await run_stage(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
+    before = await run_stage(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", frames.TokenFrame))
     after = await run_stage(ParseHarmony(encoding), told)
     assert kinds(after, folder) == kinds(before, folder)
 
 
-def kinds(frames: list[Any], folder: Path) -> list[Any]:
+def kinds(recorded: list[Any], folder: Path) -> list[Any]:
     """The frames of a stream in brief; the number of deltas of an item does not matter."""
     found: list[Any] = []
-    for frame in frames:
+    for frame in recorded:
         match frame:
-            case ItemDelta():
-                found += [ItemDelta] if found[-1] != ItemDelta else []
-            case ItemClosed(complete, repairs):
+            case frames.ItemDelta():
+                found += [frames.ItemDelta] if found[-1] != frames.ItemDelta else []
+            case frames.ItemClosed(complete, repairs):
                 found.append((complete, repairs))
-            case FunctionCallOpened(name, namespace) if folder.name not in WITHOUT_NAME:
+            case frames.FunctionCallOpened(name, namespace) if folder.name not in WITHOUT_NAME:
                 found.append((name, namespace))
             case _:
                 found.append(type(frame))
@@ -123,7 +113,6 @@ def kinds(frames: list[Any], folder: Path) -> list[Any]:
 def test_redacted_tokens_spell_the_shape_of_their_text(
     encoding: HarmonyEncoding, text: str, data: st.DataObject
 ) -> None:
-    """This holds for any chunks, even within a character."""
     tokens = [MESSAGE, *encoding.encode(text), RETURN]
     machine, written = HarmonyWords(encoding), list[int]()
     while tokens:
@@ -136,7 +125,6 @@ def test_redacted_tokens_spell_the_shape_of_their_text(
 
 @given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
 def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list[str]) -> None:
-    """Malformed output shows no more; only words of headers remain."""
     machine = HarmonyWords(encoding, ["get_weather"])
     written = encoding.decode([*machine.feed(encoding.encode(" ".join(said))), *machine.finish()])
     known = {"system", "developer", "user", "tool", "json", "code", "functions", "comm", "comme", "commen", "fina"}
@@ -145,7 +133,6 @@ def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list
 
 @given(st.text())
 def test_shape_keeps_length_and_punctuation(text: str) -> None:
-    """White space stays too, and shaping twice is the same as once."""
     told = mask(text)
     assert (len(told), mask(told)) == (len(text), told)
     for said, shown in zip(text, told, strict=True):
@@ -160,12 +147,11 @@ def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
 
 
 def test_chat_tokens_are_left_out() -> None:
-    """They are neither in files of their own nor in other frames."""
     redaction = WithoutTexts(None)
     assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
     folder = next(case for case in HARMONY_CASES if case.name == "function_call_result")
     for stage in ("normalize", "parse", "emit"):
         for frame in redacted(folder, stage, redaction):
-            assert not isinstance(frame, ItemTokens | TokenChunk)
+            assert not isinstance(frame, frames.ItemTokens | frames.TokenChunk)
             assert not getattr(frame, "token_ids", ())
-            assert not isinstance(frame, ResolvedRequest) or not any(frame.tokens.values())
+            assert not isinstance(frame, frames.ResolvedRequest) or not any(frame.tokens.values())

@@ -82,14 +82,12 @@ SAME: dict[str, Any] = {
 
 @pytest.mark.parametrize("schema", SAME.values(), ids=SAME)
 def test_schema_reads_as_in_openai_harmony(schema: Any) -> None:
-    """This holds for schemas that openai_harmony renders correctly."""
     tools = [function("f", schema, "Does it.")]
     assert our_section(*tools) == reference_section(tools)
 
 
 @pytest.mark.parametrize("description", [None, "", "One line.", "Two\nlines.", "A\n\nblank.\n", "\n", "\r\na\r\n"])
 def test_function_is_described_as_in_openai_harmony(description: str | None) -> None:
-    """Each line of a description is a comment of its own."""
     tools = [function("get_it", None, description), function("other-name", record({}), description)]
     assert our_section(*tools) == reference_section(tools)
 
@@ -139,7 +137,6 @@ RENDERED_RIGHT = annotated(records(st.recursive(annotated(LEAVES), bigger, max_l
 
 @given(RENDERED_RIGHT)
 def test_any_correct_schema_reads_as_in_openai_harmony(schema: Any) -> None:
-    """Descriptions, defaults, options and nesting are laid out the same."""
     tools = [function("f", schema)]
     assert our_section(*tools) == reference_section(tools)
 
@@ -189,7 +186,6 @@ def unbalanced(text: str) -> str:
 
 @given(keywords(ANYTHING) | ANYTHING)
 def test_no_schema_breaks_the_namespace(schema: Any) -> None:
-    """For any schema the next function is declared, and brackets are balanced."""
     declared = our_section(function("f", schema), function("g"))
     code = _NO_CODE.sub("", declared)
     assert declared.endswith("type g = () => any;\n\n} // namespace functions")
@@ -199,6 +195,5 @@ def test_no_schema_breaks_the_namespace(schema: Any) -> None:
 
 
 def test_bracket_check_ignores_strings_and_comments() -> None:
-    """The check of these tests looks at code only."""
     assert unbalanced('{ "}": ([)]') == "{([)]"
     assert not unbalanced('{ "{": [any /* ( */] } // (')

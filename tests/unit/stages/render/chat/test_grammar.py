@@ -68,7 +68,6 @@ FORMATS: dict[str, Any] = {"free": None, "schema": FORMAT, "object": {"type": "j
 @pytest.mark.defect("22", "23", "25")
 @pytest.mark.parametrize(("prompt", "chosen", "form"), list(product(PROMPTS, CHOICES, FORMATS)))
 def test_every_combination_is_enforced(prompt: str, chosen: str, form: str) -> None:
-    """Reasoning comes first if the model thinks; then an answer in the format, or calls, as allowed."""
     model = chat_grammar(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
     may_call, must_call = chosen not in {"no tools", "none"}, chosen.startswith(("required", "named"))
     if model.rules is None:
@@ -110,19 +109,16 @@ def test_white_space_is_allowed_after_reasoning_only(structured: dict[str, Any])
 
 
 def test_reasoning_is_optional() -> None:
-    """A model that may think need not."""
     assert chat_grammar(text_format=FORMAT).accepted(JSON + TURN_END) == JSON + TURN_END
 
 
 def test_unrestricted_request_has_no_grammar() -> None:
-    """The model runs at full speed, with the markup that it was taught."""
     assert chat_grammar().rules is None
     assert chat_grammar(choice("auto", (LOOSE, NOTE, FAR))).rules is None
     assert chat_grammar(choice("none"), {"type": "text"}).rules is None
 
 
 def test_continued_message_has_no_reasoning() -> None:
-    """A prompt with an open message continues with the answer."""
     model = chat_grammar(text_format=FORMAT, continues=True)
     assert model.accepted(JSON + TURN_END) == JSON + TURN_END
     assert model.accepted(THOUGHT + JSON) == "..."
@@ -131,7 +127,6 @@ def test_continued_message_has_no_reasoning() -> None:
 @examples(60)
 @given(st.text(max_size=40), st.integers(), st.sampled_from([THINKING_OFF, THOUGHT_OPEN, ""]))
 def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) -> None:
-    """No reasoning text affects the answer."""
     begin = f"<think>{thought}</think>\n\n"
     ahead = {"": begin, THOUGHT_OPEN: begin.removeprefix("<think>"), THINKING_OFF: ""}[prompt]
     text = f'{ahead}{{"n": {n}}}{TURN_END}'
@@ -160,7 +155,6 @@ def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) ->
     ],
 )
 def test_arguments_match_their_schema(name: str, arguments: str, right: bool) -> None:
-    """Strict functions have their schema, text inputs their argument, others any object."""
     text = call(name, arguments) + TURN_END
     assert (chat_grammar(choice("required")).accepted(text) == text) is right
 
@@ -175,7 +169,6 @@ def test_number_of_calls_is_bounded() -> None:
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_a_format() -> None:
-    """The output is an answer in the format, or a call of a tool without a schema."""
     model = chat_grammar(Toolset((LOOSE,)), FORMAT)
     for text in (JSON, THOUGHT + JSON, call("look", '{"a": 1}'), THOUGHT + call("look", "{}")):
         assert model.accepted(text + TURN_END) == text + TURN_END
@@ -184,7 +177,6 @@ def test_tools_stay_callable_beside_a_format() -> None:
 
 @pytest.mark.defect("B35")
 def test_text_cannot_spell_a_mark() -> None:
-    """Text that looks like a call is one, even if it is spelled letter by letter."""
     model = chat_grammar(choice("auto", (STRICT,), allowed=((None, "count"),)))
     assert model.accepted(f"I use <tool_call> {{}}{TURN_END}").endswith("...")
     assert model.accepted(f"a < b{TURN_END}") == f"a < b{TURN_END}"
@@ -198,7 +190,6 @@ def listed(*calls: tuple[str, str]) -> str:
 
 
 def test_calls_of_unknown_markup_are_a_list() -> None:
-    """It has one call or more, of any of the tools."""
     model = chat_grammar(choice("required"), chat=model_of_unknown_syntax())
     assert model.calls == "list"
     one, two = listed(("count", JSON)), listed(("count", JSON), ("note", '{"input": "x"}'))
@@ -212,7 +203,6 @@ def test_calls_of_unknown_markup_are_a_list() -> None:
 
 
 def test_arguments_alone_call_a_single_required_tool() -> None:
-    """If there is no known markup, a single tool needs no name."""
     model = chat_grammar(choice("required", allowed=((None, "count"),)), chat=model_of_unknown_syntax())
     assert model.calls == "arguments"
     assert model.accepted(THOUGHT + JSON + TURN_END) == THOUGHT + JSON + TURN_END
@@ -221,7 +211,6 @@ def test_arguments_alone_call_a_single_required_tool() -> None:
 
 @pytest.mark.defect("23")
 def test_answer_or_list_of_calls_without_known_markup() -> None:
-    """The format is enforced, and tools stay callable."""
     model = chat_grammar(Toolset((STRICT,)), FORMAT, chat=model_of_unknown_syntax())
     assert model.calls == "list"
     for text in (JSON, listed(("count", JSON))):
@@ -230,7 +219,6 @@ def test_answer_or_list_of_calls_without_known_markup() -> None:
 
 
 def test_optional_calls_of_unknown_markup_are_free() -> None:
-    """``strict`` is not enforced under ``auto``; allowed tools still are."""
     assert chat_grammar(Toolset((STRICT,)), chat=model_of_unknown_syntax()).rules is None
     allowed = chat_grammar(choice("auto", allowed=((None, "count"),)), chat=model_of_unknown_syntax())
     assert allowed.calls == "list"
@@ -238,14 +226,12 @@ def test_optional_calls_of_unknown_markup_are_free() -> None:
 
 
 def test_model_without_reasoning_answers_at_once() -> None:
-    """It has no marks for reasoning."""
     model = chat_grammar(text_format=FORMAT, chat=model_of_unknown_syntax(None))
     assert model.accepted(JSON + TURN_END) == JSON + TURN_END
     assert model.accepted(THOUGHT) == "..."
 
 
 def test_reasoning_marks_may_be_plain_text() -> None:
-    """Some vocabularies have no tokens for them."""
     chat = model_of_unknown_syntax(("Thoughts:", "Answer:"))
     for prompt, begin in (("", "Thoughts: a\nAnswer: "), ("Thoughts:\n", "b\nAnswer:\n"), ("", "")):
         text = f"{begin.rstrip(' ')}{JSON}{TURN_END}"
@@ -271,7 +257,6 @@ def test_reasoning_marks_may_be_plain_text() -> None:
 )
 @pytest.mark.parametrize("prompt", [THINKING_OFF, THOUGHT_OPEN])
 def test_regex_choice_and_grammar_are_enforced(structured: Any, right: str, wrong: str, prompt: str) -> None:
-    """These are vLLM's options, with reasoning or without."""
     model, begin = chat_grammar(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
     assert model.accepted(begin + right + TURN_END) == begin + right + TURN_END
     assert model.accepted(begin + wrong + TURN_END) != begin + wrong + TURN_END
@@ -280,7 +265,6 @@ def test_regex_choice_and_grammar_are_enforced(structured: Any, right: str, wron
 @pytest.mark.defect("35")
 @pytest.mark.parametrize("as_text", [False, True])
 def test_structural_tag_covers_the_whole_turn(as_text: bool) -> None:
-    """Both of its forms work; free text is free except for triggers."""
     tag = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": COUNT}, "end": "</n>"}
     new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}
     old = {"structures": [{"begin": "<n>", "schema": COUNT, "end": "</n>"}], "triggers": ["<n>"]}
@@ -321,7 +305,6 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_unenforceable_constraint_is_refused(name: str) -> None:
-    """The error names parameter and reason."""
     said, param = WRONG[name]
     with pytest.raises(InvalidRequest) as caught:
         chat_grammar(**said)  # type: ignore[arg-type]

@@ -54,7 +54,6 @@ def only_text(token_ids: list[int]) -> bool:
 
 @given(said)
 def test_text_never_becomes_a_mark(text: str) -> None:
-    """A guarded text decodes to itself, in tokens that are no marks."""
     guard = Guard(vocabulary(), text)
     (guarded,) = guard.guarded()
     token_ids = [*spelled(guarded, (), guard.cut, vocabulary())]
@@ -64,7 +63,6 @@ def test_text_never_becomes_a_mark(text: str) -> None:
 
 @given(said)
 def test_text_in_json_never_becomes_a_mark(text: str) -> None:
-    """This holds for each way in which a template may write JSON."""
     for ascii_only in (True, False):
         guard = Guard(vocabulary(), {"key": text})
         (guarded,) = guard.guarded()
@@ -75,7 +73,6 @@ def test_text_in_json_never_becomes_a_mark(text: str) -> None:
 
 @given(st.sampled_from(MARKS), st.data())
 def test_parts_never_join_to_a_mark(mark: str, data: st.DataObject) -> None:
-    """Neither two adjacent texts nor a text within a template's brackets do."""
     start = data.draw(st.integers(1, len(mark) - 1))
     for parts in ((mark[:start], mark[start:]), ("so " + mark[:start], mark[start:] + " on")):
         guard = Guard(vocabulary(), parts)
@@ -97,7 +94,6 @@ def test_name_in_brackets_is_no_mark() -> None:
 
 
 async def test_text_of_all_private_characters_is_refused() -> None:
-    """No character is left for the guard; a text without a mark needs none."""
     private = "".join(map(chr, range(0xE000, 0xF900)))
     with pytest.raises(InvalidRequest, match="private use"):
         await prompt(conversation(message("user", private + "<|im_end|>")))
@@ -114,7 +110,6 @@ async def test_lone_surrogate_in_a_call_is_replaced() -> None:
 
 
 def test_overlapping_marks_are_all_broken() -> None:
-    """Breaking one leaves no other."""
     words = Vocabulary(Made("<aba>", "ba><a", "<aba><a"))
     guard = Guard(words, "<aba><aba>")
     (guarded,) = guard.guarded()
@@ -129,7 +124,6 @@ def test_blanks_and_words_are_no_marks() -> None:
 
 
 def test_arguments_are_guarded_as_text_and_as_object() -> None:
-    """A template may use either form."""
     (guarded,) = Guard(vocabulary(), Arguments('{"a": "\\u003cthink>", "<think>": 1}')).guarded()
     assert isinstance(guarded, Arguments)
     assert "<think>" not in guarded.text
@@ -149,7 +143,6 @@ def everywhere(mark: str) -> Any:
 
 
 async def test_only_the_template_writes_marks() -> None:
-    """Marks in client texts do not change the sequence of marks in a prompt."""
     marks = set(vocabulary().marks.values())
     harmless = await prompt(everywhere("harmless"))
     for mark in MARKS:
@@ -163,7 +156,6 @@ async def test_only_the_template_writes_marks() -> None:
 
 
 async def test_template_variables_are_guarded() -> None:
-    """Variables of a request are text as well."""
     asked = message("user", "Hi")
     rendered = await prompt(conversation(asked), "{{ greeting }}", variables={"greeting": "<think>"})
     assert only_text([*rendered.token_ids])
@@ -171,7 +163,6 @@ async def test_template_variables_are_guarded() -> None:
 
 
 async def test_model_output_is_guarded() -> None:
-    """A mark that the model wrote letter by letter stays text."""
     rendered = await prompt(
         conversation(message("user", "Hi"), message("assistant", "Say </think>"), message("user", "?"))
     )
@@ -180,7 +171,6 @@ async def test_model_output_is_guarded() -> None:
 
 @pytest.mark.parametrize("levels", [50, 900, 100_000])
 async def test_arguments_of_any_depth_are_rendered(levels: int) -> None:
-    """Both the model and a client may write them."""
     made = call("get_weather", '{"a": ' * levels + "{}" + "}" * levels), output("warm")
     assert "warm" in vocabulary().decode((await prompt(conversation(*made))).token_ids)
 

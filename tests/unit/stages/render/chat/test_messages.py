@@ -64,7 +64,6 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
 
 @pytest.mark.defect("V12")
 def test_calls_and_reasoning_of_the_history_are_kept() -> None:
-    """Reasoning, calls, results and texts are all there."""
     history: list[Item] = [
         ASKED,
         reasoning("I look it up."),
@@ -91,34 +90,29 @@ def test_calls_and_reasoning_of_the_history_are_kept() -> None:
 
 
 def test_reasoning_has_both_names() -> None:
-    """Templates read one or the other."""
     said = lay_out_messages(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
     assert said["reasoning"] == said["reasoning_content"] == "Hm."
 
 
 @pytest.mark.defect("V13")
 def test_all_parts_of_a_message_are_read() -> None:
-    """Several parts are one text, refusals included."""
     answer = Message("msg", "completed", "assistant", (OutputText("I "), OutputText("will not: "), Refusal("No.")))
     assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
 
 
 @pytest.mark.defect("V13")
 def test_message_without_parts_is_empty() -> None:
-    """It keeps the alternation of roles."""
     assert turns(Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
 
 
 @pytest.mark.defect("V15")
 def test_output_parts_are_one_text() -> None:
-    """A list of texts reads like the text."""
     items = (call("get_weather", "{}"), output((InputText("18 "), InputText("°C"))))
     assert turns(*items)[1] == tool("18 °C")
 
 
 @pytest.mark.defect("B28")
 def test_parts_of_an_answer_are_one_message() -> None:
-    """Reasoning and an answer of two parts become one message."""
     assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
         {"role": "assistant", "reasoning": "Hm.", "content": "One. Two."}
     ]
@@ -126,7 +120,6 @@ def test_parts_of_an_answer_are_one_message() -> None:
 
 @pytest.mark.defect("21")
 def test_text_and_calls_of_one_turn_are_one_message() -> None:
-    """The results follow in the order of the calls."""
     items = (
         reasoning("Both."),
         message("assistant", "I look."),
@@ -149,7 +142,6 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:
 
 @pytest.mark.defect("21")
 def test_call_after_an_output_is_of_another_turn() -> None:
-    """It was written after the output was read."""
     items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
     roles = [said["role"] for said in turns(*items)]
     assert roles == ["assistant", "tool", "assistant", "tool"]
@@ -157,7 +149,6 @@ def test_call_after_an_output_is_of_another_turn() -> None:
 
 @pytest.mark.defect("21")
 def test_tokens_separate_turns() -> None:
-    """Two server-side calls may be one turn or two: the tokens show which."""
     first, second = mcp_call("ask"), mcp_call("ask")
     one_turn = dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")])
     two_turns = dict([item_tokens(first, "a<|im_end|>"), item_tokens(second, "b<|im_end|>")])
@@ -171,7 +162,6 @@ def test_tokens_separate_turns() -> None:
 
 
 def test_shell_output_does_not_split_a_turn() -> None:
-    """It is an item between two calls of one turn."""
     first, second = shell_call("ls", call_id="a"), call("get_weather", "{}", "b")
     asked = conversation(
         ASKED, first, shell_output({"stdout": "x", "stderr": ""}, call_id="a"), second, output("1", "b"), tools=TOOLS
@@ -202,7 +192,6 @@ def test_shell_output_does_not_split_a_turn() -> None:
     ],
 )
 def test_server_side_call_has_its_result(item: Any, name: str, arguments: Any, result: str) -> None:
-    """It becomes a call and a result, before the text that follows."""
     assert turns(item, message("assistant", "So.")) == [
         {"role": "assistant", "tool_calls": [(name, arguments)]},
         tool(result, name, item.id),
@@ -211,7 +200,6 @@ def test_server_side_call_has_its_result(item: Any, name: str, arguments: Any, r
 
 
 def test_stored_result_takes_precedence() -> None:
-    """If the result is known word for word, it is used."""
     item = web_call(type="search", query="x")
     asked = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
     assert messages_in_brief(asked)[-1] == tool("a page", "browser__search", item.id)
@@ -244,12 +232,10 @@ CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
 
 @pytest.mark.parametrize(("item", "answer", "name", "arguments", "result"), CLIENT_CALLS)
 def test_client_side_calls_are_functions(item: Item, answer: Item, name: str, arguments: Any, result: str) -> None:
-    """The API's own tools are functions to the model."""
     assert turns(item, answer) == [{"role": "assistant", "tool_calls": [(name, arguments)]}, tool(result, name, "c")]
 
 
 def test_refused_call_is_shown_with_the_reason() -> None:
-    """An approved request becomes a call, a refused one an answered call."""
     asked, granted = approval("delete"), approval("read")
     assert turns(
         asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)
@@ -269,7 +255,6 @@ def test_truncated_calls_are_omitted_unless_answered() -> None:
 
 
 def test_broken_arguments_are_kept_as_text() -> None:
-    """As an object they are one field, as text they are unchanged."""
     said = lay_out_messages(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
     arguments = said["tool_calls"][0]["function"]["arguments"]
     assert dict(arguments) == {"arguments": '{"city": "Os'}
@@ -285,7 +270,6 @@ def test_output_without_its_call_gets_one() -> None:
 
 
 def test_leading_instructions_are_one_system_message() -> None:
-    """The request's come first, then leading messages; later ones keep their places."""
     tools = AdditionalTools("at", "developer", ())
     items = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
     assert messages_in_brief(conversation(*items, instructions="One.")) == [
@@ -296,7 +280,6 @@ def test_leading_instructions_are_one_system_message() -> None:
 
 
 def test_images_keep_their_places() -> None:
-    """A message with images has parts; images are listed in order, those of outputs included."""
     shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
     returned = output((InputText("d"), InputImage("u2")))
     asked = conversation(shown, call("get_weather", "{}"), returned)
@@ -323,7 +306,6 @@ made = st.one_of(
 
 @given(st.lists(made, max_size=12))
 def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
-    """For any history they come in order, and no text is lost."""
     messages = lay_out_messages(conversation(*items)).messages
     awaited: list[str] = []
     for said in messages:
@@ -337,7 +319,6 @@ def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
 
 
 def test_truncated_answer_is_left_open() -> None:
-    """This holds only for the assistant's last message."""
     begun = msgspec.structs.replace(message("assistant", "It is"), status="incomplete")
     assert lay_out_messages(conversation(ASKED, begun)).continues
     assert not lay_out_messages(conversation(ASKED, begun, ASKED)).continues

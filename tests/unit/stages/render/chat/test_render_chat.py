@@ -11,14 +11,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest, TemplateOptions, with_facts
 from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
-from tests.support.chat_templates import (
-    LATEST_INSTRUCTIONS_TEMPLATE,
-    STRICT_TEMPLATE,
-    TOOLLESS_TEMPLATE,
-    prompt,
-    text,
-    vocabulary,
-)
+from tests.support import chat_templates
 from tests.support.harmony import call, conversation, function, message, output
 
 pytestmark = pytest.mark.vllm
@@ -32,26 +25,24 @@ def with_template(asked: ResolvedRequest, source: str | None = None, **variables
 
 
 async def test_prompt_is_the_rendered_template() -> None:
-    """It has instructions and messages, and ends at the start of the model's turn; tools are kept."""
     asked = conversation(HELLO, instructions="Be nice.", tools=TOOLS)
-    rendered = await prompt(conversation(HELLO, instructions="Be nice."))
-    assert vocabulary().decode(rendered.token_ids) == (
+    rendered = await chat_templates.prompt(conversation(HELLO, instructions="Be nice."))
+    assert chat_templates.vocabulary().decode(rendered.token_ids) == (
         "<|im_start|>system\nBe nice.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert vocabulary().decode(rendered.stop_token_ids) == "<|im_end|><|endoftext|>"
-    assert '"name": "get_weather"' in await text(asked)
-    assert (await prompt(asked)).facts.tools == asked.facts.tools
+    assert chat_templates.vocabulary().decode(rendered.stop_token_ids) == "<|im_end|><|endoftext|>"
+    assert '"name": "get_weather"' in await chat_templates.text(asked)
+    assert (await chat_templates.prompt(asked)).facts.tools == asked.facts.tools
 
 
 @pytest.mark.defect("V11")
 async def test_continuation_has_its_own_parameters() -> None:
-    """Its instructions, tools and effort stand before the history, as in a first turn."""
     said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
     asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
-    rendered = await text(asked)
+    rendered = await chat_templates.text(asked)
     assert rendered.index("Be brief.") < rendered.index("Hello.") < rendered.index("Hello!")
     assert '"name": "get_weather"' in rendered
-    chat = (await prompt(asked, "{{ reasoning_effort }}")).chat
+    chat = (await chat_templates.prompt(asked, "{{ reasoning_effort }}")).chat
     assert chat is not None
     assert chat.variables["reasoning_effort"] == "none"
 
@@ -59,107 +50,102 @@ async def test_continuation_has_its_own_parameters() -> None:
 async def test_tools_are_hidden_if_none_may_be_called() -> None:
     """Otherwise all are shown, allowed or not: the prompt stays the same for the cache."""
     two = (function("one"), function("two"))
-    hidden = await text(conversation(HELLO, tools=Toolset(two, choice="none")))
-    assert hidden == await text(conversation(HELLO))
-    allowed = await text(conversation(HELLO, tools=Toolset(two, allowed=((None, "one"),))))
-    assert allowed == await text(conversation(HELLO, tools=two))
+    hidden = await chat_templates.text(conversation(HELLO, tools=Toolset(two, choice="none")))
+    assert hidden == await chat_templates.text(conversation(HELLO))
+    allowed = await chat_templates.text(conversation(HELLO, tools=Toolset(two, allowed=((None, "one"),))))
+    assert allowed == await chat_templates.text(conversation(HELLO, tools=two))
 
 
 async def test_later_variables_override_earlier_ones() -> None:
-    """The order is operator, effort, request; without an effort there is no variable for it."""
     template = "{{ [reasoning_effort, enable_thinking, thinking, own] | tojson }}"
     nothing: dict[str, Any] = {"reasoning_effort": 0, "enable_thinking": 0, "thinking": 0, "own": 0}
     asked = conversation(HELLO)
-    assert await text(asked, template, variables=nothing) == "[0, 0, 0, 0]"
+    assert await chat_templates.text(asked, template, variables=nothing) == "[0, 0, 0, 0]"
     low, none = conversation(HELLO, effort="low"), conversation(HELLO, effort="none")
-    assert await text(low, template, variables=nothing) == '["low", true, true, 0]'
-    assert await text(none, template, variables=nothing) == '["none", false, false, 0]'
+    assert await chat_templates.text(low, template, variables=nothing) == '["low", true, true, 0]'
+    assert await chat_templates.text(none, template, variables=nothing) == '["none", false, false, 0]'
     own = with_template(none, enable_thinking=True, own=1)
-    assert await text(own, template, variables=nothing) == '["none", true, false, 1]'
-    chat = (await prompt(own, template, variables=nothing)).chat
+    assert await chat_templates.text(own, template, variables=nothing) == '["none", true, false, 1]'
+    chat = (await chat_templates.prompt(own, template, variables=nothing)).chat
     assert chat is not None
     assert chat.variables == {"reasoning_effort": "none", "enable_thinking": True, "thinking": False, "own": 1}
 
 
 @pytest.mark.parametrize("name", ["tools", "tokenize", "messages", "chat_template", "continue_final_message"])
 async def test_reserved_variables_are_refused(name: str) -> None:
-    """They would change more than the template."""
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(with_facts(conversation(HELLO), template=TemplateOptions(None, {name: []})))
+        await chat_templates.prompt(with_facts(conversation(HELLO), template=TemplateOptions(None, {name: []})))
     assert refused.value.param == "chat_template_kwargs"
     assert name in refused.value.message
 
 
 async def test_template_of_the_request_needs_the_operators_trust() -> None:
-    """Templates are programs."""
     asked = with_template(conversation(HELLO), "{{ messages[0].content }}")
-    assert await text(asked, trusts_templates=True) == "Hello."
+    assert await chat_templates.text(asked, trusts_templates=True) == "Hello."
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(asked)
+        await chat_templates.prompt(asked)
     assert refused.value.param == "chat_template"
 
 
 async def test_truncated_answer_is_continued() -> None:
-    """The prompt ends with it."""
     begun = msgspec.structs.replace(message("assistant", "Hel"), status="incomplete")
-    rendered = await prompt(conversation(HELLO, begun))
-    assert vocabulary().decode(rendered.token_ids).endswith("Hel")
+    rendered = await chat_templates.prompt(conversation(HELLO, begun))
+    assert chat_templates.vocabulary().decode(rendered.token_ids).endswith("Hel")
     assert rendered.chat is not None
     assert rendered.chat.continues
 
 
 async def test_raw_messages_are_the_prompt() -> None:
-    """They have vLLM's form for chat models."""
-    rendered = await prompt(with_facts(conversation(HELLO), wants_raw_messages=True))
-    said = vocabulary().decode(rendered.token_ids)
+    rendered = await chat_templates.prompt(with_facts(conversation(HELLO), wants_raw_messages=True))
+    said = chat_templates.vocabulary().decode(rendered.token_ids)
     raw = {"type": "raw_message_tokens", "message": said, "tokens": list(rendered.token_ids)}
     assert rendered.raw_messages == (raw,)
 
 
 @pytest.mark.defect("V14")
 async def test_images_go_with_the_prompt() -> None:
-    """They are the data URLs of the request."""
     image = "data:image/png;base64,AAAA"
     shown = Message("m", "completed", "user", (InputText("See."), InputImage(image)))
-    rendered = await prompt(conversation(shown))
+    rendered = await chat_templates.prompt(conversation(shown))
     assert rendered.images == (image,)
-    assert image not in vocabulary().decode(rendered.token_ids)
+    assert image not in chat_templates.vocabulary().decode(rendered.token_ids)
 
 
 # Templates with fewer features
 
 
 async def test_template_without_tools_cannot_require_them() -> None:
-    """A required call is an error, an optional one is not."""
-    assert await text(conversation(HELLO, tools=TOOLS), TOOLLESS_TEMPLATE) == await text(
-        conversation(HELLO), TOOLLESS_TEMPLATE
-    )
+    assert await chat_templates.text(
+        conversation(HELLO, tools=TOOLS), chat_templates.TOOLLESS_TEMPLATE
+    ) == await chat_templates.text(conversation(HELLO), chat_templates.TOOLLESS_TEMPLATE)
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(conversation(HELLO, tools=Toolset(TOOLS, choice="required")), TOOLLESS_TEMPLATE)
+        await chat_templates.prompt(
+            conversation(HELLO, tools=Toolset(TOOLS, choice="required")), chat_templates.TOOLLESS_TEMPLATE
+        )
     assert refused.value.param == "tools"
 
 
 async def test_strict_template_gets_simpler_messages() -> None:
-    """Later instructions join the first, and consecutive user messages are merged."""
     items = (HELLO, message("developer", "Be brief."), message("user", "Why?"))
-    assert await text(conversation(*items, instructions="Be nice."), STRICT_TEMPLATE) == (
+    assert await chat_templates.text(conversation(*items, instructions="Be nice."), chat_templates.STRICT_TEMPLATE) == (
         "<|im_start|>system\nBe nice.\n\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHello.\n\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 async def test_refusal_of_a_template_is_passed_on() -> None:
-    """Its message is the error."""
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
-        await prompt(
-            conversation(HELLO, call("get_weather", "{}"), output("18")), STRICT_TEMPLATE.replace(" + ", " ~ ")
+        await chat_templates.prompt(
+            conversation(HELLO, call("get_weather", "{}"), output("18")),
+            chat_templates.STRICT_TEMPLATE.replace(" + ", " ~ "),
         )
 
 
 async def test_instructions_are_never_lost() -> None:
-    """If a template shows only the last instructions, all are joined."""
     items = (HELLO, message("system", "Be brief."))
-    rendered = await text(conversation(*items, instructions="Be nice."), LATEST_INSTRUCTIONS_TEMPLATE)
+    rendered = await chat_templates.text(
+        conversation(*items, instructions="Be nice."), chat_templates.LATEST_INSTRUCTIONS_TEMPLATE
+    )
     assert rendered.startswith("Be nice.\n\nBe brief.<|im_start|>user")
 
 
@@ -174,12 +160,11 @@ def long(*, truncation: Any) -> ResolvedRequest:
 
 
 async def test_oldest_items_are_dropped_until_the_prompt_fits() -> None:
-    """The prompt leaves room for the answer; instructions and the last message stay."""
-    whole = await prompt(long(truncation="auto"))
+    whole = await chat_templates.prompt(long(truncation="auto"))
     limit = len(whole.token_ids) // 2
-    cut = await prompt(long(truncation="auto"), context_length=limit)
+    cut = await chat_templates.prompt(long(truncation="auto"), context_length=limit)
     assert limit // 3 < len(cut.token_ids) <= limit - 100
-    said = vocabulary().decode(cut.token_ids)
+    said = chat_templates.vocabulary().decode(cut.token_ids)
     assert said.startswith("<|im_start|>system\nBe nice.<|im_end|>\n")
     assert said.endswith("Hello.<|im_end|>\n<|im_start|>assistant\n")
     assert "user 0 " not in said
@@ -187,11 +172,9 @@ async def test_oldest_items_are_dropped_until_the_prompt_fits() -> None:
 
 
 async def test_nothing_is_dropped_without_truncation() -> None:
-    """The engine then refuses the prompt as too long."""
-    assert len((await prompt(long(truncation="disabled"), context_length=100)).token_ids) > 100
+    assert len((await chat_templates.prompt(long(truncation="disabled"), context_length=100)).token_ids) > 100
 
 
 async def test_required_items_are_never_dropped() -> None:
-    """A message that is too long by itself is kept whole."""
     asked = conversation(message("user", "word " * 500), truncation="auto")
-    assert len((await prompt(asked, context_length=100)).token_ids) > 400
+    assert len((await chat_templates.prompt(asked, context_length=100)).token_ids) > 400

@@ -142,7 +142,6 @@ def lets_through(form: Format, text: str, marks: str = "none") -> bool:
 @pytest.mark.parametrize("marks", MARKS)
 @pytest.mark.parametrize("family", CALLS)
 def test_calls_of_every_family_are_enforced(family: str, marks: str) -> None:
-    """A correct call passes for any vocabulary; one of an unknown tool does not."""
     if family == "kimi_k3" and marks != "kimi":
         return  # its text ends at marks
     form, text = described(family), CALLS[family]
@@ -158,7 +157,6 @@ def test_every_described_family_is_tested() -> None:
 
 @pytest.mark.parametrize("family", ["qwen_3_coder", "minimax", "deepseek_v3_2", "hermes"])
 def test_arguments_match_their_schema(family: str) -> None:
-    """This holds for markup other than JSON as well."""
     form, text = described(family), CALLS[family]
     assert not lets_through(form, text.replace("city", "place"))
     value = {"qwen_3_coder": "\n2\n", "hermes": ": 2"}.get(family, ">2<")
@@ -184,7 +182,6 @@ def test_arguments_match_their_schema(family: str) -> None:
     ids=str,
 )
 def test_values_are_plain_text_or_json(prop: Any, right: str, wrong: str) -> None:
-    """Strings are plain and match their schema, all other values are JSON."""
     point = {
         "type": "object",
         "properties": {"x": {"type": "integer"}},
@@ -225,7 +222,6 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("form", "right", "wrong"), FORMATS, ids=[form["type"] for form, *_ in FORMATS])
 def test_formats_are_enforced(form: dict[str, Any], right: list[str], wrong: list[str]) -> None:
-    """Each format has texts that it accepts and texts that it refuses."""
     for text in right:
         assert lets_through(form, text), text
     for text in wrong:
@@ -233,7 +229,6 @@ def test_formats_are_enforced(form: dict[str, Any], right: list[str], wrong: lis
 
 
 def test_unknown_format_is_unenforceable() -> None:
-    """The caller decides about the error."""
     tags = Tags(Rules(model("none").vocabulary))
     form: dict[str, Any]
     for form in ({"type": "dispatch"}, {}, {"type": "json_schema", "style": "cohere_xml", "json_schema": {}}):
@@ -246,7 +241,6 @@ def test_unknown_format_is_unenforceable() -> None:
 
 @pytest.mark.parametrize("family", sorted(CALLS.keys() - {"kimi_k3"}))
 def test_format_is_split_after_its_lead(family: str) -> None:
-    """The rest of the format matches the rest of the call."""
     form, text = described(family), CALLS[family]
     begin = lead(form)
     assert begin
@@ -268,7 +262,6 @@ def test_nested_alternatives_are_limited() -> None:
 
 @pytest.mark.parametrize("length", ["long", float("inf"), [3]])
 def test_malformed_lengths_are_unenforceable(length: Any) -> None:
-    """The schema of a client's function was not checked before."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": length}}}
     form = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
     with pytest.raises(Unenforceable, match="holds what it should not"):

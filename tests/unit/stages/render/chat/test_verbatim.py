@@ -45,7 +45,6 @@ def within(token_ids: TokenIds, start: str) -> TokenIds:
 
 
 async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
-    """In a loop of calls no text is encoded again, though the engine used other tokens."""
     asked: list[Item] = [message("user", "How warm is it in Oslo?")]
     thought, called = reasoning("I look."), call("get_weather", '{"city": "Oslo"}')
     first = "<think>\nI look.\n</think>\n\n"
@@ -68,7 +67,6 @@ async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
 
 
 async def test_approved_call_has_the_tokens_of_its_request() -> None:
-    """The model wrote the request, and the call is the same."""
     asked = approval("read", '{"id": 1}')
     made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=asked.id)
     written = '<tool_call>\n{"name": "docs__read", "arguments": {"id": 1}}\n</tool_call><|im_end|>'
@@ -78,7 +76,6 @@ async def test_approved_call_has_the_tokens_of_its_request() -> None:
 
 
 async def test_omitted_reasoning_stays_omitted() -> None:
-    """Known tokens do not bring back the reasoning of an earlier request."""
     thought, answer = reasoning("Hm."), message("assistant", "Yes.")
     items = (message("user", "So?"), thought, answer, message("user", "And?"))
     plain = await prompt(conversation(*items))
@@ -88,7 +85,6 @@ async def test_omitted_reasoning_stays_omitted() -> None:
 
 @pytest.mark.parametrize("written", ['{"city":"Oslo"}', '{ "city" : "Oslo" }'])
 async def test_white_space_in_arguments_is_the_models(written: str) -> None:
-    """The template does not respace them."""
     called = call("get_weather", written)
     items = (message("user", "So?"), called, output("18"))
     text = f'<tool_call>\n{{"name": "get_weather", "arguments": {written}}}\n</tool_call><|im_end|>'
@@ -97,7 +93,6 @@ async def test_white_space_in_arguments_is_the_models(written: str) -> None:
 
 
 async def test_foreign_end_of_turn_is_replaced() -> None:
-    """The template's own mark replaces it; all tokens before it are kept."""
     answer = message("assistant", "Yes.")
     items = (message("user", "So?"), answer, message("user", "And?"))
     rendered = await prompt(known(conversation(*items), (answer, "Yes.<|endoftext|>")))
@@ -107,7 +102,6 @@ async def test_foreign_end_of_turn_is_replaced() -> None:
 
 @given(st.lists(st.tuples(st.text("ab <\n", max_size=6), st.text("ab <\n", min_size=1, max_size=6)), max_size=4))
 def test_known_tokens_never_change_the_text(pieces: list[tuple[str, str]]) -> None:
-    """Exact matches change the tokens of a text, others change nothing."""
     text = "".join(f"{between}<think>{turn}<|im_end|>" for between, turn in pieces)
     turns = [letters(f"<think>{turn}<|im_end|>") for _, turn in pieces]
     token_ids = [*spelled(text, turns, Guard(vocabulary()).cut, vocabulary())]

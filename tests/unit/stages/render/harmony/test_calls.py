@@ -10,58 +10,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from openai_harmony import Message as PackageMessage
 
-from penstock.pipeline.frames import (
-    CodeCallOpened,
-    CustomToolCallOpened,
-    FunctionCallOpened,
-    ItemDelta,
-    ItemOpened,
-    McpCallOpened,
-    ShellCallOpened,
-    TokenChunk,
-    WebCallOpened,
-    with_facts,
-)
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
-    CallStatus,
-    CodeInterpreterCall,
-    Item,
-    ListedTool,
-    LocalShellCall,
-    LocalShellCallOutput,
-    McpListTools,
-)
+from penstock.pipeline import frames
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, Toolset
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.messages import lay_out
 from penstock.stages.render.harmony.render import RenderHarmony
+from tests.support import harmony
 from tests.support.examples import examples
-from tests.support.harmony import (
-    approval,
-    call,
-    code_call,
-    conversation,
-    custom_call,
-    custom_output,
-    decision,
-    mcp_call,
-    message,
-    output,
-    prompt_text,
-    reasoning,
-    shell_call,
-    shell_output,
-    web_call,
-)
 from tests.support.parsed_output import OPENINGS, parse_harmony_frames, turn_started
 
 
-def read(*items: Item, **results: str) -> str:
+def read(*history: items.Item, **results: str) -> str:
     """The prompt text for ``items``; a result is named by the item's position, as in ``_1``."""
-    known = {items[int(position[1:])].id: result for position, result in results.items()}
-    prompt = prompt_text(replace(conversation(*items), results=known))
+    known = {history[int(position[1:])].id: result for position, result in results.items()}
+    prompt = harmony.prompt_text(replace(harmony.conversation(*history), results=known))
     return prompt.removesuffix("<|start|>assistant")
 
 
@@ -77,8 +40,7 @@ FORGOTTEN = "The result of this call is no longer known."
 
 
 def test_mcp_call_is_rendered_with_its_output() -> None:
-    """One item is two messages: the call on commentary, and its result."""
-    assert read(mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
+    assert read(harmony.mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
         called("my.wiki-2.read/all-of.it", '{"a": 1}', "commentary", "json")
         + returned("my.wiki-2.read/all-of.it", "Text.", "commentary")
     )
@@ -97,30 +59,27 @@ def test_mcp_call_is_rendered_with_its_output() -> None:
     ],
 )
 def test_error_of_a_failed_call_is_rendered(error: dict[str, Any], told: str) -> None:
-    """This holds for each of the API's error forms."""
-    failed = mcp_call("read", output=None, status="failed", error=error)
+    failed = harmony.mcp_call("read", output=None, status="failed", error=error)
     assert read(failed).endswith(returned("docs.read", told, "commentary"))
 
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])
-def test_interrupted_server_side_call_is_omitted(status: CallStatus) -> None:
-    """It is kept if it has a result."""
-    cut: list[Item] = [
-        mcp_call("read", '{"a', None, status=status),
-        code_call("print(", status=status),
-        web_call(status, type="search", query=""),
+def test_interrupted_server_side_call_is_omitted(status: items.CallStatus) -> None:
+    cut: list[items.Item] = [
+        harmony.mcp_call("read", '{"a', None, status=status),
+        harmony.code_call("print(", status=status),
+        harmony.web_call(status, type="search", query=""),
     ]
     assert read(*cut) == read(*cut, _1="", _2="") == ""
     assert read(*cut, _1="KeyboardInterrupt") == called("python", "print(") + returned("python", "KeyboardInterrupt")
 
 
 def test_code_call_has_its_trained_form() -> None:
-    """It is plain code on the analysis channel, and so is its answer."""
-    code = code_call("print(1)\n", "1\n", "2")
+    code = harmony.code_call("print(1)\n", "1\n", "2")
     assert read(code, _0="[1]") == called("python", "print(1)\n") + returned("python", "[1]")
     assert read(code, _0="") == called("python", "print(1)\n") + returned("python", "")
     assert read(code) == called("python", "print(1)\n") + returned("python", "1\n2")
-    assert read(code_call("x")) == called("python", "x") + returned("python", FORGOTTEN)
+    assert read(harmony.code_call("x")) == called("python", "x") + returned("python", FORGOTTEN)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +95,7 @@ def test_code_call_has_its_trained_form() -> None:
     ],
 )
 def test_browser_call_is_rebuilt_from_its_action(action: dict[str, Any], recipient: str, arguments: str) -> None:
-    """The model reads the call that leads to the action."""
-    went = web_call(**action)
+    went = harmony.web_call(**action)
     assert read(went, _0="[0] A") == called(f"browser.{recipient}", arguments) + returned(
         f"browser.{recipient}", "[0] A"
     )
@@ -145,42 +103,40 @@ def test_browser_call_is_rebuilt_from_its_action(action: dict[str, Any], recipie
 
 
 def test_search_without_a_result_lists_its_sources() -> None:
-    """If the shown page is lost, its links remain."""
     sources = [{"type": "url", "url": "https://a.example/"}, {"type": "url", "url": "https://b.example/"}]
-    went = web_call(type="search", query="x", sources=sources)
+    went = harmony.web_call(type="search", query="x", sources=sources)
     assert read(went).endswith(returned("browser.search", "https://a.example/\nhttps://b.example/"))
 
 
 def test_shell_commands_are_a_container_call() -> None:
-    """The commands become a script, and their output the message of the tool."""
-    ran = shell_output(
+    ran = harmony.shell_output(
         {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
         {"stdout": "b", "stderr": "no c", "outcome": {"type": "exit", "exit_code": 2}},
         {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
     )
-    asked = shell_call("ls", "cat b c", timeout_ms=500)
+    asked = harmony.shell_call("ls", "cat b c", timeout_ms=500)
     arguments = r'{"cmd": ["bash", "-lc", "ls\ncat b c"], "timeout": 500}'
     told = "a\nb\nno c\nThe command ended with exit code 2.\nThe command took too long."
     assert read(asked, ran) == called("container.exec", arguments) + returned("container.exec", told)
     assert read(asked, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
 
 
-FORMS: dict[str, tuple[Item, Item, str, str]] = {
+FORMS: dict[str, tuple[items.Item, items.Item, str, str]] = {
     "local_shell": (
-        LocalShellCall("lsh_1", "call_1", {"type": "exec", "command": ["ls", "-l"], "env": {}}, "completed"),
-        LocalShellCallOutput("call_1", "a\n"),
+        items.LocalShellCall("lsh_1", "call_1", {"type": "exec", "command": ["ls", "-l"], "env": {}}, "completed"),
+        items.LocalShellCallOutput("call_1", "a\n"),
         '{"command":["ls","-l"],"env":{}}',
         "a\n",
     ),
     "shell": (
-        shell_call("ls", here=False, timeout_ms=None),
-        shell_output({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}),
+        harmony.shell_call("ls", here=False, timeout_ms=None),
+        harmony.shell_output({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}),
         '{"commands":["ls"]}',
         '[{"stdout":"a","stderr":"","outcome":{"type":"exit","exit_code":0}}]',
     ),
     "apply_patch": (
-        ApplyPatchCall("apc_1", "call_1", {"type": "delete_file", "path": "a.py"}, "completed"),
-        ApplyPatchCallOutput("apco_1", "call_1", "failed", "No such file."),
+        items.ApplyPatchCall("apc_1", "call_1", {"type": "delete_file", "path": "a.py"}, "completed"),
+        items.ApplyPatchCallOutput("apco_1", "call_1", "failed", "No such file."),
         '{"type":"delete_file","path":"a.py"}',
         "No such file.",
     ),
@@ -189,7 +145,6 @@ FORMS: dict[str, tuple[Item, Item, str, str]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_client_side_calls_are_functions(name: str) -> None:
-    """The model knows these tools as functions."""
     made, answer, arguments, told = FORMS[name]
     recipient = f"functions.{name}"
     assert read(made, answer) == called(recipient, arguments, "commentary", "json") + returned(
@@ -200,59 +155,60 @@ def test_client_side_calls_are_functions(name: str) -> None:
 
 
 def test_refused_call_is_answered_with_the_reason() -> None:
-    """The model reads its request, the refusal and the reason."""
-    asked = approval("write", '{"a": 1}')
+    asked = harmony.approval("write", '{"a": 1}')
     ahead = called("docs.write", '{"a": 1}', "commentary", "json")
     for reason, told in ((None, "The user did not approve of this call."), ("Too late", "this call: Too late")):
-        prompt = read(asked, decision(asked, approve=False, reason=reason))
+        prompt = read(asked, harmony.decision(asked, approve=False, reason=reason))
         assert prompt.startswith(ahead + "<|start|>docs.write to=assistant<|channel|>commentary<|message|>")
         assert prompt.endswith(f"{told}<|end|>")
 
 
 def test_approved_call_is_rendered_once() -> None:
     """The approval request is omitted, as the call is a separate item."""
-    asked = approval("write")
-    made = replace(mcp_call("write"), approval_request_id=asked.id)
-    assert read(asked, decision(asked, approve=True)) == read(asked) == ""
-    assert read(asked, decision(asked, approve=True), made) == read(made)
+    asked = harmony.approval("write")
+    made = replace(harmony.mcp_call("write"), approval_request_id=asked.id)
+    assert read(asked, harmony.decision(asked, approve=True)) == read(asked) == ""
+    assert read(asked, harmony.decision(asked, approve=True), made) == read(made)
 
 
 def test_tool_list_is_no_message() -> None:
-    """The system and developer messages declare the tools."""
-    assert read(McpListTools("mcpl_1", "docs", (ListedTool("read", {}),)), message("user", "?")) == read(
-        message("user", "?")
-    )
+    assert read(
+        items.McpListTools("mcpl_1", "docs", (items.ListedTool("read", {}),)), harmony.message("user", "?")
+    ) == read(harmony.message("user", "?"))
 
 
-MIDDLE: dict[str, tuple[Item, ...]] = {
-    "code": (code_call("print(1)", "1"),),
-    "the browser": (web_call(type="search", query="x"),),
-    "the shell": (shell_call("ls"), shell_output({"stdout": "a"})),
+MIDDLE: dict[str, tuple[items.Item, ...]] = {
+    "code": (harmony.code_call("print(1)", "1"),),
+    "the browser": (harmony.web_call(type="search", query="x"),),
+    "the shell": (harmony.shell_call("ls"), harmony.shell_output({"stdout": "a"})),
 }
 
 
 @pytest.mark.parametrize("middle", MIDDLE.values(), ids=MIDDLE)
-def test_calls_within_reasoning_are_dropped_with_it(middle: tuple[Item, ...]) -> None:
-    """After an answer, its reasoning goes with the calls within it."""
-    thought, answer = reasoning("Hm."), message("assistant", "So.", phase="final_answer")
-    kept: list[Item] = [call("f", "{}"), output("1"), mcp_call("read")]
-    asked, again = message("user", "?"), message("user", "!")
-    turn: list[Item] = [asked, thought, *middle, *kept, answer, again]
+def test_calls_within_reasoning_are_dropped_with_it(middle: tuple[items.Item, ...]) -> None:
+    thought, answer = harmony.reasoning("Hm."), harmony.message("assistant", "So.", phase="final_answer")
+    kept: list[items.Item] = [harmony.call("f", "{}"), harmony.output("1"), harmony.mcp_call("read")]
+    asked, again = harmony.message("user", "?"), harmony.message("user", "!")
+    turn: list[items.Item] = [asked, thought, *middle, *kept, answer, again]
     assert read(*turn) == read(asked, *kept, answer, again)
     assert read(*turn, thought, *middle) == read(asked, *kept, answer, again, thought, *middle)
     assert len(read(again, thought, *middle)) > len(read(again, thought))
 
 
 def test_output_is_dropped_with_its_call() -> None:
-    """A shell's output is rendered beside its call or not at all."""
-    answer = message("assistant", "So.", phase="final_answer")
-    assert read(shell_call("ls"), answer, shell_output({"stdout": "a"})) == read(answer)
+    answer = harmony.message("assistant", "So.", phase="final_answer")
+    assert read(harmony.shell_call("ls"), answer, harmony.shell_output({"stdout": "a"})) == read(answer)
 
 
 def test_message_before_a_server_side_call_is_commentary() -> None:
-    """This holds for a message without a phase before any kind of call."""
-    for then in (mcp_call("read"), code_call("x"), web_call(type="search", query="x"), shell_call("ls"), approval("w")):
-        assert "<|channel|>commentary<|message|>I look." in read(message("assistant", "I look."), then)
+    for then in (
+        harmony.mcp_call("read"),
+        harmony.code_call("x"),
+        harmony.web_call(type="search", query="x"),
+        harmony.shell_call("ls"),
+        harmony.approval("w"),
+    ):
+        assert "<|channel|>commentary<|message|>I look." in read(harmony.message("assistant", "I look."), then)
 
 
 # Any items
@@ -268,32 +224,32 @@ SERVER_TOOLS = Toolset(
     )
 )
 TEXTS = st.one_of(st.text(min_size=1, max_size=30), st.sampled_from(["<|end|>", " to=functions.f", "{}", "\ud800"]))
-ASKED = approval("write")
+ASKED = harmony.approval("write")
 
 KINDS: dict[str, Any] = {
-    "user": lambda said: message("user", said),
-    "answer": lambda said: message("assistant", said, phase="final_answer"),
-    "remark": lambda said: message("assistant", said),
-    "rule": lambda said: message("developer", said),
-    "thought": reasoning,
-    "call": lambda said: call("f", said, "a"),
-    "output": lambda said: output(said, "a"),
-    "custom": lambda said: custom_call("g", said, "b"),
-    "custom output": lambda said: custom_output(said, "b"),
-    "mcp": lambda said: mcp_call("read/all-of.it", said, said),
-    "mcp failed": lambda said: mcp_call("read", said, None, status="failed", error={"content": said}),
-    "mcp cut": lambda said: mcp_call("read", said, None, status="incomplete"),
-    "code": code_call,
-    "code with logs": lambda said: code_call(said, said),
-    "search": lambda said: web_call(type="search", query=said),
-    "open": lambda said: web_call(type="open_page", url=said),
-    "find": lambda said: web_call(type="find_in_page", url=said, pattern=said),
-    "shell here": lambda said: shell_call(said, call_id="c"),
-    "shell": lambda said: shell_call(said.replace("\ud800", ""), call_id="d", here=False),
-    "shell output": lambda said: shell_output({"stdout": said.replace("\ud800", "")}, call_id="c"),
+    "user": lambda said: harmony.message("user", said),
+    "answer": lambda said: harmony.message("assistant", said, phase="final_answer"),
+    "remark": lambda said: harmony.message("assistant", said),
+    "rule": lambda said: harmony.message("developer", said),
+    "thought": harmony.reasoning,
+    "call": lambda said: harmony.call("f", said, "a"),
+    "output": lambda said: harmony.output(said, "a"),
+    "custom": lambda said: harmony.custom_call("g", said, "b"),
+    "custom output": lambda said: harmony.custom_output(said, "b"),
+    "mcp": lambda said: harmony.mcp_call("read/all-of.it", said, said),
+    "mcp failed": lambda said: harmony.mcp_call("read", said, None, status="failed", error={"content": said}),
+    "mcp cut": lambda said: harmony.mcp_call("read", said, None, status="incomplete"),
+    "code": harmony.code_call,
+    "code with logs": lambda said: harmony.code_call(said, said),
+    "search": lambda said: harmony.web_call(type="search", query=said),
+    "open": lambda said: harmony.web_call(type="open_page", url=said),
+    "find": lambda said: harmony.web_call(type="find_in_page", url=said, pattern=said),
+    "shell here": lambda said: harmony.shell_call(said, call_id="c"),
+    "shell": lambda said: harmony.shell_call(said.replace("\ud800", ""), call_id="d", here=False),
+    "shell output": lambda said: harmony.shell_output({"stdout": said.replace("\ud800", "")}, call_id="c"),
     "request": lambda _: ASKED,
-    "refusal": lambda said: decision(ASKED, approve=False, reason=said),
-    "approval": lambda _: decision(ASKED, approve=True),
+    "refusal": lambda said: harmony.decision(ASKED, approve=False, reason=said),
+    "approval": lambda _: harmony.decision(ASKED, approve=True),
 }
 
 ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda drawn: KINDS[drawn[0]](drawn[1])))
@@ -301,12 +257,11 @@ ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda dra
 
 @given(ITEMS, st.booleans(), st.integers(0, 2000))
 @examples(200)
-def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) -> None:
-    """For any items in any order, openai_harmony can read every message of the prompt."""
-    known = {item.id: "known" for item in items[::2]}
-    asked = conversation(*items, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
+def test_any_items_can_be_rendered(history: list[items.Item], cuts: bool, context: int) -> None:
+    known = {item.id: "known" for item in history[::2]}
+    asked = harmony.conversation(*history, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
     prompt = RenderHarmony(load_encoding(), context)._prompt(
-        with_facts(replace(asked, results=known), wants_raw_messages=True)
+        frames.with_facts(replace(asked, results=known), wants_raw_messages=True)
     )
     assert prompt.raw_messages is not None
     for raw in prompt.raw_messages:
@@ -315,16 +270,16 @@ def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) 
     assert load_encoding().decode(prompt.token_ids).count("<|call|>") >= calls
 
 
-OPENED: dict[str, ItemOpened] = {
-    "call": FunctionCallOpened("f"),
-    "custom": CustomToolCallOpened("g"),
-    "mcp": McpCallOpened("docs", "read/all-of.it"),
-    "code": CodeCallOpened(),
-    "search": WebCallOpened("search"),
-    "open": WebCallOpened("open"),
-    "find": WebCallOpened("find"),
-    "shell here": ShellCallOpened(),
-    "shell": FunctionCallOpened("shell", None, "shell"),
+OPENED: dict[str, frames.ItemOpened] = {
+    "call": frames.FunctionCallOpened("f"),
+    "custom": frames.CustomToolCallOpened("g"),
+    "mcp": frames.McpCallOpened("docs", "read/all-of.it"),
+    "code": frames.CodeCallOpened(),
+    "search": frames.WebCallOpened("search"),
+    "open": frames.WebCallOpened("open"),
+    "find": frames.WebCallOpened("find"),
+    "shell here": frames.ShellCallOpened(),
+    "shell": frames.FunctionCallOpened("shell", None, "shell"),
 }
 
 
@@ -332,24 +287,24 @@ OPENED: dict[str, ItemOpened] = {
 @given(said=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 @examples(25)
 def test_rendered_call_parses_to_the_same_call(kind: str, said: str) -> None:
-    """If the model wrote the rendered call, it would be the same call of the same tool."""
-    layout = lay_out(conversation(KINDS[kind](said)))
+    layout = lay_out(harmony.conversation(KINDS[kind](said)))
     tokens: list[int] = []
     for segment in list(layout.messages[0].segments())[1:]:
         tokens += [segment] if isinstance(segment, int) else load_encoding().encode(segment)
     tokens = tokens[len(load_encoding().encode("assistant")) :]
-    frames = parse_harmony_frames(load_encoding(), [turn_started(tools=SERVER_TOOLS), TokenChunk(tuple(tokens))])
-    (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
+    prompts = parse_harmony_frames(
+        load_encoding(), [turn_started(tools=SERVER_TOOLS), frames.TokenChunk(tuple(tokens))]
+    )
+    (opening,) = (frame for frame in prompts if isinstance(frame, OPENINGS))
     assert opening == OPENED[kind]
-    told = "".join(frame.text for frame in frames if isinstance(frame, ItemDelta))
+    told = "".join(frame.text for frame in prompts if isinstance(frame, frames.ItemDelta))
     assert told == "".join(layout.messages[0].texts)
 
 
 def test_undeclared_tool_keeps_its_name() -> None:
-    """The made-up call and its error have the recipient that the model used."""
-    prompt = read(call("search", "{}", namespace="browser"), output("There is no such tool."))
+    prompt = read(harmony.call("search", "{}", namespace="browser"), harmony.output("There is no such tool."))
     assert prompt == called("browser.search", "{}", "commentary", "json") + returned(
         "browser.search", "There is no such tool.", "commentary"
     )
-    python = CodeInterpreterCall("ci_1", "1", "", "completed")
+    python = items.CodeInterpreterCall("ci_1", "1", "", "completed")
     assert read(python, _0="There is no such tool.").endswith(returned("python", "There is no such tool."))

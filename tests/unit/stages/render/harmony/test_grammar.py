@@ -77,7 +77,6 @@ RIGHT = {
 
 @pytest.mark.parametrize(("rules", "turn"), RIGHT.values(), ids=RIGHT)
 def test_correct_turn_is_accepted(rules: str, turn: str) -> None:
-    """Every form that the model was taught is accepted token by token."""
     assert accepted_markup(rules, turn) == turn
 
 
@@ -108,19 +107,16 @@ WRONG = {
 
 @pytest.mark.parametrize(("rules", "turn", "right"), WRONG.values(), ids=WRONG)
 def test_wrong_turn_is_refused_at_its_first_error(rules: str, turn: str, right: str) -> None:
-    """Tokens before the error are accepted, and the turn may not end there."""
     assert accepted_markup(rules, turn) == f"{right}..."
 
 
 @pytest.mark.parametrize("name", ["other", "counts", "coun"])
 def test_only_existing_tools_can_be_called(name: str) -> None:
-    """A recipient is exactly one of the tools."""
     assert not accepted_markup(MUST_CALL, call_markup(f"functions.{name}", "{}")).endswith("{}...")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_disallowed_tools_cannot_be_called(choice: Any) -> None:
-    """``allowed_tools`` is a hard limit, even for functions that are not strict."""
     rules = grammar_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
     assert accepted_markup(rules, call_markup("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
     assert "note" not in accepted_markup(rules, call_markup("functions.note", "x", "code"))
@@ -155,7 +151,6 @@ CALLED_HERE = {
 @pytest.mark.parametrize("turn", CALLED_HERE.values(), ids=CALLED_HERE)
 @pytest.mark.parametrize("rules", [MUST_CALL_HERE, MAY_CALL_HERE_OR_JSON], ids=["required", "JSON"])
 def test_server_side_tools_can_be_called(rules: str, turn: str) -> None:
-    """Built-in tools are called on the analysis channel, all others on commentary."""
     for before in ("", THOUGHT, turn + NEXT):
         assert accepted_markup(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
 
@@ -171,12 +166,10 @@ def test_server_side_tools_can_be_called(rules: str, turn: str) -> None:
     ],
 )
 def test_call_on_the_wrong_channel_is_refused(turn: str) -> None:
-    """With a grammar, a tool has one channel and one content type."""
     assert not accepted_markup(MUST_CALL_HERE, turn).startswith(turn)
 
 
 def test_unenforceable_server_schema_is_ignored() -> None:
-    """The client did not write the schemas of an MCP server: any object is accepted."""
     odd = [McpTool("docs", f"t{at}", None, schema) for at, (schema, _) in enumerate(BAD_SCHEMAS.values())]
     for tools in (required(*odd), Toolset(tuple(odd), parallel=False)):
         rules = grammar_for(tools)
@@ -187,14 +180,12 @@ def test_unenforceable_server_schema_is_ignored() -> None:
 
 
 def test_thousand_server_tools_can_be_required() -> None:
-    """A server may offer very many."""
     many = [McpTool("docs", f"tool_with_a_name_of_some_length_{at}", None, {}) for at in range(1000)]
     turn = call_markup(f"docs.{many[-1].name}", "{}") + "<|call|>"
     assert accepted_markup(grammar_for(required(*many)), turn) == turn
 
 
 def test_all_tools_of_a_namespace_may_be_allowed() -> None:
-    """An allowed namespace admits all of its tools."""
     rules = grammar_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
     for kind in ("an mcp tool", "code"):
         assert accepted_markup(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
@@ -204,7 +195,6 @@ def test_all_tools_of_a_namespace_may_be_allowed() -> None:
 
 
 def test_optional_server_side_tools_need_no_grammar() -> None:
-    """Forbidding parallel calls needs one."""
     assert grammar(Toolset(HERE), {}) is None
     rules = grammar_for(Toolset(HERE, parallel=False))
     assert allowed_special_tokens(rules, CALLED_HERE["code"]) == {CALL}
@@ -212,7 +202,6 @@ def test_optional_server_side_tools_need_no_grammar() -> None:
 
 
 def test_disabled_parallel_calls_allow_one() -> None:
-    """The turn ends after the first call."""
     rules = grammar_for(required(STRICT, parallel=False))
     assert allowed_special_tokens(rules, COUNTED) == {CALL}
     assert allowed_special_tokens(MUST_CALL, COUNTED) == {CALL, END}
@@ -222,7 +211,6 @@ def test_disabled_parallel_calls_allow_one() -> None:
 
 
 def test_turn_is_bounded() -> None:
-    """Reasoning and calls are limited in number."""
     assert allowed_special_tokens(ONLY_JSON, "<|channel|>analysis<|message|>x") == {END}
     assert "analysis" in accepted_markup(ONLY_JSON, THOUGHT * (MOST_BEFORE - 1) + "<|channel|>analysis")[-20:]
     assert accepted_markup(ONLY_JSON, THOUGHT * MOST_BEFORE + "<|channel|>analysis").endswith("<|channel|>...")
@@ -254,13 +242,11 @@ BODIES = {
 
 @pytest.mark.parametrize(("rules", "turn", "allowed"), BODIES.values(), ids=BODIES)
 def test_text_matches_no_special_token(rules: str, turn: str, allowed: set[int]) -> None:
-    """After text, only the special tokens that may end it can follow."""
     assert allowed_special_tokens(rules, turn) == allowed
 
 
 @pytest.mark.defect("22")
 def test_json_is_enforced_with_and_without_reasoning() -> None:
-    """The schema holds for the answer only; reasoning may have any braces."""
     for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
         assert accepted_markup(ONLY_JSON, ahead + final_markup('{"n":1}')).endswith("<|return|>")
         assert accepted_markup(ONLY_JSON, ahead + final_markup("Hello")).endswith("<|message|>...")
@@ -268,14 +254,12 @@ def test_json_is_enforced_with_and_without_reasoning() -> None:
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_structured_output() -> None:
-    """The output is a call with its arguments, or an answer in the schema."""
     assert allowed_special_tokens(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
     assert accepted_markup(MAY_CALL_OR_JSON, final_markup('{"n":1}')).endswith("<|return|>")
 
 
 @pytest.mark.defect("25")
 def test_json_leaves_the_model_free_to_think() -> None:
-    """The first token of a turn may open reasoning."""
     for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
         assert "Hm" in accepted_markup(rules, THOUGHT)
 
@@ -295,17 +279,14 @@ def test_json_leaves_the_model_free_to_think() -> None:
     ],
 )
 def test_unrestricted_request_has_no_grammar(tools: Toolset) -> None:
-    """It is generated freely, at no cost."""
     assert grammar(tools, {"type": "text"}) is None
 
 
 def test_choice_none_leaves_only_the_answer() -> None:
-    """JSON is enforced as if there were no tools."""
     assert grammar_for(Toolset(ALL, "none"), COUNT) == ONLY_JSON
 
 
 def test_json_object_is_any_object() -> None:
-    """``json_object`` promises an object with any content."""
     rules = grammar(Toolset(), {"type": "json_object"})
     assert rules is not None
     assert accepted_markup(rules, final_markup('{"a": [1, {"b": null}]}')).endswith("<|return|>")
@@ -313,7 +294,6 @@ def test_json_object_is_any_object() -> None:
 
 
 def test_warm_up_grammar_is_valid() -> None:
-    """The grammar for the warm-up is a grammar."""
     assert not grammar_matcher(WARM_UP).is_error()
 
 
@@ -359,7 +339,6 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any]:
 @examples(60)
 @given(schemas(), st.booleans(), st.booleans())
 def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool, ascii_only: bool) -> None:
-    """White space does not matter."""
     schema, value = drawn
     text = json.dumps(value, separators=(",", ":") if compact else None, ensure_ascii=ascii_only)
     turn = final_markup(text.replace("<|", "<\\u007c"))
@@ -397,7 +376,6 @@ ROOTS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), ROOTS.values(), ids=ROOTS)
 def test_schema_may_have_any_root(schema: Any, right: Any, wrong: Any) -> None:
-    """It need not be an object, and may refer to itself."""
     rules = grammar_for(schema=schema)
     assert accepted_markup(rules, final_markup(json.dumps(right))).endswith("<|return|>")
     assert wrong is None or accepted_markup(rules, final_markup(json.dumps(wrong))).endswith("...")
@@ -430,7 +408,6 @@ BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("schema", "reason"), BAD_SCHEMAS.values(), ids=BAD_SCHEMAS)
 def test_unenforceable_schema_is_refused(schema: Any, reason: str) -> None:
-    """The message names the keyword, and ``param`` its place in the request."""
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
         grammar_for(schema=schema)
     assert refused.value.param == "text.format.schema"
@@ -443,7 +420,6 @@ def test_unenforceable_schema_is_refused(schema: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("kind", ["a keyword", "a format", "overlapping variants"])
 def test_lenient_schema_is_enforced_where_possible(kind: str) -> None:
-    """Without ``strict``, unenforceable keywords are ignored."""
     schema = {"type": "object", "properties": {"a": BAD_SCHEMAS[kind][0]}, "required": ["a"]}
     rules = grammar_for(schema=schema, strict=None)
     assert accepted_markup(rules, final_markup("[]")) == "<|channel|>final<|message|>..."
@@ -484,7 +460,6 @@ BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
 
 @pytest.mark.parametrize(("rule", "reason"), BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
 def test_unenforceable_tool_grammar_is_refused(rule: Grammar, reason: str) -> None:
-    """The message names the tool, the mistake and its place."""
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
         grammar(Toolset((CustomTool("bad", None, rule),)), {})
     assert refused.value.param == "tools"
@@ -506,7 +481,6 @@ HARMLESS = {
 
 @pytest.mark.parametrize(("definition", "text"), HARMLESS.values(), ids=HARMLESS)
 def test_marks_in_a_client_grammar_are_text(definition: str, text: str) -> None:
-    """Quotes, patterns, comments and names may contain them."""
     rules = grammar_for(required(CustomTool("t", None, Grammar("lark", definition))))
     started, encoding = grammar_matcher(rules), load_encoding()
     header = encoding.encode_markup(call_markup("functions.t", "", "code"))
@@ -541,7 +515,6 @@ PATCHED = """*** Begin Patch
 
 
 def test_patch_grammar_is_enforced() -> None:
-    """Coding agents send it: whole patches are accepted, and partial ones do not end."""
     rules = grammar_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
     text = PATCHED.replace("<|call|>", "")
     assert accepted_markup(rules, call_markup("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
@@ -553,6 +526,5 @@ def test_patch_grammar_is_enforced() -> None:
     ("pattern", "text"), [("a/b", "a/b"), (r"a\/b", "a/b"), ("[/]+", "//"), ("a\nb", "a\nb"), ("^x$", "x"), ('"', '"')]
 )
 def test_regular_expressions_are_escaped(pattern: str, text: str) -> None:
-    """Slashes and line breaks are part of a pattern."""
     turn = call_markup("functions.t", text, "code") + "<|call|>"
     assert accepted_markup(grammar_for(required(CustomTool("t", None, Grammar("regex", pattern)))), turn) == turn

@@ -21,7 +21,6 @@ ASKED = with_facts(
 
 
 def test_raw_messages_can_be_read_by_openai_harmony() -> None:
-    """It renders those without a recipient to the ids of the prompt."""
     prompt = RenderHarmony(load_encoding())._prompt(ASKED)
     assert prompt.raw_messages is not None
     messages = [reference.Message.from_dict(raw) for raw in prompt.raw_messages]
@@ -32,7 +31,6 @@ def test_raw_messages_can_be_read_by_openai_harmony() -> None:
 
 
 def test_calls_and_outputs_have_recipient_and_author() -> None:
-    """A raw call also has its content type."""
     raw = RenderHarmony(load_encoding())._prompt(ASKED).raw_messages or ()
     assert raw[4:6] == (
         {
@@ -54,5 +52,4 @@ def test_calls_and_outputs_have_recipient_and_author() -> None:
 
 
 def test_raw_messages_are_optional() -> None:
-    """They are absent by default."""
     assert RenderHarmony(load_encoding())._prompt(conversation(message("user", "?"))).raw_messages is None

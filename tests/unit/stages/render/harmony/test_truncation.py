@@ -52,7 +52,6 @@ def talk(*names: str) -> list[Item]:
 
 
 def test_oldest_items_are_dropped_first() -> None:
-    """No more are dropped than needed."""
     items: list[Item] = [*talk("a", "b"), message("user", "c")]
     assert [dropped(items, excess) for excess in (-5, 0, 1, 10, 11, 999)] == [
         *([], [], [0], [0], [0, 1]),
@@ -61,13 +60,11 @@ def test_oldest_items_are_dropped_first() -> None:
 
 
 def test_last_user_message_stays() -> None:
-    """All items after it stay as well, even if they do not fit."""
     items: list[Item] = [*talk("a"), message("user", "b"), reasoning("x"), call("f", "{}"), output("1")]
     assert dropped(items, 999) == [0, 1]
 
 
 def test_instructions_stay() -> None:
-    """System and developer messages are never dropped."""
     items: list[Item] = [
         message("user", "a"),
         message("system", "b"),
@@ -79,7 +76,6 @@ def test_instructions_stay() -> None:
 
 
 def test_call_is_dropped_with_its_output() -> None:
-    """This holds even if other items stand between."""
     items: list[Item] = [call("f", "{}", "a"), custom_call("g", "x", "b"), custom_output("2", "b"), output("1", "a")]
     asked = [*items, message("user", "?")]
     assert dropped(asked, 1) == [0, 3]
@@ -87,13 +83,11 @@ def test_call_is_dropped_with_its_output() -> None:
 
 
 def test_call_answered_after_the_last_message_stays() -> None:
-    """Its output stays, and needs its call."""
     items: list[Item] = [call("f", "{}"), message("user", "?"), output("1")]
     assert dropped(items, 999) == []
 
 
 def test_server_side_call_is_dropped_whole() -> None:
-    """Its output and the reasoning before it go with it."""
     ran: list[Item] = [mcp_call("read"), reasoning("a"), code_call("1", "2"), reasoning("b"), web_call(type="search")]
     assert [dropped([*ran, message("user", "?")], excess) for excess in (1, 11, 31)] == [
         [0],
@@ -110,7 +104,6 @@ def test_server_side_call_is_dropped_whole() -> None:
 
 
 async def test_output_of_a_call_counts() -> None:
-    """An item is as long as all of its messages, which are dropped together."""
     asked = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
     prompt = await rendered(
         with_facts(asked, wants_raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50
@@ -120,14 +113,12 @@ async def test_output_of_a_call_counts() -> None:
 
 
 def test_reasoning_is_dropped_with_the_next_item() -> None:
-    """It goes with the answer or the call after it, and no earlier."""
     items: list[Item] = [reasoning("a"), reasoning("b"), call("f", "{}"), output("1"), reasoning("c"), *talk("d")]
     assert dropped(items, 1) == [0, 1, 2, 3]
     assert dropped([*items, message("user", "?")], 41) == [0, 1, 2, 3, 4]
 
 
 def test_last_item_stays_without_a_user_message() -> None:
-    """A conversation keeps its end."""
     assert dropped([message("assistant", "a"), message("assistant", "b")], 999) == [0]
     assert dropped([], 1) == []
 
@@ -150,7 +141,6 @@ KINDS: Any = {
 
 @given(st.lists(st.sampled_from(sorted(KINDS)), max_size=12), st.integers(-5, 130))
 def test_dropped_items_are_whole_and_minimal(kinds: list[str], excess: int) -> None:
-    """Instructions and the end stay, calls stay complete, and just enough is dropped."""
     items: list[Item] = [KINDS[kind]() for kind in kinds]
     gone = dropped(items, excess)
     last = max((at for at, kind in enumerate(kinds) if kind == "user"), default=len(kinds) - 1)
@@ -160,14 +150,12 @@ def test_dropped_items_are_whole_and_minimal(kinds: list[str], excess: int) -> N
 
 
 async def test_fitting_conversation_is_unchanged() -> None:
-    """Truncation has no effect on it."""
     asked = conversation(*talk("a", "b"), message("user", "c"))
     cut = await rendered(with_facts(asked, response=replace(asked.facts.response, truncation="auto")), 4096)
     assert cut.token_ids == (await rendered(asked, 4096)).token_ids
 
 
 async def test_long_conversation_is_truncated() -> None:
-    """The prompt leaves room for the answer, and its last message is whole."""
     turns = talk(*(f"{number} {LONG}" for number in range(20)))
     asked = conversation(*turns, message("user", "Last."), instructions="Be brief.", truncation="auto")
     prompt = await rendered(asked, 2048)
@@ -181,13 +169,11 @@ async def test_long_conversation_is_truncated() -> None:
 
 
 async def test_disabled_truncation_drops_nothing() -> None:
-    """A conversation that does not fit fails later."""
     asked = conversation(*talk(*([LONG] * 20)), message("user", "Last."))
     assert len((await rendered(asked, 2048)).token_ids) > 2048
 
 
 async def test_large_token_limit_leaves_half_the_context() -> None:
-    """A limit over the context does not drop the whole conversation."""
     greedy = conversation(
         *talk("a", "b"), message("user", "c"), truncation="auto", sampling=replace(SAMPLING, max_tokens=10**6)
     )

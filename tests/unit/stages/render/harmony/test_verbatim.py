@@ -124,7 +124,6 @@ FIRST = rendered(ASKED).token_ids
     ],
 )
 def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: HarmonyEncoding) -> None:
-    """It is the previous prompt, every generated token, and the outputs."""
     for generated in (encoding.encode_markup(text), encode_by_letters(text)):
         seen = (*FIRST, *generated)
         said = turn(generated)
@@ -134,7 +133,6 @@ def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: Harmony
 
 
 def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
-    """All tokens but the one that ended the turn are kept; the reasoning is dropped."""
     answer = tuple(encode_by_letters(ANSWER))
     said = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
     following = continued(said, message("user", "And?"))
@@ -155,7 +153,6 @@ def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
     ],
 )
 def test_end_of_turn_token_is_normalized(written: str, read: str, encoding: HarmonyEncoding) -> None:
-    """Only the turn itself has a token that ends the turn."""
     generated = tuple(encode_by_letters(written))
     following = continued(turn(generated))
     assert following[len(FIRST) :] == (*generated[:-1], *encoding.encode_markup(read + NEXT))
@@ -183,7 +180,6 @@ def test_wrong_header_is_written_anew(text: str) -> None:
 
 
 def test_changed_text_is_encoded_anew(encoding: HarmonyEncoding) -> None:
-    """Text that a plug-in stage removed does not come back through tokens."""
     said = turn(encoding.encode_markup(ANSWER))
     (answer,) = said.output
     assert isinstance(answer, Message)
@@ -192,7 +188,6 @@ def test_changed_text_is_encoded_anew(encoding: HarmonyEncoding) -> None:
 
 
 def test_dropped_reasoning_stays_dropped(encoding: HarmonyEncoding) -> None:
-    """Known tokens do not bring it back."""
     said = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{CALLED}"))
     answered = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{ANSWER}"))
     renamed = [replace(item, id=f"{item.id}b") for item in answered.output]
@@ -239,7 +234,6 @@ WRITTEN: dict[str, tuple[str, Item]] = {
 
 @pytest.mark.parametrize(("written", "item"), WRITTEN.values(), ids=WRITTEN)
 def test_calls_of_every_kind_keep_their_tokens(written: str, item: Item, encoding: HarmonyEncoding) -> None:
-    """The model reads the tokens that it wrote, then the result."""
     generated = tuple(encode_by_letters(f"{written}<|call|>"))
     refusal = [decision(APPROVAL, approve=False)]
     prompt = rendered(item, *refusal, tokens={item.id: generated})
@@ -253,7 +247,6 @@ def test_calls_of_every_kind_keep_their_tokens(written: str, item: Item, encodin
 
 @pytest.mark.parametrize("kind", ["an mcp call", "code", "a search", "a page", "a shell", "a shell of the client's"])
 def test_call_on_another_channel_is_written_anew(kind: str, encoding: HarmonyEncoding) -> None:
-    """The model does not learn from its mistake; its arguments are unchanged."""
     written, item = WRITTEN[kind]
     right, wrong = ("commentary", "analysis") if "commentary" in written else ("analysis", "commentary")
     prompt = rendered(item, tokens={item.id: tuple(encode_by_letters(f"{written.replace(right, wrong)}<|call|>"))})
@@ -265,7 +258,6 @@ def test_call_on_another_channel_is_written_anew(kind: str, encoding: HarmonyEnc
 
 
 def test_prompt_after_a_server_side_call_has_the_engines_tokens(encoding: HarmonyEncoding) -> None:
-    """It is the previous prompt, all generated tokens, and the result."""
     generated = tuple(
         encode_by_letters(f"{THOUGHT}{NEXT}<|channel|>analysis to=python code<|message|>print( 1)<|call|>")
     )
@@ -283,7 +275,6 @@ def test_prompt_after_a_server_side_call_has_the_engines_tokens(encoding: Harmon
 
 
 def test_tokens_for_another_tool_are_ignored(encoding: HarmonyEncoding) -> None:
-    """Tokens count only if the item is a call of that tool."""
     item = web_call(type="open_page", url="https://a.example/")
     tokens = tuple(encoding.encode_markup('<|channel|>analysis to=browser.search code<|message|>{"query":"x"}<|call|>'))
     for known in (tokens, tokens[:3], ()):
@@ -291,7 +282,6 @@ def test_tokens_for_another_tool_are_ignored(encoding: HarmonyEncoding) -> None:
 
 
 def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
-    """Tokens belong to an item by its id, and input items have other ids."""
     said = turn(encode_by_letters(ANSWER))
     sent = [replace(item, id="msg_sent") for item in said.output]
     assert rendered(*sent, tokens=said.tokens).token_ids == rendered(*sent).token_ids
@@ -299,7 +289,6 @@ def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
 
 @given(wellformed_completions())
 def test_known_tokens_have_the_same_messages(completion: str) -> None:
-    """openai_harmony reads the same messages in known and in new tokens."""
     said = turn(load_encoding().encode_markup(completion))
     known, unknown = (
         [
@@ -316,7 +305,6 @@ def test_known_tokens_have_the_same_messages(completion: str) -> None:
 @given(any_harmony_tokens())
 @examples(300)
 def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
-    """This holds for any output of the engine."""
     said = turn(token_ids)
     known, unknown = (
         [
@@ -330,7 +318,6 @@ def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
 
 
 def test_truncation_counts_known_tokens() -> None:
-    """An encoder might have given fewer."""
     said = turn(encode_by_letters(ANSWER.replace("it is", "it is " * 200)))
     asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=CLIENT_TOOLS, truncation="auto")
     room = len(RenderHarmony(load_encoding())._prompt(asked).token_ids) + 200
@@ -342,7 +329,6 @@ def test_truncation_counts_known_tokens() -> None:
 
 
 def test_raw_messages_do_not_depend_on_known_tokens() -> None:
-    """They are the same for any tokens."""
     said = turn(encode_by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
     history = [ASKED, *said.output]
     prompts = [rendered(*said.results, history=history, tokens=tokens) for tokens in (said.tokens, {})]
