@@ -18,7 +18,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import load_keys
-from penstock.api.http.listen import bind, serving
+from penstock.api.http.connections import bind, serving
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc

@@ -14,8 +14,7 @@ from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import Keys
 from penstock.api.http.bodies import Health, Model, Models, OpenApi
 from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
-from penstock.api.http.openapi import describe
-from penstock.api.http.operation import Operation, operation
+from penstock.api.http.openapi import Operation, describe, operation
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses

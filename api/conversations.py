@@ -16,7 +16,7 @@ from aiohttp import web
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Conversation, DeletedConversation, Items
 from penstock.api.http.errors import as_json
-from penstock.api.http.operation import Operation, operation
+from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
 from penstock.api.http.request_body import receive
 from penstock.pipeline.errors import (

@@ -21,7 +21,7 @@ from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json
-from penstock.api.http.operation import Operation, operation
+from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
 from penstock.api.http.request_body import receive

@@ -1,4 +1,4 @@
-"""Connections of clients: limits of time and number, and answers to what is not HTTP.
+"""The socket of the server and its connections: limits of time and number, and answers to what is not HTTP.
 
 aiohttp does not close a connection whose headers never end, and does not limit how many a client opens.  Both would
 let one client without a key use up the file descriptors of the server.
@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from aiohttp import web
@@ -65,13 +69,13 @@ class Connection(web.RequestHandler):
 
 
 class ConnectionServer(web.Server):
-    """The server of all connections; the clients of one address may hold ``most`` of them at once."""
+    """The server of all connections; one client address or IPv6 subnet may hold ``most`` of them at once."""
 
     def __init__(self, handler: Any, *, most: int, **options: Any) -> None:
         super().__init__(handler, **options)
         self._most = most
-        self._addresses = dict[web.RequestHandler, str]()
-        self._by_address = Counter[str]()
+        self._clients = dict[web.RequestHandler, str]()
+        self._by_client = Counter[str]()
         self._refused = set[str]()
 
     def __call__(self) -> web.RequestHandler:
@@ -79,27 +83,35 @@ class ConnectionServer(web.Server):
         return Connection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Count a connection, or close it if its address has too many; log that once until the address has none."""
+        """Count a connection, or close it if its client has too many; log that once until the client has none."""
         super().connection_made(handler, transport)
-        peer = transport.get_extra_info("peername")
-        address = self._addresses[handler] = str(peer[0]) if peer else ""
-        self._by_address[address] += 1
-        if self._by_address[address] > self._most:
+        client = self._clients[handler] = client_of(transport)
+        self._by_client[client] += 1
+        if self._by_client[client] > self._most:
             transport.abort()
-            if address not in self._refused:
-                self._refused.add(address)
-                logger.warning("%s has %d connections: more are closed", address, self._most)
+            if client not in self._refused:
+                self._refused.add(client)
+                logger.warning("%s has %d connections: more are closed", client, self._most)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         """Forget a connection."""
         super().connection_lost(handler, exc)
-        address = self._addresses.pop(handler, None)
-        if address is None:
-            return
-        self._by_address[address] -= 1
-        if self._by_address[address] <= 0:
-            del self._by_address[address]
-            self._refused.discard(address)
+        client = self._clients.pop(handler)
+        self._by_client[client] -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+            self._refused.discard(client)
+
+
+def client_of(transport: asyncio.BaseTransport) -> str:
+    """Return the address of a client, or its /64 subnet with IPv6, all addresses of which one client may have."""
+    peer = transport.get_extra_info("peername")
+    if not peer:  # the client has left already
+        return ""
+    address = ip_address(peer[0].partition("%")[0])
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    return str(address.ipv4_mapped or f"{IPv6Address(int(address) >> 64 << 64)}/64")
 
 
 class Runner(web.AppRunner):
@@ -134,6 +146,35 @@ class Runner(web.AppRunner):
 def raise_descriptor_limit() -> int:
     """Raise the soft limit of open files, which many systems set to 1,024, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raised = max(soft, min(hard, MOST_DESCRIPTORS))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    return raised
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    if soft < most:
+        with suppress(ValueError, OSError):  # macOS has a lower limit than the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return soft
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to its address but does not listen yet.
+
+    Binding before the model is loaded reports a used port early.  Until the socket listens, connections are refused.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
+    return bound
+
+
+@asynccontextmanager
+async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[None, None]:
+    """Serve ``app`` on a socket for the length of the block."""
+    runner = Runner(app)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound).start()
+        yield
+    finally:
+        await runner.cleanup()

@@ -63,7 +63,8 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         case _:
-            logger.error("%s %s met a bug", request.method, request.path, exc_info=error)
+            path = request.rel_url.raw_path  # still escaped: a line break would fake a second line
+            logger.error("%s %s met a bug", request.method, path, exc_info=error)
             return as_error(500, "Internal error. The server's log has more.", "server_error", code="server_error")
 
 

@@ -7,12 +7,13 @@ Pydantic describes the bodies of requests, msgspec the answers and events.  The 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import version
 from inspect import getdoc
 from operator import or_
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -20,12 +21,40 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.api.http.auth import OPEN
 from penstock.api.http.bodies import ErrorBody, OpenApi
-from penstock.api.http.operation import Operation
+from penstock.api.http.query import Parameter
 from penstock.pipeline.errors import ForeignOrigin, StageError, Unauthorized, UnsupportedMediaType
 
 Schema: TypeAlias = dict[str, Any]
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 _REF = "#/components/schemas/"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path.
+
+    ``answer`` is the type of its JSON answer, or None if it only answers with errors, and ``statuses`` are the
+    statuses of that answer.  ``body`` is the model that validates the body of a request.  ``refusals`` are the errors
+    that it may answer with, besides an internal one.  With ``streams``, it answers with events on request.
+    """
+
+    answer: Any
+    body: Any = None
+    query: tuple[Parameter, ...] = ()
+    refusals: tuple[type[StageError], ...] = ()
+    streams: bool = False
+    statuses: tuple[int, ...] = (200,)
+
+
+def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
+    """Attach the description of an operation to its handler."""
+
+    def describe(handler: AnyHandler) -> AnyHandler:
+        handler.__dict__["operation"] = described
+        return handler
+
+    return describe
 
 
 def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:

@@ -30,7 +30,7 @@ class Origins:
     """The rules of one server; ``hosts`` are the names that it is called, and ``keyed`` means that it has API keys."""
 
     def __init__(self, hosts: Iterable[str] = (), allowed: Iterable[str] = (), *, keyed: bool = False) -> None:
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(host.lower() for host in hosts if host)
         self._allowed = frozenset(origin.lower().rstrip("/") for origin in allowed)
         self._keyed = keyed
 
@@ -70,7 +70,7 @@ class Origins:
         return origin is not None and (origin.lower() in self._allowed or ANY_ORIGIN in self._allowed)
 
     def _check_host(self, request: web.Request) -> None:
-        host = _host_name(request.host)
+        host = _host_name(_host(request))
         if request.path in OPEN or host in self._hosts or _is_address_or_loopback(host):
             return
         name = shortened(host)
@@ -83,7 +83,7 @@ class Origins:
         if origin is None:
             if request.headers.get("Sec-Fetch-Site", "").lower() != "cross-site":
                 return
-        elif urlsplit(origin).netloc.lower() == request.host.lower():
+        elif origin.lower() in {f"{scheme}://{_host(request).lower()}" for scheme in ("http", "https")}:
             return
         site = shortened(origin or "another site")
         raise ForeignOrigin(f"Pages of {site} may not use this server. Start it with --allow-origin to allow it.")
@@ -94,6 +94,11 @@ def _check_content_type(request: web.Request) -> None:
         return
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         raise UnsupportedMediaType("Send the body with the header 'Content-Type: application/json'.")
+
+
+def _host(request: web.Request) -> str:
+    # `web.Request.host` would look up the name of this machine, which may block the event loop.
+    return request.headers.get(hdrs.HOST, "")
 
 
 def _host_name(host: str) -> str:

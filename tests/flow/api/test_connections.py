@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import resource
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -94,6 +95,28 @@ async def test_one_address_cannot_take_all_connections(
     async with asyncio.timeout(120):
         while b"200 OK" not in await answer_of(limited, GET_ONCE):
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_addresses_of_an_ipv6_subnet_are_one_client(address: str, client: str) -> None:
+    transport = asyncio.Transport({"peername": (address, 40000)})
+    assert connections.client_of(transport) == client
+
+
+async def test_request_without_host_is_refused_without_a_lookup(
+    served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup of the machine's name may block the event loop for seconds."""
+    monkeypatch.setattr(socket, "getfqdn", lambda: pytest.fail("a lookup"))
+    assert b'"code":"host_not_allowed"' in await answer_of(served, b"GET /v1/models HTTP/1.0\r\n\r\n")
 
 
 def test_soft_limit_of_descriptors_is_raised() -> None:

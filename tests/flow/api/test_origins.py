@@ -56,6 +56,7 @@ async def test_health_needs_no_name(allowing: ScriptedServer) -> None:
     [
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Origin": "http://localhost:3000"},
         {"Origin": "https://page.example.evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
