@@ -96,8 +96,8 @@ class Frontend:
                 delta = now()
         if delta is None:
             raise RuntimeError("no text came")
-        asked, given = self.engine.moments
-        spans = (begun, asked), (given, delta)
+        received, sent = self.engine.moments
+        spans = (begun, received), (sent, delta)
         to_engine, from_token = ((end.wall - start.wall) * 1e3 for start, end in spans)
         cpu = sum(end.cpu - start.cpu for start, end in spans) * 1e3
         on_loop = sum(end.loop - start.loop for start, end in spans) * 1e3

@@ -25,7 +25,7 @@ from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import QUIET, STARTING
 from tests.support.processes import free_port
 
-ASKED = "Never stop talking."
+QUESTION = "Never stop talking."
 """The tiny gpt-oss is trained to answer this with an endless text."""
 
 SERVE = Path(sys.executable).parent
@@ -33,7 +33,7 @@ PATIENCE = aiohttp.ClientTimeout(STARTING)
 
 
 @dataclass
-class Heard:
+class StreamTimes:
     """One stream as its client sees it: seconds from the request to each delta, and the output tokens of its usage."""
 
     deltas: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Heard:
     def gaps(self) -> list[float]:
         return [after - before for before, after in zip(self.deltas, self.deltas[1:], strict=False)]
 
-    def hear(self, event: bytes, at: float) -> None:
+    def record(self, event: bytes, at: float) -> None:
         """Record an event that arrived at second ``at``."""
         name, _, data = event.partition(b"\n")
         if name.endswith(b".delta"):
@@ -59,9 +59,9 @@ class Serving:
     process: psutil.Process
     client: aiohttp.ClientSession
 
-    async def stream(self, tokens: int) -> Heard:
-        heard, begun, rest = Heard(), time.perf_counter(), b""
-        body = {"model": self.model, "input": ASKED, "stream": True, "max_output_tokens": tokens}
+    async def stream(self, tokens: int) -> StreamTimes:
+        times, begun, rest = StreamTimes(), time.perf_counter(), b""
+        body = {"model": self.model, "input": QUESTION, "stream": True, "max_output_tokens": tokens}
         async with self.client.post(f"{self.url}/v1/responses", json=body, timeout=PATIENCE) as answer:
             if answer.status != 200:
                 raise RuntimeError(f"Refused: {await answer.text()}")
@@ -69,23 +69,23 @@ class Serving:
                 at = time.perf_counter() - begun
                 *events, rest = (rest + block).split(b"\n\n")
                 for event in events:
-                    heard.hear(event, at)
-        if not heard.tokens or len(heard.deltas) < 2:
-            raise RuntimeError(f"A stream without an end, or next to no text: {heard}")
-        return heard
+                    times.record(event, at)
+        if not times.tokens or len(times.deltas) < 2:
+            raise RuntimeError(f"A stream without an end, or next to no text: {times}")
+        return times
 
     async def round(self, streams: int, tokens: int) -> dict[str, float]:
         """Run ``streams`` streams at once and return the figures of the round, by name."""
         cpu, begun = self._cpu, time.perf_counter()
-        heard = await asyncio.gather(*(self.stream(tokens) for _ in range(streams)))
-        wall, total = time.perf_counter() - begun, sum(each.tokens for each in heard)
-        gaps = [gap * 1e3 for each in heard for gap in each.gaps]
+        times = await asyncio.gather(*(self.stream(tokens) for _ in range(streams)))
+        wall, total = time.perf_counter() - begun, sum(each.tokens for each in times)
+        gaps = [gap * 1e3 for each in times for gap in each.gaps]
         return {
             "tokens/s": total / wall,
-            "ms to the first token": statistics.median(each.deltas[0] for each in heard) * 1e3,
+            "ms to the first token": statistics.median(each.deltas[0] for each in times) * 1e3,
             "ms between deltas, median": statistics.median(gaps),
             "ms between deltas, p99": statistics.quantiles(gaps, n=100, method="inclusive")[98],
-            "tokens in a delta": total / sum(len(each.deltas) for each in heard),
+            "tokens in a delta": total / sum(len(each.deltas) for each in times),
             "us of CPU in the frontend per token": (self._cpu - cpu) * 1e6 / total,
         }
 

@@ -64,30 +64,30 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
     def going_on() -> dict[str, Any]:
         return {"previous_response_id": stored, "input": f"{next(_numbers)} Go on."}
 
-    def told_again() -> dict[str, Any]:  # the peer stores nothing by default: its clients resend the history
-        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
-        return {"input": [*said, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
+    def resent() -> dict[str, Any]:  # the peer stores nothing by default: its clients resend the history
+        history = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
+        return {"input": [*history, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
 
     return [
         ({"prompt": SHORT, "known": 0}, (new(few), new(few))),
         ({"prompt": LONG, "known": 0}, (new(text), new(text))),
-        ({"prompt": LONG, "known": 1}, (going_on, told_again)),
+        ({"prompt": LONG, "known": 1}, (going_on, resent)),
     ]
 
 
-async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
-    stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": long_text()}))[1])
+async def first_tokens(servers: Servers, short: int, long: int) -> list[Comparison]:
+    stored = _response_id((await asyncio.to_thread(answered, servers.ours.port, {"input": long_text()}))[1])
     found = []
     for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):
-        found += await _compared(asked, load, bodies, rounds, requests)
+        found += await _compared(servers, load, bodies, rounds, requests)
     return found
 
 
 async def _compared(
-    asked: Servers, load: dict[str, float], bodies: tuple[Body, Body], rounds: int, requests: int
+    servers: Servers, load: dict[str, float], bodies: tuple[Body, Body], rounds: int, requests: int
 ) -> list[Comparison]:
-    pairs = list(zip((asked.ours, asked.peer), bodies, strict=True))
-    found = [[await _asked(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
+    pairs = list(zip((servers.ours, servers.peer), bodies, strict=True))
+    found = [[await _cost(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
     ours, peer = ([figures[side] for figures in found[1:]] for side in (0, 1))
     return [
         Comparison(load, _figure(ours, number), _figure(peer, number), what) for number, what in enumerate((CPU, FELT))
@@ -98,7 +98,7 @@ def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
     return Figure(tuple(figures[number] for figures in rounds))
 
 
-async def _asked(server: Server, body: Body, requests: int) -> tuple[float, float]:
+async def _cost(server: Server, body: Body, requests: int) -> tuple[float, float]:
     """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds."""
     before = (await server.measured(Look())).used
     felt = [(await asyncio.to_thread(answered, server.port, body()))[0] for _ in range(requests)]

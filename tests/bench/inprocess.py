@@ -104,8 +104,8 @@ async def peer(outputs: Outputs) -> None:
 
     serving = serving_of(Ready(iter(outputs)))
     request = ResponsesRequest(model="gpt-oss", input="Hi", stream=True, store=False)
-    said = [Message.from_role_and_content(Role.USER, "Hi")]
-    context = HarmonyContext(said, [], frozenset(), HarmonyParser(None, request.tools), request)
+    messages = [Message.from_role_and_content(Role.USER, "Hi")]
+    context = HarmonyContext(messages, [], frozenset(), HarmonyParser(None, request.tools), request)
     params = request.to_sampling_params(4_096, {})
     metadata = RequestResponseMetadata(request_id=request.request_id)
     generated = serving._generate_with_builtin_tools(

@@ -53,11 +53,11 @@ class Server:
     @asynccontextmanager
     async def running(self, case: Case, *, timed: bool = False, **body: Any) -> AsyncGenerator[Measured, None]:
         """Run a case for the length of a block, with clients in another process; yield the cost of its beginning."""
-        self._say(case)
-        await self._said(READY)
-        asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
+        self._send(case)
+        await self._line(READY)
+        request = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
         noting = (str(self.arrivals),) if timed else ()
-        command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), asked, *noting)
+        command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), request, *noting)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         try:
             beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
@@ -75,17 +75,17 @@ class Server:
                 readers.kill()
 
     async def measured(self, command: Window | End | Look) -> Measured:
-        self._say(command)
+        self._send(command)
         return await self._measured()
 
-    def _say(self, command: Command) -> None:
+    def _send(self, command: Command) -> None:
         assert self.process.stdin
         self.process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def _measured(self) -> Measured:
-        return msgspec.json.decode(await self._said(MARK), type=Measured)
+        return msgspec.json.decode(await self._line(MARK), type=Measured)
 
-    async def _said(self, mark: bytes) -> bytes:
+    async def _line(self, mark: bytes) -> bytes:
         """Wait for a line that begins with ``mark`` and return the rest of it."""
         assert self.process.stdout
         try:
@@ -157,9 +157,9 @@ class Costs(msgspec.Struct, frozen=True):
     steady: Comparison
 
 
-async def costs(asked: Servers, case: Case, window: Window, rounds: int) -> Costs:
+async def costs(servers: Servers, case: Case, window: Window, rounds: int) -> Costs:
     """Measure a window of the running case in turns; a first round warms up."""
-    every = (asked.ours, asked.steady, asked.peer)
+    every = (servers.ours, servers.steady, servers.peer)
     found = [[await _cost(server, case, window) for server in every] for _ in range(1 + rounds)]
     ours, steady, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
     load: dict[str, float] = {"streams": case.streams, "step": window.step, "reasoning": case.reasoning}
@@ -171,26 +171,26 @@ async def _cost(server: Server, case: Case, window: Window) -> float:
 
 
 @asynccontextmanager
-async def running(asked: Servers, case: Case) -> AsyncGenerator[None, None]:
+async def running(servers: Servers, case: Case) -> AsyncGenerator[None, None]:
     async with AsyncExitStack() as closing:
-        for server in (asked.ours, asked.steady, asked.peer):
+        for server in (servers.ours, servers.steady, servers.peer):
             await closing.enter_async_context(server.running(case))
         yield
 
 
-async def loopback(asked: Servers, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Costs]:
+async def loopback(servers: Servers, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Costs]:
     """Measure each load of (streams, reasoning tokens); a window has ``tokens`` tokens over all its streams."""
     found = []
     for load in loads:
         case = Case(*load)
-        async with running(asked, case):
+        async with running(servers, case):
             for step in STEPS:
                 window = Window(max(tokens // case.streams // step, 1) * step, step)
-                found.append(await costs(asked, case, window, rounds))
+                found.append(await costs(servers, case, window, rounds))
     return found
 
 
-async def at_a_rate(asked: Servers, case: Case, rate: float, rounds: int) -> Costs:
+async def at_a_rate(servers: Servers, case: Case, rate: float, rounds: int) -> Costs:
     """Measure steps of one token at a rate, for a second: a server with idle time handles each token by itself."""
-    async with running(asked, case):
-        return await costs(asked, case, Window(round(rate), 1, rate), rounds)
+    async with running(servers, case):
+        return await costs(servers, case, Window(round(rate), 1, rate), rounds)

@@ -105,22 +105,22 @@ class Run:
 
     async def beside(self) -> None:
         """P2 at a fixed rate, and with a peer that need not produce text."""
-        asked, rounds, case = await self._all(), self._less(4, 2), Case(100, 1_000)
-        paced = await at_a_rate(asked, case, RATE, rounds)
+        every, rounds, case = await self._all(), self._less(4, 2), Case(100, 1_000)
+        paced = await at_a_rate(every, case, RATE, rounds)
         self.found.comparisons[PACED] = [paced.ours, paced.steady]
         self._goal(token_goal("P2", "the same by default at 50 tokens/s a stream", paced.ours, 8.0, 0.18))
         case = Case(100, 1_000, detokenizes=False)
-        async with running(asked, case):
-            spared = await costs(asked, case, Window(200, 1), rounds)
+        async with running(every, case):
+            spared = await costs(every, case, Window(200, 1), rounds)
         self.found.comparisons[SPARED] = [spared.steady]
 
     async def paced(self) -> None:
-        asked, seconds = await self._all(), self._less(30, 10)
-        steady = await search(asked.steady, 800, 6_400, seconds)
-        other = await search(asked.peer, 160, 1_600, seconds)
-        default = await search(asked.ours, 400, 6_400, seconds)
+        every, seconds = await self._all(), self._less(30, 10)
+        steady = await search(every.steady, 800, 6_400, seconds)
+        other = await search(every.peer, 160, 1_600, seconds)
+        default = await search(every.ours, 400, 6_400, seconds)
         if (most := carried(steady)) > carried(default):
-            default.append(await tried(asked.ours, most))
+            default.append(await tried(every.ours, most))
         names = ("ours, each token by itself", "ours by default, up to 8 tokens at once", "vLLM's")
         self.found.tables["Streams at a pace"] = pace_table(dict(zip(names, (steady, default, other), strict=True)))
         theirs = carried(other)
@@ -131,9 +131,9 @@ class Run:
 
     async def memory(self) -> None:
         """P6.  The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
-        asked, streams = await self._all(), self._less(500, 100)
-        begun = [await open_stream(server, streams) / 1024 for server in (asked.steady, asked.peer)]
-        sizes = ((asked.steady, self._less(12_000, 2_000)), (asked.peer, self._less(2_000, 500)))
+        every, streams = await self._all(), self._less(500, 100)
+        begun = [await open_stream(server, streams) / 1024 for server in (every.steady, every.peer)]
+        sizes = ((every.steady, self._less(12_000, 2_000)), (every.peer, self._less(2_000, 500)))
         kept = [await retained_token(server, tokens) for server, tokens in sizes]
         self._goal(
             Goal("P6", "memory of an open stream", "KB", begun[0], 16, begun[1], begun[0] / begun[1]),

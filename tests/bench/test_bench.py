@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench import first_token
 from tests.bench.added import ADDED, MEASURES, added
-from tests.bench.engines import Heard
+from tests.bench.engines import StreamTimes
 from tests.bench.figures import Comparison, Figure
 from tests.bench.goals import Goal
 from tests.bench.inprocess import in_process
@@ -105,8 +105,8 @@ def test_higher_rate_is_better(ours: float, peer: float | None, part: float, of_
 
 
 def test_clients_count_deltas_and_tokens() -> None:
-    heard = Heard()
+    times = StreamTimes()
     for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
-        heard.hear(b"event: response.%s\ndata: {}" % name.encode(), float(at))
-    heard.hear(b'event: response.incomplete\ndata: {"response": {"usage": {"output_tokens": 7}}}', 9.0)
-    assert (heard.deltas, heard.gaps, heard.tokens) == ([1.0, 2.0], [1.0], 7)
+        times.record(b"event: response.%s\ndata: {}" % name.encode(), float(at))
+    times.record(b'event: response.incomplete\ndata: {"response": {"usage": {"output_tokens": 7}}}', 9.0)
+    assert (times.deltas, times.gaps, times.tokens) == ([1.0, 2.0], [1.0], 7)

@@ -26,7 +26,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.event_streams import harmony_pipeline
 from tests.support.processes import free_port
-from tests.support.stored_responses import facts, response
+from tests.support.stored_responses import facts, pop_fields, response
 
 MARKER_IDS = [200006, 200005, 200008]
 
@@ -302,12 +302,11 @@ def _error_answer(status: int, message: str) -> web.Response:
 
 def prompt_for_fakes(**fields: Any) -> Prompt:
     """A prompt for the model of the fakes; fields such as ``max_tokens`` set its sampling parameters."""
-    names = Sampling.__struct_fields__
-    sampling: dict[str, Any] = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
-    asked = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
-    of_request = {name: fields.pop(name) for name in RequestFacts.__struct_fields__ if name in fields}
+    sampling = {"max_tokens": 100} | pop_fields(Sampling, fields)
+    begun = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
+    of_request = pop_fields(RequestFacts, fields)
     known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": (200002,)}
-    return Prompt(facts(asked, sampling=Sampling(0.0, 1.0, **sampling), **of_request), **(known | fields))
+    return Prompt(facts(begun, sampling=Sampling(0.0, 1.0, **sampling), **of_request), **(known | fields))
 
 
 @asynccontextmanager

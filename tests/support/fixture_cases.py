@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, write_frames
+from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, read_header, write_frames
 from penstock.pipeline.tap import Tap
 from penstock.stages.converse.converse import Converse
 from penstock.stages.emit.emit import emit
@@ -49,11 +49,11 @@ HARMONY_HEADER = Header(FORMAT, "tiny-gpt-oss")
 
 
 class Case:
-    """The files of one fixture; with ``regen``, expected files are written anew."""
+    """The files of one fixture.  ``regen`` writes expected files anew, but not those that a server recorded."""
 
     def __init__(self, folder: Path, *, regen: bool, header: Header = HARMONY_HEADER) -> None:
         self.folder = folder
-        self.regen = regen
+        self.regen = regen and not is_recorded_by_server(folder)
         self.header = header
 
     def path(self, junction: str) -> Path:
@@ -82,6 +82,12 @@ class Case:
             return suffix_of(self.folder), CREATED_AT, self.header.model
         response = self.read("conversation.jsonl", frames.ResolvedRequest)[0].facts.response
         return response.id.removeprefix("resp_"), float(response.created_at), response.model
+
+
+def is_recorded_by_server(folder: Path) -> bool:
+    """Only a server gives its recordings a time."""
+    tokens = folder / "tokens.jsonl"
+    return tokens.exists() and read_header(tokens).recorded_at is not None
 
 
 def suffix_of(folder: Path) -> str:

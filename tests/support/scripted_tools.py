@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
-from tests.support.stored_responses import facts, response
+from tests.support.stored_responses import facts, pop_fields, response
 
 Turn = Sequence[frames.ParsedFrame]
 
@@ -71,12 +71,12 @@ def turn(*items: list[frames.ParsedFrame], reason: frames.FinishReason = "stop")
 def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> frames.ResolvedRequest:
     """A request with all built-in tools and a server of tools called ``docs``."""
     hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
-    asked = Message("msg_0", "completed", "user", (InputText("Hello."),))
+    hello = Message("msg_0", "completed", "user", (InputText("Hello."),))
     begun = response("resp_1", status="in_progress", output=(), completed_at=None)
     begun = replace(begun, max_tool_calls=fields.pop("max_tool_calls", None))
-    of_request = {name: fields.pop(name) for name in frames.RequestFacts.__struct_fields__ if name in fields}
+    of_request = pop_fields(frames.RequestFacts, fields)
     offered = Toolset(tools=hosted) if tools is None else tools
-    return frames.ResolvedRequest(facts(begun, input=items or (asked,), tools=offered, **of_request), **fields)
+    return frames.ResolvedRequest(facts(begun, input=items or (hello,), tools=offered, **of_request), **fields)
 
 
 @dataclass
@@ -151,10 +151,10 @@ class ScriptedServers:
     listed: Sequence[ListedTool] | Exception = (ListedTool("add", {"type": "object"}),)
     tool: ScriptedTool = field(default_factory=ScriptedTool)
     labels: frozenset[str] = frozenset({"docs"})
-    asked: int = 0
+    listings: int = 0
 
     async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
-        self.asked += 1
+        self.listings += 1
         if isinstance(self.listed, Exception):
             raise self.listed
         return tuple(self.listed)

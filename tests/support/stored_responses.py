@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
@@ -94,6 +95,11 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
         "prompt_cache_key": None,
     }
     return Response(id=response_id, **(defaults | fields))
+
+
+def pop_fields(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields of ``struct`` out of ``fields``."""
+    return {name: fields.pop(name) for name in struct.__struct_fields__ if name in fields}
 
 
 def facts(begun: Response | None = None, **fields: Any) -> RequestFacts:

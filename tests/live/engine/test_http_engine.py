@@ -68,8 +68,8 @@ async def running(url: str) -> float:
 
 async def test_server_is_described(elsewhere: VllmHttpEngine) -> None:
     assert elsewhere.models == ("tiny-gpt-oss",)
-    told = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
-    assert told == (CONTEXT_LENGTH, True, str(CHECKPOINT))
+    described = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
+    assert described == (CONTEXT_LENGTH, True, str(CHECKPOINT))
     assert [replica.grammar_fault for replica in elsewhere._replicas.all] == [None]
 
 
@@ -87,9 +87,9 @@ async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: VllmHt
 
 async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine) -> None:
     frames = await ask(elsewhere, sampled(prompt("Say hello."), logprobs=3))
-    told = logprobs(frames)
-    assert len(told) == len(token_ids(frames))
-    for token, logprob in zip(token_ids(frames), told, strict=True):
+    reported = logprobs(frames)
+    assert len(reported) == len(token_ids(frames))
+    for token, logprob in zip(token_ids(frames), reported, strict=True):
         assert logprob.top[0] == (token, logprob.logprob)
         assert len(logprob.top) == 3
 

@@ -56,8 +56,8 @@ def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
     sizes = [answer.usage.input_tokens for answer in answers if answer.usage]
     assert sizes == sorted(set(sizes))
     kept: list[Any] = list(client.conversations.items.list(conversation.id, order="asc"))
-    said = [item.content[0].text for item in kept if item.type == "message" and item.role == "user"]
-    assert said == questions
+    inputs = [item.content[0].text for item in kept if item.type == "message" and item.role == "user"]
+    assert inputs == questions
     assert [item.id for item in kept if item.type != "message" or item.role != "user"] == [
         item.id for answer in answers for item in answer.output
     ]

@@ -65,8 +65,8 @@ def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
     assert [event.sequence_number for event in resumed] == list(range(len(resumed)))
     assert resumed[-1].type == "response.failed"
     assert resumed[-1].response.error.code == "server_error"
-    told = "".join(event.delta for event in killed.stored if event.type == "response.output_text.delta")
-    assert resumed[-1].response.output_text.startswith(told)
+    text = "".join(event.delta for event in killed.stored if event.type == "response.output_text.delta")
+    assert resumed[-1].response.output_text.startswith(text)
     assert killed.server.client.responses.retrieve(killed.response_id) == resumed[-1].response
 
 

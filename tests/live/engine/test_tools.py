@@ -90,8 +90,8 @@ class Turns:
         whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated
         )
-        asked = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
-        return await run_request(whole, asked | body)
+        defaults = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
+        return await run_request(whole, defaults | body)
 
     async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
         """The final response of one request; every event is checked."""
@@ -181,15 +181,15 @@ async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpSe
 
 async def test_configured_mcp_server_needs_approval(turns: Turns) -> None:
     tools = [CALCULATOR | {"require_approval": "always"}]
-    asked = await turns.response("Add 2 and 3 with the calculator server.", tools)
-    assert kinds(asked) == ["mcp_list_tools", "mcp_approval_request"]
-    request = items(asked)[-1]
+    first = await turns.response("Add 2 and 3 with the calculator server.", tools)
+    assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+    request = items(first)[-1]
     assert (request["name"], request["arguments"]) == ("add", '{"a":2,"b":3}')
     approval = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
-    answered = await turns.response([approval], tools, previous_response_id=asked.id)
-    [call] = items(answered)
+    second = await turns.response([approval], tools, previous_response_id=first.id)
+    [call] = items(second)
     assert (call["approval_request_id"], call["output"], call["status"]) == (request["id"], "5", "completed")
-    assert answer(answered) == "2 plus 3 is 5."
+    assert answer(second) == "2 plus 3 is 5."
 
 
 async def test_read_pages_are_cited(turns: Turns) -> None:
@@ -224,8 +224,8 @@ async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
     called = await turns.response("Compute 6 times 7, and ask me for my name.", [PYTHON, ASK_NAME])
     assert (called.status, kinds(called)) == ("completed", ["code_interpreter_call", "function_call"])
     output = {"type": "function_call_output", "call_id": items(called)[-1]["call_id"], "output": "Ada"}
-    answered = await turns.response([output], [PYTHON, ASK_NAME], previous_response_id=called.id)
-    assert answer(answered) == "6 times 7 is 42, and now I know your name."
+    second = await turns.response([output], [PYTHON, ASK_NAME], previous_response_id=called.id)
+    assert answer(second) == "6 times 7 is 42, and now I know your name."
     read = turns.encoding.decode(turns.prompts.frames[1].token_ids)
     assert read.index("<|start|>python to=assistant") < read.index("<|start|>functions.ask_name to=assistant")
     assert "42\n" in read

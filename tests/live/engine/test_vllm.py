@@ -13,19 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.pipeline import errors
+from penstock.pipeline import errors, frames
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import (
-    EngineFrame,
-    GenerationFinished,
-    Prompt,
-    Sampling,
-    TokenChunk,
-    TokenFrame,
-    with_facts,
-)
 from penstock.pipeline.protocol.items import Message, OutputText
-from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, load_encoding
 from penstock.stages.render.harmony.grammar import WARM_UP
@@ -44,8 +34,8 @@ from tests.support.engine_requests import (
     stoppable,
     until_idle,
 )
-from tests.support.event_streams import final, generate, last, logprobs, read_sse, token_ids
-from tests.support.fixture_cases import HARMONY_CASES, HARMONY_HEADER
+from tests.support.event_streams import final, generate, last, logprobs, read_sse, run_stage, token_ids
+from tests.support.fixture_cases import HARMONY_CASES, Case
 from tests.support.processes import PATIENCE
 from tests.support.server import running_server
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
@@ -62,28 +52,27 @@ RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exis
 async def test_greedy_tokens_equal_the_recording(
     folder: Path, engine: VllmEngine, request: pytest.FixtureRequest
 ) -> None:
-    prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
-    stage = Generate(engine)(source_of(prompts))
-    frames = [frame async for frame in stage]
-    if request.config.getoption("--regen"):
-        write_frames(folder / "tokens.jsonl", frames, HARMONY_HEADER)
-    recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
-    assert token_ids(frames) == token_ids(recorded)
-    assert frames[0] == recorded[0]
-    assert isinstance(frames[-1], GenerationFinished)
-    assert frames[-1].reason == recorded[-1].reason
+    case = Case(folder, regen=bool(request.config.getoption("--regen")))
+    sequence = await run_stage(Generate(engine), case.read("prompt.jsonl", frames.Prompt))
+    if case.regen:
+        case.write("tokens.jsonl", sequence)
+    recorded = case.read("tokens.jsonl", frames.TokenFrame)
+    assert token_ids(sequence) == token_ids(recorded)
+    assert sequence[0] == recorded[0]
+    assert isinstance(sequence[-1], frames.GenerationFinished)
+    assert sequence[-1].reason == recorded[-1].reason
 
 
 async def test_stop_token_is_passed_on(engine: VllmEngine) -> None:
-    frames = await generate(engine, prompt("Say hello."))
-    assert token_ids(frames)[-1] == STOP_TOKENS[0]
-    finished = frames[-1]
-    assert isinstance(finished, GenerationFinished)
+    sequence = await generate(engine, prompt("Say hello."))
+    assert token_ids(sequence)[-1] == STOP_TOKENS[0]
+    finished = sequence[-1]
+    assert isinstance(finished, frames.GenerationFinished)
     assert finished.reason == "stop"
     assert finished.duration > 0
 
 
-async def read_late(engine: VllmEngine, wanted: Prompt) -> list[EngineFrame]:
+async def read_late(engine: VllmEngine, wanted: frames.Prompt) -> list[frames.EngineFrame]:
     """The frames of a reader that reads the first, then waits until the engine has generated all tokens."""
     async with engine.open(wanted) as stream:
         first = await anext(stream)
@@ -95,14 +84,14 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
     wanted = prompt("Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, wanted), await read_late(engine, wanted)
     assert token_ids(quick) == token_ids(slow)
-    assert [type(frame) for frame in slow] == [TokenChunk, TokenChunk, GenerationFinished]
+    assert [type(frame) for frame in slow] == [frames.TokenChunk, frames.TokenChunk, frames.GenerationFinished]
 
 
 async def test_token_limit_ends_a_generation(engine: VllmEngine) -> None:
-    frames = await generate(engine, prompt("Never stop talking.", max_tokens=20))
-    assert len(token_ids(frames)) == 20
-    assert isinstance(frames[-1], GenerationFinished)
-    assert frames[-1].reason == "length"
+    sequence = await generate(engine, prompt("Never stop talking.", max_tokens=20))
+    assert len(token_ids(sequence)) == 20
+    assert isinstance(sequence[-1], frames.GenerationFinished)
+    assert sequence[-1].reason == "length"
 
 
 async def test_cancelled_task_aborts_its_request(engine: VllmEngine, stats: EngineStats) -> None:
@@ -153,7 +142,7 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine) -> 
 
 
 async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine) -> None:
-    refused = with_facts(prompt("Say hello."), sampling=Sampling(-1.0, 1.0, 10))
+    refused = frames.with_facts(prompt("Say hello."), sampling=frames.Sampling(-1.0, 1.0, 10))
     with pytest.raises(errors.InvalidPrompt):
         await generate(engine, refused)
 
@@ -169,17 +158,17 @@ async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats) ->
     await stats.until(lambda: stats.generated > before + QUEUE)
     for name in names:
         assert await engine.cancel(name)
-    assert {last(frames).reason for frames in await asyncio.gather(*inside)} == {"cancelled"}
+    assert {last(sequence).reason for sequence in await asyncio.gather(*inside)} == {"cancelled"}
 
 
 # Sampling
 
 
 async def test_logprobs_belong_to_their_tokens(engine: VllmEngine) -> None:
-    frames = await generate(engine, sampled(prompt("Say hello."), logprobs=5))
-    told = logprobs(frames)
-    assert len(told) == len(token_ids(frames))
-    for token, logprob in zip(token_ids(frames), told, strict=True):
+    sequence = await generate(engine, sampled(prompt("Say hello."), logprobs=5))
+    reported = logprobs(sequence)
+    assert len(reported) == len(token_ids(sequence))
+    for token, logprob in zip(token_ids(sequence), reported, strict=True):
         values = [value for _, value in logprob.top]
         assert logprob.top[0] == (token, logprob.logprob)
         assert len({token for token, _ in logprob.top}) == 5
@@ -191,8 +180,8 @@ async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine) -> None:
     wanted = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
-        frames = await generate(engine, sampled(wanted, temperature=2.0, seed=seed, logprobs=1))
-        for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
+        sequence = await generate(engine, sampled(wanted, temperature=2.0, seed=seed, logprobs=1))
+        for token, logprob in zip(token_ids(sequence), logprobs(sequence), strict=True):
             [(likeliest, highest)] = logprob.top
             if token != likeliest:
                 unlikely += 1
@@ -202,26 +191,26 @@ async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine) -> None:
 
 async def test_logprobs_may_have_no_alternatives_or_be_absent(engine: VllmEngine) -> None:
     wanted = prompt("Say hello.")
-    frames = await generate(engine, sampled(wanted, logprobs=0))
-    assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
+    sequence = await generate(engine, sampled(wanted, logprobs=0))
+    assert [logprob.top for logprob in logprobs(sequence)] == [()] * len(token_ids(sequence))
     assert logprobs(await generate(engine, wanted)) == []
 
 
 async def test_logprobs_respect_a_grammar(engine: VllmEngine) -> None:
     wanted = sampled(prompt("Say hello.", max_tokens=40), logprobs=3)
-    frames = await generate(engine, msgspec.structs.replace(wanted, grammar='start: /[ab]{5}/ "c" <[200002]>'))
-    told = logprobs(frames)
-    assert len(told) == len(token_ids(frames))
-    assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
-    assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(frames), told, strict=True))
-    assert len(told[-1].top) == 1  # only the end may follow the c
-    assert set(load_encoding().decode(token_ids(frames)[:-1])) <= set("abc")
+    sequence = await generate(engine, msgspec.structs.replace(wanted, grammar='start: /[ab]{5}/ "c" <[200002]>'))
+    reported = logprobs(sequence)
+    assert len(reported) == len(token_ids(sequence))
+    assert all(math.isfinite(value) for logprob in reported for _, value in logprob.top)
+    assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(sequence), reported, strict=True))
+    assert len(reported[-1].top) == 1  # only the end may follow the c
+    assert set(load_encoding().decode(token_ids(sequence)[:-1])) <= set("abc")
 
 
 async def test_slow_reader_gets_every_logprob(engine: VllmEngine) -> None:
-    frames = await read_late(engine, sampled(prompt("Count from 1 to 100.", max_tokens=500), logprobs=3))
-    assert [type(frame) for frame in frames] == [TokenChunk, TokenChunk, GenerationFinished]
-    for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
+    sequence = await read_late(engine, sampled(prompt("Count from 1 to 100.", max_tokens=500), logprobs=3))
+    assert [type(frame) for frame in sequence] == [frames.TokenChunk, frames.TokenChunk, frames.GenerationFinished]
+    for token, logprob in zip(token_ids(sequence), logprobs(sequence), strict=True):
         assert logprob.top[0] == (token, logprob.logprob)
         assert len(logprob.top) == 3
 
@@ -236,9 +225,9 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine) -> None:
     wanted = msgspec.structs.replace(prompt("Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(wanted, temperature=2.0)
     await generate(engine, wild)  # all later requests find the prompt in the cache, so they compute the same
-    said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
-    assert said[0] == said[1]
-    assert len(set(map(tuple, said))) > 1
+    samples = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
+    assert samples[0] == samples[1]
+    assert len(set(map(tuple, samples))) > 1
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
@@ -259,9 +248,9 @@ async def test_penalties_change_the_output(engine: VllmEngine, penalty: dict[str
 
 
 async def test_stop_text_ends_the_generation(engine: VllmEngine) -> None:
-    frames = await generate(engine, sampled(prompt("Count from 1 to 100."), stop=("20 21", "nowhere")))
-    assert load_encoding().decode(token_ids(frames)).endswith("19 20 21")
-    assert last(frames).reason == "stop"
+    sequence = await generate(engine, sampled(prompt("Count from 1 to 100."), stop=("20 21", "nowhere")))
+    assert load_encoding().decode(token_ids(sequence)).endswith("19 20 21")
+    assert last(sequence).reason == "stop"
 
 
 async def test_stop_text_is_cut_off(engine: VllmEngine) -> None:
@@ -290,7 +279,7 @@ async def test_priority_needs_a_priority_scheduler(engine: VllmEngine) -> None:
     watched = replace(engine, _llm=seam)
     for priority in (0, -1, 5):
         assert token_ids(await generate(watched, scheduled(wanted, priority=priority)))
-    assert [options["priority"] for options in seam.asked] == [0, -1, 5]
+    assert [options["priority"] for options in seam.requests] == [0, -1, 5]
 
 
 class Seam:
@@ -298,18 +287,18 @@ class Seam:
 
     def __init__(self, llm: Any, **seeming: Any) -> None:
         self.llm = llm
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         vars(self).update(seeming)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.llm, name)
 
     async def add_request(self, *values: Any, **options: Any) -> Any:
-        self.asked.append(options)
+        self.requests.append(options)
         return await self.llm.add_request(*values, **options)
 
     def generate(self, prompt: Any, params: Any, name: str) -> Any:
-        self.asked.append({"params": params})
+        self.requests.append({"params": params})
         return self.llm.generate(prompt, params, name)
 
 
@@ -319,14 +308,14 @@ async def test_trace_headers_reach_the_engine(engine: VllmEngine) -> None:
     watched = replace(engine, _llm=seam)
     assert token_ids(await generate(watched, scheduled(prompt("Say hello."), trace_headers=traced)))
     assert token_ids(await generate(watched, prompt("Say hello.")))
-    assert [options["trace_headers"] for options in seam.asked] == [traced, None]
+    assert [options["trace_headers"] for options in seam.requests] == [traced, None]
 
 
 async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> None:
     """The warm-up request has a grammar and logprobs, so vLLM builds both before the first request."""
     seam = Seam(engine._llm)
     await replace(engine, _llm=seam).warm_up(WARM_UP)
-    [wanted] = seam.asked
+    [wanted] = seam.requests
     assert wanted["params"].structured_outputs.grammar == WARM_UP
     assert wanted["params"].logprobs is not None
 

@@ -60,7 +60,7 @@ def complaints() -> list[str]:
 @pytest.fixture
 def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[ShowPage, None, None]:
     """A function that opens the page of the recording in a folder; its options go to the browser's context."""
-    asked: list[str] = []
+    requested: list[str] = []
     with ExitStack() as closing:
 
         def opened(folder: Path, name: str = "", **options: Any) -> Page:
@@ -72,14 +72,14 @@ def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[S
             page = context.new_page()
             page.on("console", lambda message: complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on("request", lambda request: asked.append(request.url))
+            page.on("request", lambda request: requested.append(request.url))
             page.goto(path.as_uri())
-            assert asked.pop() == path.as_uri()
+            assert requested.pop() == path.as_uri()
             return page
 
         yield opened
     assert not complaints
-    assert not asked
+    assert not requested
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def texts(page: Page, selector: str) -> list[str]:
     return found
 
 
-def said(answer: str, folder: Path, name: str = "tiny-gpt-oss") -> Path:
+def recording_of(answer: str, folder: Path, name: str = "tiny-gpt-oss") -> Path:
     started = read_recording(FIXTURES / "greeting" / "tokens.jsonl", TokenFrame).frames[0]
     assert isinstance(started, GenerationStarted)
     header = load_encoding().encode_markup("<|channel|>final<|message|>")
@@ -111,7 +111,7 @@ def test_repairs_are_marked(show: ShowPage) -> None:
 
 
 def test_hostile_text_stays_text(show: ShowPage, tmp_path: Path) -> None:
-    page = show(said(HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
+    page = show(recording_of(HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
     assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
     assert page.locator(".text").text_content() == HOSTILE
     assert page.locator("h1").text_content() == HOSTILE
@@ -166,7 +166,7 @@ def test_search_finds_text_across_tokens(show: ShowPage) -> None:
 
 
 def test_whitespace_can_be_shown(show: ShowPage, tmp_path: Path) -> None:
-    page = show(said("one two\n", tmp_path / "spaces"))
+    page = show(recording_of("one two\n", tmp_path / "spaces"))
     page.keyboard.press("w")
     assert "".join(texts(page, ".token.final")) == "one·two↵\n"
     page.keyboard.press("w")
@@ -231,7 +231,7 @@ def test_dark_mode_follows_the_system(show: ShowPage) -> None:
 
 def test_long_recording_is_shown_whole(show: ShowPage, tmp_path: Path) -> None:
     answer = "A line of some words.\n" * 3_334
-    page = show(said(answer, tmp_path / "long"))
+    page = show(recording_of(answer, tmp_path / "long"))
     assert page.locator("[data-token]").count() > 20_000
     page.evaluate("document.querySelector(`[data-token='15000']`).click()")
     expect(page.locator(".delta.lit")).to_have_count(1)

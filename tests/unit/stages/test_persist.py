@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import (
-    ConversedFrame,
-    EmittedFrame,
-    FinishReason,
-    ItemClosed,
-    ItemDelta,
-    ItemResult,
-    ReasoningOpened,
-)
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
 from penstock.stages.emit.emit import emit
@@ -55,20 +47,22 @@ def live(store: Store) -> RunRegistry:
 
 
 def stream(
-    live: RunRegistry, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
+    live: RunRegistry,
+    sequence: AsyncGenerator[frames.ConversedFrame, None],
+    *between: Stage[frames.EmittedFrame, frames.EmittedFrame],
 ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
     """The output of the stage; the stages ``between`` run before it and after ``emit``."""
     pipeline = Pipeline.start("emit", emit)
     for number, stage in enumerate(between):
         pipeline = pipeline.then(f"between {number}", stage)
-    return pipeline.then("persist", Persist(live)).open(frames)
+    return pipeline.then("persist", Persist(live)).open(sequence)
 
 
 async def persisted(
-    live: RunRegistry, frames: Iterable[ConversedFrame], error: Exception | None = None
+    live: RunRegistry, sequence: Iterable[frames.ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
     """All checked events of a turn."""
-    async with stream(live, frame_source(frames, error)) as events:
+    async with stream(live, frame_source(sequence, error)) as events:
         return checked([event async for event in events])
 
 
@@ -79,9 +73,9 @@ async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
     return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
 
 
-async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
+async def endless(sequence: Iterable[frames.ConversedFrame]) -> AsyncGenerator[frames.ConversedFrame, None]:
     """A turn that hangs after these frames."""
-    for frame in frames:
+    for frame in sequence:
         yield frame
     await asyncio.Event().wait()
 
@@ -91,11 +85,11 @@ async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedF
 
 @pytest.mark.defect("B21", "B22")
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
-async def test_response_is_stored_as_it_ended(live: RunRegistry, reason: FinishReason) -> None:
+async def test_response_is_stored_as_it_ended(live: RunRegistry, reason: frames.FinishReason) -> None:
     """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
-    frames = (*CUT, finished(reason)) if reason != "stop" else TURN
-    events = await persisted(live, frames)
-    assert events == written_events(frames)
+    sequence = (*CUT, finished(reason)) if reason != "stop" else TURN
+    events = await persisted(live, sequence)
+    assert events == written_events(sequence)
     assert await kept(live.store) == (StoredResponse(final(events), INPUT), events)
     assert final(events).usage is not None
 
@@ -119,7 +113,7 @@ async def test_end_is_sent_after_it_is_stored(live: RunRegistry) -> None:
 
 async def test_tokens_are_stored_and_not_sent(live: RunRegistry) -> None:
     """They are in the store under the item's id, and not among the events."""
-    thought = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    thought = (frames.ReasoningOpened(), frames.ItemDelta("So."), frames.ItemClosed(complete=True, token_ids=(1, 2)))
     events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
     assert all(isinstance(event, Event) for event in events)
     assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
@@ -128,10 +122,10 @@ async def test_tokens_are_stored_and_not_sent(live: RunRegistry) -> None:
 async def test_results_are_stored_and_not_sent(live: RunRegistry) -> None:
     """They are in the store under the item's id, and not among the events."""
 
-    async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+    async def running(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if isinstance(frame, TerminalEvent):
-                yield ItemResult("ci_10001", "half a pair \ud800, NUL \0")
+                yield frames.ItemResult("ci_10001", "half a pair \ud800, NUL \0")
             yield frame
 
     async with stream(live, frame_source(TURN), running) as events:
@@ -180,7 +174,7 @@ async def test_closed_stream_leaves_a_cancelled_response(live: RunRegistry) -> N
 async def test_bug_after_emit_leaves_a_failed_response(live: RunRegistry) -> None:
     """An error of a plug-in stage reaches the caller of the pipeline."""
 
-    async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+    async def broken(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if isinstance(frame, TerminalEvent):
                 raise ZeroDivisionError
@@ -197,7 +191,7 @@ async def test_bug_after_emit_leaves_a_failed_response(live: RunRegistry) -> Non
 async def test_lost_end_leaves_a_failed_response(live: RunRegistry) -> None:
     """A stream without a terminal event is a bug, and no reader waits for more."""
 
-    async def losing(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+    async def losing(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if not isinstance(frame, TerminalEvent):
                 yield frame
@@ -211,7 +205,7 @@ async def test_lost_end_leaves_a_failed_response(live: RunRegistry) -> None:
 async def test_lost_beginning_is_a_bug(live: RunRegistry) -> None:
     """A response without a request is not begun."""
 
-    async def late() -> AsyncGenerator[EmittedFrame, None]:
+    async def late() -> AsyncGenerator[frames.EmittedFrame, None]:
         for event in EVENTS:
             yield event
 
@@ -254,11 +248,11 @@ async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, cloc
     database.is_down = fault == "is down"
     if fault == "stalls":
         database.stalls.clear()
-    frames = (started(), *message(*"word " * 2000), finished())
-    passed, expected = list[ResponseEvent](), written_events(frames)
+    sequence = (started(), *message(*"word " * 2000), finished())
+    passed, expected = list[ResponseEvent](), written_events(sequence)
 
     async def consume() -> None:
-        async with stream(RunRegistry(store), frame_source(frames)) as events:
+        async with stream(RunRegistry(store), frame_source(sequence)) as events:
             async for event in events:
                 passed.append(event)
                 await asyncio.sleep(0)  # for the store to try

@@ -42,7 +42,7 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
         ItemClosed(complete=True),
     ]
     assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)
-    assert table.servers.asked == 1
+    assert table.servers.listings == 1
     assert table.model.read[1].facts.input[-1] == McpCall("mcp_10001", "docs", "add", "{}", "completed", "2")
 
 
@@ -77,7 +77,7 @@ async def test_server_listed_earlier_is_not_listed_again() -> None:
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
     frames = await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
     assert isinstance(frames[0], GenerationStarted)
-    assert table.servers.asked == 0
+    assert table.servers.listings == 0
     assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", None, {}),)
 
 
@@ -86,7 +86,7 @@ async def test_server_that_failed_earlier_is_listed_again() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
     await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
-    assert table.servers.asked == 1
+    assert table.servers.listings == 1
     assert len(table.model.read[0].facts.tools.tools) == 1
 
 
