@@ -86,7 +86,7 @@ class Conversations:
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         updated = await self.store.conversations.update(conversation_id, owner, body.metadata or {})
         if updated is None:
-            raise ConversationNotFound(shortened(conversation_id))
+            raise _not_found(request)
         return _answer(updated)
 
     @operation(Operation(DeletedConversation, refusals=_LOOKING))
@@ -94,7 +94,7 @@ class Conversations:
         """Delete a conversation and its items; the responses that used it are kept."""
         conversation_id = request.match_info["conversation_id"]
         if not await self.store.conversations.delete(conversation_id, request[OWNER]):
-            raise ConversationNotFound(shortened(conversation_id))
+            raise _not_found(request)
         return as_json(DeletedConversation(conversation_id))
 
     @operation(Operation(Items, query=PAGE, refusals=_LOOKING))
@@ -111,7 +111,7 @@ class Conversations:
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         items = await self._read(body.items, await self._items(request), owner)
         if not await self.store.conversations.add_items(conversation_id, owner, items):
-            raise ConversationNotFound(shortened(conversation_id))
+            raise _not_found(request)
         return as_json(page(items))
 
     @operation(Operation(Item, query=(INCLUDE,), refusals=(*_LOOKING, ItemNotFound)))
@@ -133,19 +133,16 @@ class Conversations:
         return _answer(conversation)
 
     async def _found(self, request: web.Request) -> StoredConversation:
-        """Return the conversation named in the path; raise `ConversationNotFound` if there is none."""
-        conversation_id = request.match_info["conversation_id"]
-        conversation = await self.store.conversations.get(conversation_id, request[OWNER])
+        conversation = await self.store.conversations.get(request.match_info["conversation_id"], request[OWNER])
         if conversation is None:
-            raise ConversationNotFound(shortened(conversation_id))
+            raise _not_found(request)
         return conversation
 
     async def _items(self, request: web.Request) -> tuple[Item, ...]:
-        """Return the items of the conversation named in the path, oldest first; raise `ConversationNotFound`."""
-        conversation_id = request.match_info["conversation_id"]
-        history = await self.store.conversations.items(conversation_id, request[OWNER])
+        """Return the items of the conversation, oldest first."""
+        history = await self.store.conversations.items(request.match_info["conversation_id"], request[OWNER])
         if history is None:
-            raise ConversationNotFound(shortened(conversation_id))
+            raise _not_found(request)
         return history.items
 
     async def _read(self, input_items: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
@@ -161,6 +158,10 @@ class Conversations:
             return new_items(before, items)
 
         return await asyncio.to_thread(read)
+
+
+def _not_found(request: web.Request) -> ConversationNotFound:
+    return ConversationNotFound(shortened(request.match_info["conversation_id"]))
 
 
 def _answer(conversation: StoredConversation) -> web.Response:

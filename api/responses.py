@@ -28,21 +28,8 @@ from penstock.api.http.request_body import receive
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
 from penstock.api.runs.scheduler import Scheduler
+from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.errors import (
-    BodyTooLarge,
-    ConversationLocked,
-    ConversationNotFound,
-    EngineDead,
-    EngineOverloaded,
-    InvalidRequest,
-    ModelNotFound,
-    ResponseNotFound,
-    ServerStopping,
-    ServerUnreachable,
-    StoreFailed,
-    StreamExpired,
-)
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
@@ -64,9 +51,16 @@ STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
-_READING = (InvalidRequest, ModelNotFound, ConversationNotFound, BodyTooLarge, StoreFailed, ServerStopping)
-_CREATING = (*_READING, ConversationLocked, EngineOverloaded, EngineDead)
-_FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerUnreachable)
+_READING = (
+    errors.InvalidRequest,
+    errors.ModelNotFound,
+    errors.ConversationNotFound,
+    errors.BodyTooLarge,
+    errors.StoreFailed,
+    errors.ServerStopping,
+)
+_CREATING = (*_READING, errors.ConversationLocked, errors.EngineOverloaded, errors.EngineDead)
+_FINDING = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ class Responses:
         Operation(
             Response,
             query=(INCLUDE, STREAM, STARTING_AFTER, INCLUDE_OBFUSCATION),
-            refusals=(*_FINDING, StreamExpired),
+            refusals=(*_FINDING, errors.StreamExpired),
             streams=True,
         )
     )
@@ -168,7 +162,7 @@ class Responses:
             await self.scheduler.cancel(found)
         response_id = found.response.id
         if not await self.store.delete(response_id, request[OWNER]) and found.response.store:
-            raise ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id))
         return as_json(DeletedResponse(response_id))
 
     @operation(Operation(Response, refusals=_FINDING))
@@ -185,7 +179,7 @@ class Responses:
             return as_json(await self.scheduler.cancel(found))
         response = found.response
         if not response.background and response.status != "cancelled":
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"The response {response.id} has ended, and it did not run in the background.", param="response_id"
             )
         return as_json(response)
@@ -197,7 +191,7 @@ class Responses:
         response_id, owner = request.match_info["response_id"], request[OWNER]
         input_items = await self.store.input_items(response_id, owner)
         if input_items is None:
-            raise ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
         return as_json(page.of(_once(input_items)))
 
@@ -215,7 +209,7 @@ class Responses:
         response_id, owner = request.match_info["response_id"], request[OWNER]
         known = self.scheduler.runs.get(response_id, owner) or await self.store.get(response_id, owner)
         if known is None:
-            raise ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
         return known.response
 
@@ -224,7 +218,7 @@ class Responses:
         response_id = request.match_info["response_id"]
         found = await self.scheduler.find(response_id, request[OWNER])
         if isinstance(found, Server) and FORWARDED in request.headers:
-            raise ServerUnreachable  # it has moved on; the forwarding server looks it up again
+            raise errors.ServerUnreachable  # it has moved on; the forwarding server looks it up again
         current_response.set(response_id)
         return found
 
@@ -239,7 +233,7 @@ class Responses:
                 return await self.peers.forward(request, found)
             except PeerLost as error:
                 if monotonic() > deadline:
-                    raise ServerUnreachable from error
+                    raise errors.ServerUnreachable from error
             await asyncio.sleep(RETRY)
         return found
 

@@ -42,7 +42,8 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         level = logging.DEBUG if request.path == "/health" else logging.INFO
         seconds = time.monotonic() - started
         path = request.rel_url.raw_path[:LONGEST_PATH]  # still escaped: a line break would fake a second line
-        outcome, client = _outcome(request), _client(request)
+        response = request.get(RESPONSE)
+        outcome, client = f", {outcome_of(response)}" if response else "", _client(request)
         logger.log(level, "%s %s: %s%s in %.3f s (%s)", request.method, path, answered, outcome, seconds, client)
 
 
@@ -50,11 +51,6 @@ async def add_request_id(request: web.Request, answer: web.StreamResponse) -> No
     """Add the id of the request to its answer, before the headers are sent."""
     if REQUEST_ID in request:
         answer.headers["X-Request-Id"] = request[REQUEST_ID]
-
-
-def _outcome(request: web.Request) -> str:
-    response = request.get(RESPONSE)
-    return "" if response is None else f", {outcome_of(response)}"
 
 
 def _client(request: web.Request) -> str:

@@ -11,16 +11,7 @@ import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.bodies import ErrorBody, Problem
-from penstock.pipeline.errors import (
-    ConversationLocked,
-    EngineOverloaded,
-    InvalidRequest,
-    ServerStopping,
-    ServerUnreachable,
-    StageError,
-    StoreFailed,
-    Unauthorized,
-)
+from penstock.pipeline import errors
 from penstock.pipeline.protocol.params.json_body import shortened
 
 logger = logging.getLogger(__name__)
@@ -30,7 +21,13 @@ STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_PASSING = (ConversationLocked, EngineOverloaded, ServerStopping, ServerUnreachable, StoreFailed)
+_PASSING = (
+    errors.ConversationLocked,
+    errors.EngineOverloaded,
+    errors.ServerStopping,
+    errors.ServerUnreachable,
+    errors.StoreFailed,
+)
 """Errors that may be over when the client retries; their answers have a ``Retry-After`` header."""
 
 _encode = msgspec.json.Encoder().encode
@@ -52,7 +49,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _answer(request: web.Request, error: Exception) -> web.Response:
     match error:
-        case StageError():
+        case errors.StageError():
             return refusal(error)
         case web.HTTPMethodNotAllowed() if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
             # Codex tries other answers again, seven times.
@@ -80,14 +77,14 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
     return None
 
 
-def refusal(error: StageError) -> web.Response:
+def refusal(error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = as_error(error.status, error.message, error.type, error.param, error.code)
     if isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
-    elif isinstance(error, Unauthorized):
+    elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
-    if not isinstance(error, InvalidRequest):
+    if not isinstance(error, errors.InvalidRequest):
         logger.warning("%s", error.message, exc_info=error.__cause__)
     return answer
 

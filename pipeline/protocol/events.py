@@ -20,18 +20,23 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
     sequence_number: int
 
 
-class Delta(Event, frozen=True):
+class ItemEvent(Event, frozen=True):
+    """A change of one item."""
+
+    item_id: str
+    output_index: int
+
+
+class Delta(ItemEvent, frozen=True):
     """A piece of an item's text; nearly every event of a stream is a delta."""
 
-    item_id: str
-    output_index: int
 
-
-class Done(Event, frozen=True):
+class Done(ItemEvent, frozen=True):
     """The whole text of an item or a part, after its deltas."""
 
-    item_id: str
-    output_index: int
+
+class Progress(ItemEvent, frozen=True):
+    """Progress of a call, or of a list of tools, that this server runs itself."""
 
 
 class ResponseCreated(Event, frozen=True, tag="response.created"):
@@ -68,16 +73,12 @@ class OutputItemDone(Event, frozen=True, tag="response.output_item.done"):
     item: OutputItem
 
 
-class ContentPartAdded(Event, frozen=True, tag="response.content_part.added"):
-    item_id: str
-    output_index: int
+class ContentPartAdded(ItemEvent, frozen=True, tag="response.content_part.added"):
     content_index: int
     part: OutputPart
 
 
-class ContentPartDone(Event, frozen=True, tag="response.content_part.done"):
-    item_id: str
-    output_index: int
+class ContentPartDone(ItemEvent, frozen=True, tag="response.content_part.done"):
     content_index: int
     part: OutputPart
 
@@ -94,9 +95,7 @@ class OutputTextDone(Done, frozen=True, tag="response.output_text.done"):
     logprobs: tuple[Logprob, ...] = ()
 
 
-class OutputTextAnnotationAdded(Event, frozen=True, tag="response.output_text.annotation.added"):
-    item_id: str
-    output_index: int
+class OutputTextAnnotationAdded(ItemEvent, frozen=True, tag="response.output_text.annotation.added"):
     content_index: int
     annotation_index: int
     annotation: dict[str, Any]
@@ -122,16 +121,12 @@ class ReasoningTextDone(Done, frozen=True, tag="response.reasoning_text.done"):
     text: str
 
 
-class ReasoningSummaryPartAdded(Event, frozen=True, tag="response.reasoning_summary_part.added"):
-    item_id: str
-    output_index: int
+class ReasoningSummaryPartAdded(ItemEvent, frozen=True, tag="response.reasoning_summary_part.added"):
     summary_index: int
     part: SummaryText
 
 
-class ReasoningSummaryPartDone(Event, frozen=True, tag="response.reasoning_summary_part.done"):
-    item_id: str
-    output_index: int
+class ReasoningSummaryPartDone(ItemEvent, frozen=True, tag="response.reasoning_summary_part.done"):
     summary_index: int
     part: SummaryText
 
@@ -178,59 +173,40 @@ class CodeInterpreterCallCodeDone(Done, frozen=True, tag="response.code_interpre
     code: str
 
 
-class Progress(Event, frozen=True):
-    """Progress of a call, or of a list of tools, that this server runs itself."""
-
-    item_id: str
-    output_index: int
+class McpListToolsInProgress(Progress, frozen=True, tag="response.mcp_list_tools.in_progress"): ...
 
 
-class McpListToolsInProgress(Progress, frozen=True, tag="response.mcp_list_tools.in_progress"):
-    pass
+class McpListToolsCompleted(Progress, frozen=True, tag="response.mcp_list_tools.completed"): ...
 
 
-class McpListToolsCompleted(Progress, frozen=True, tag="response.mcp_list_tools.completed"):
-    pass
+class McpListToolsFailed(Progress, frozen=True, tag="response.mcp_list_tools.failed"): ...
 
 
-class McpListToolsFailed(Progress, frozen=True, tag="response.mcp_list_tools.failed"):
-    pass
+class McpCallInProgress(Progress, frozen=True, tag="response.mcp_call.in_progress"): ...
 
 
-class McpCallInProgress(Progress, frozen=True, tag="response.mcp_call.in_progress"):
-    pass
+class McpCallCompleted(Progress, frozen=True, tag="response.mcp_call.completed"): ...
 
 
-class McpCallCompleted(Progress, frozen=True, tag="response.mcp_call.completed"):
-    pass
+class McpCallFailed(Progress, frozen=True, tag="response.mcp_call.failed"): ...
 
 
-class McpCallFailed(Progress, frozen=True, tag="response.mcp_call.failed"):
-    pass
+class CodeInterpreterCallInProgress(Progress, frozen=True, tag="response.code_interpreter_call.in_progress"): ...
 
 
-class CodeInterpreterCallInProgress(Progress, frozen=True, tag="response.code_interpreter_call.in_progress"):
-    pass
+class CodeInterpreterCallInterpreting(Progress, frozen=True, tag="response.code_interpreter_call.interpreting"): ...
 
 
-class CodeInterpreterCallInterpreting(Progress, frozen=True, tag="response.code_interpreter_call.interpreting"):
-    pass
+class CodeInterpreterCallCompleted(Progress, frozen=True, tag="response.code_interpreter_call.completed"): ...
 
 
-class CodeInterpreterCallCompleted(Progress, frozen=True, tag="response.code_interpreter_call.completed"):
-    pass
+class WebSearchCallInProgress(Progress, frozen=True, tag="response.web_search_call.in_progress"): ...
 
 
-class WebSearchCallInProgress(Progress, frozen=True, tag="response.web_search_call.in_progress"):
-    pass
+class WebSearchCallSearching(Progress, frozen=True, tag="response.web_search_call.searching"): ...
 
 
-class WebSearchCallSearching(Progress, frozen=True, tag="response.web_search_call.searching"):
-    pass
-
-
-class WebSearchCallCompleted(Progress, frozen=True, tag="response.web_search_call.completed"):
-    pass
+class WebSearchCallCompleted(Progress, frozen=True, tag="response.web_search_call.completed"): ...
 
 
 class ShellCallCommandAdded(Event, frozen=True, tag="response.shell_call_command.added"):
@@ -251,16 +227,12 @@ class ShellCallCommandDone(Event, frozen=True, tag="response.shell_call_command.
     command: str
 
 
-class ShellCallOutputContentDelta(Event, frozen=True, tag="response.shell_call_output_content.delta"):
-    item_id: str
-    output_index: int
+class ShellCallOutputContentDelta(ItemEvent, frozen=True, tag="response.shell_call_output_content.delta"):
     command_index: int
     delta: dict[str, str]
 
 
-class ShellCallOutputContentDone(Event, frozen=True, tag="response.shell_call_output_content.done"):
-    item_id: str
-    output_index: int
+class ShellCallOutputContentDone(ItemEvent, frozen=True, tag="response.shell_call_output_content.done"):
     command_index: int
     output: tuple[dict[str, Any], ...]
 

@@ -95,7 +95,11 @@ OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 
 
 class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
-    """The base of all items."""
+    """The base of all items.
+
+    ``text`` is the text of an item that the model reads or wrote, if it has any: arguments are JSON, as a model writes
+    them.  ``tool`` is the namespace and the name of the tool that an item calls.
+    """
 
     id_prefix: ClassVar[str]
     id: str
@@ -148,12 +152,10 @@ class FunctionCall(BaseItem, frozen=True, tag="function_call"):
 
     @property
     def text(self) -> str:
-        """The model's text."""
         return self.arguments
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        """The namespace and the name of the tool that it calls."""
         return self.namespace or None, self.name
 
 
@@ -186,12 +188,10 @@ class CustomToolCall(BaseItem, frozen=True, tag="custom_tool_call"):
 
     @property
     def text(self) -> str:
-        """The model's text."""
         return self.input
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        """The namespace and the name of the tool that it calls."""
         return self.namespace or None, self.name
 
 
@@ -215,7 +215,6 @@ class LocalShellCall(BaseItem, frozen=True, tag="local_shell_call"):
 
     @property
     def text(self) -> str:
-        """The arguments of the call as JSON, as a model writes them."""
         return _json({key: value for key, value in self.action.items() if key != "type"})
 
 
@@ -232,7 +231,6 @@ class LocalShellCallOutput(BaseItem, frozen=True, tag="local_shell_call_output")
 
     @property
     def text(self) -> str:
-        """The text for the model."""
         return self.output
 
 
@@ -255,12 +253,10 @@ class ShellCall(BaseItem, frozen=True, tag="shell_call"):
 
     @property
     def text(self) -> str:
-        """The arguments of the call as JSON, as a model writes them."""
         return _json({key: value for key, value in self.action.items() if value is not None})
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        """The namespace and the name of the tool that it calls."""
         return ("container", "exec") if self.runs_here else (None, "shell")
 
 
@@ -275,7 +271,6 @@ class ShellCallOutput(BaseItem, frozen=True, tag="shell_call_output"):
 
     @property
     def text(self) -> str:
-        """The text for the model."""
         return _json(self.output)
 
 
@@ -290,7 +285,6 @@ class ApplyPatchCall(BaseItem, frozen=True, tag="apply_patch_call"):
 
     @property
     def text(self) -> str:
-        """The arguments of the call as JSON, as a model writes them."""
         return _json(self.operation)
 
 
@@ -304,7 +298,6 @@ class ApplyPatchCallOutput(BaseItem, frozen=True, tag="apply_patch_call_output")
 
     @property
     def text(self) -> str:
-        """The text for the model."""
         return self.output or self.status
 
 
@@ -340,12 +333,10 @@ class _McpCall(BaseItem, frozen=True):
 
     @property
     def text(self) -> str:
-        """The model's text."""
         return self.arguments
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        """The namespace and the name of the tool that it calls."""
         return self.server_label, self.name
 
 
@@ -387,7 +378,6 @@ class CodeInterpreterCall(BaseItem, frozen=True, tag="code_interpreter_call"):
 
     @property
     def text(self) -> str:
-        """The model's text."""
         return self.code
 
 
@@ -404,7 +394,6 @@ class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        """The namespace and the name of the tool that it calls."""
         return "browser", _BROWSER_FUNCTIONS.get(str(self.action.get("type")), "search")
 
 

@@ -16,7 +16,6 @@ RESPONSE_FIELDS = """
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_every_sent_response_has_all_31_fields(reason: FinishReason) -> None:
-    """From the first event on a response has all its fields, with null for those unknown, and no others."""
     events = written_events((started(), *message("Hello!"), finished(reason)))
     for event in (events[0], events[1], events[-1]):
         assert sorted(sse_json(event)["response"]) == sorted(RESPONSE_FIELDS.split())
@@ -24,14 +23,12 @@ def test_every_sent_response_has_all_31_fields(reason: FinishReason) -> None:
 
 
 def test_event_name_is_the_type() -> None:
-    """Each SSE frame is an event line and a data line that agree, and the type leads the JSON."""
     for event in written_events(whole_turn()):
         assert sse_json(event)["type"] == event.__struct_config__.tag
         assert to_sse(event).split(b"\ndata: ")[1].startswith(b'{"type":"response.')
 
 
 def test_line_ends_in_a_text_stay_inside_its_json() -> None:
-    """An SSE frame has two lines for any text: CR, LF and Unicode separators included."""
     for event in written_events((started(), *message("a\r\n\n\u2028\x85b"), finished())):
         assert sse_json(event)["sequence_number"] == event.sequence_number
         assert b"\r" not in to_sse(event)

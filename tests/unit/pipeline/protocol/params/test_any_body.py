@@ -90,7 +90,6 @@ def blamed(body: Json) -> str:
 
 @given(json_values | st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=2))
 def test_any_body_is_accepted_or_refused_with_a_place_in_it(body: Json) -> None:
-    """Any JSON is read or refused, and ``param`` is a place that exists in it."""
     assert leads_somewhere(blamed(body), body)
 
 

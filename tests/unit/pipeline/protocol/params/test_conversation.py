@@ -19,7 +19,6 @@ def read(shape: type[Body], body: Json) -> Body:
 
 @pytest.mark.parametrize("wide", [1, MANY])
 def test_items_are_read_as_in_requests(wide: int) -> None:
-    """Items are those of a request's input, whether the body is short or read in pieces."""
     items = [MESSAGE, {"id": "msg_1"}, {"role": "user", "content": [PART] * wide}]
     for shape in (CreateConversation, AddItems):
         body = read(shape, {"items": items, "unknown": 5, "input": 5})
@@ -30,7 +29,6 @@ def test_items_are_read_as_in_requests(wide: int) -> None:
 
 @pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])
 def test_optional_fields_may_be_missing_or_null(shape: type[Body]) -> None:
-    """A conversation may begin empty, no items may be added, and null removes metadata."""
     read(shape, {"items": [], "metadata": None})
     if shape is CreateConversation:
         assert read(shape, {}) == read(shape, {"items": None}) == CreateConversation()
@@ -63,7 +61,6 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
     ],
 )
 def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
-    """The error names the path of the value."""
     with pytest.raises(InvalidRequest, match=words) as caught:
         read(shape, body)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -71,6 +68,5 @@ def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, word
 
 @pytest.mark.parametrize("length", [1, MANY])
 def test_values_on_the_limit_are_accepted(length: int) -> None:
-    """Twenty items and 16 pairs of metadata are accepted, however long the body is."""
     body = {"items": [{"role": "user", "content": "x" * length}] * 20, "metadata": PAIRS}
     assert read(CreateConversation, body) == CreateConversation.model_validate(body)

@@ -21,7 +21,6 @@ Json = st.recursive(
 
 @given(Json, st.integers(1, 40))
 async def test_body_equals_what_json_reads(value: Any, times: int) -> None:
-    """The same holds for a body that is read in pieces."""
     body = {"many": [value] * times * 20, "one": value, "long": "x" * PIECE}
     assert await read_json(json.dumps(body).encode(), YieldPoint()) == body
 
@@ -36,13 +35,11 @@ async def test_body_with_too_many_commas_is_refused(body: bytes) -> None:
 
 
 async def test_text_may_have_commas_up_to_limit() -> None:
-    """The limit is inclusive."""
     text = "," * MOST_COMMAS
     assert await read_json(json.dumps(text).encode(), YieldPoint()) == text
 
 
 async def test_other_tasks_run_while_a_long_list_is_read() -> None:
-    """This holds for elements of any length."""
     turns = 0
 
     async def take_turns() -> None:
@@ -59,7 +56,6 @@ async def test_other_tasks_run_while_a_long_list_is_read() -> None:
 
 @pytest.mark.parametrize("flaw", [b"]", b"{", b",", b"x", b'"'])
 async def test_long_body_with_a_flaw_is_refused(flaw: bytes) -> None:
-    """It is refused as a short one is."""
     some = b'{"a": [1, 2]},' * PIECE
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         await read_json(b"[" + some + flaw + some + b"{}]", YieldPoint())

@@ -30,7 +30,6 @@ from tests.support.requests import (
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_bodies_of_real_clients_are_accepted(client: str) -> None:
-    """They are read whole: no parameter of the API is lost."""
     body = CLIENTS[client]
     request = read_body(body)
     assert len(request.tools or ()) == len(body.get("tools", ()))
@@ -53,18 +52,15 @@ def test_unknown_keys_are_ignored() -> None:
 
 @pytest.mark.parametrize("name", CreateResponse.model_fields)
 def test_null_means_absent(name: str) -> None:
-    """Every parameter may be null, which is the same as leaving it out."""
     assert read_body({name: None}) == read_body({})
 
 
 def test_item_without_a_type_is_a_message() -> None:
-    """``type`` is optional for messages, and may be null."""
     request = read_body({"input": [MESSAGE, {"type": None, **MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
 def test_item_with_only_an_id_is_a_reference() -> None:
-    """The type of a reference is optional and may be null; any field of a message makes it a message."""
     written = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
     read_as = read_body({"input": written}).input
     assert isinstance(read_as, list)
@@ -74,7 +70,6 @@ def test_item_with_only_an_id_is_a_reference() -> None:
 
 @pytest.mark.parametrize("wide", [1, MANY])
 def test_tool_is_read_by_its_type(wide: int) -> None:
-    """Functions, custom tools and namespaces are read with their fields, any other tool by its type only."""
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
     sent = [
         {"type": "function", "name": "f", "defer_loading": True},
@@ -105,14 +100,12 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
 
 @pytest.mark.parametrize("reference", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
 def test_conversation_is_named_by_its_id(reference: Json) -> None:
-    """The id stands alone, or in an object."""
     assert read_body({"conversation": reference}).conversation_id == "conv_1"
     assert read_body({}).conversation_id is None
 
 
 @pytest.mark.parametrize("name", ["envelope", "_envelope", "owner", "trace_headers", "is_recorded"])
 def test_body_cannot_set_its_envelope(name: str) -> None:
-    """The owner, the trace and the wish for a recording come from the server and from headers."""
     for value in ("a", True, {"owner": "a", "traceparent": "00-1"}):
         request = read_body({"input": "x", name: value})
         assert request.envelope == Envelope()
@@ -152,7 +145,6 @@ def test_trace_headers_are_found_in_any_case() -> None:
     ids=lambda body: json.dumps(body)[:60],
 )
 def test_values_on_the_limit_are_accepted(body: Json) -> None:
-    """Limits are inclusive."""
     read_body(body)
 
 
@@ -176,7 +168,6 @@ def test_lone_surrogate_is_replaced(blank: int, written: str, read_as: str) -> N
 
 @pytest.mark.parametrize("wide", [1, MANY])
 def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
-    """A body that is read in pieces is read as pydantic reads it at once."""
     body: Json = {
         "model": "m" * wide,
         "instructions": "\u4e16\U0001f600" * wide,
@@ -196,8 +187,6 @@ def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
 
 
 def test_long_list_costs_its_own_length() -> None:
-    """The fields beside a long list are read once, not once per piece."""
-
     def cost(tools: int, keys: int) -> int:
         unknown = {f"k{number}": 0 for number in range(keys)}
         body = item(type="additional_tools", role="developer", tools=[{"type": "web_search"}] * tools, **unknown)
@@ -207,7 +196,6 @@ def test_long_list_costs_its_own_length() -> None:
 
 
 async def test_other_tasks_run_while_a_long_body_is_read() -> None:
-    """The loop gets many turns while a body of a megabyte is read."""
     turns = 0
 
     async def count() -> None:
