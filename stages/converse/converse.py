@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.pipeline.frames import ConversedFrame, ParsedFrame, ResolvedRequest
+from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.tools import Toolbox
 
@@ -44,9 +44,9 @@ class Converse:
                         for passed in loop.feed(first) if first else ():
                             yield passed
                         async for frame in parsed:
-                            delta = loop.feed_text(frame)  # hot path: see `penstock.pipeline.core`
-                            if delta is not None:
-                                yield delta
+                            if loop.is_plain and type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
+                                loop.feed_text(frame.text)
+                                yield frame
                                 continue
                             for passed in loop.feed(frame):
                                 yield passed

@@ -59,13 +59,15 @@ class ToolLoop:
         self.has_begun = False
         """True if a frame of the response has been yielded."""
         self._transcript = Transcript(request.facts.response)
-        self._add_text = self._transcript.feed_text
+        self.feed_text = self._transcript.feed_text
+        """Take the text of a delta that the stage passes on as it is."""
+        self.is_plain = False
+        """True while deltas may be passed on as they are."""
         self._toolbox = toolbox
         self._limits = limits
         self._clock = clock
         self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
         self._turn = ModelTurn()
-        self._passes_text = False
         self._goes_on = True
         self._turns = 0
         self._calls = 0
@@ -139,24 +141,17 @@ class ToolLoop:
         self._goes_on = False
         self._turns += 1
         self._turn = ModelTurn(self._sessions.source)
-        self._passes_text = self._turn.is_plain
+        self.is_plain = self._turn.is_plain
         self.request = self._transcript.continued(self.request)
         if self._tokens_left is not None:
             sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
             self.request = with_facts(self.request, sampling=sampling)
         return True
 
-    def feed_text(self, frame: ParsedFrame) -> ItemDelta | None:
-        """Return the delta if it may be passed on as it is; None for any other frame, which `feed` has to read."""
-        if self._passes_text and type(frame) is ItemDelta:
-            self._add_text(frame.text)
-            return frame
-        return None
-
     def feed(self, frame: ParsedFrame) -> Iterator[ConversedFrame]:
         """Take a frame of the turn, and yield the frames that may be passed on."""
         frames = self._turn.feed(frame)
-        self._passes_text = self._turn.is_plain
+        self.is_plain = self._turn.is_plain
         return map(self.note, frames)
 
     def end_turn(self) -> Iterator[Step]:
