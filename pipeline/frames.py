@@ -14,7 +14,7 @@ included.  So a recording of one junction is complete, and replays to the same b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -306,10 +306,7 @@ class McpApprovalOpened(_Frame, frozen=True):
 class CodeCallOpened(_Frame, frozen=True):
     """The model begins to write code for the sandbox."""
 
-    @property
-    def tool(self) -> tuple[str, str]:
-        """The namespace and the name of the tool that it calls."""
-        return "python", "python"
+    tool: ClassVar[tuple[str, str]] = ("python", "python")
 
 
 class WebCallOpened(_Frame, frozen=True):
@@ -326,10 +323,7 @@ class WebCallOpened(_Frame, frozen=True):
 class ShellCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call to the shell of the sandbox."""
 
-    @property
-    def tool(self) -> tuple[str, str]:
-        """The namespace and the name of the tool that it calls."""
-        return "container", "exec"
+    tool: ClassVar[tuple[str, str]] = ("container", "exec")
 
 
 class ShellOutputOpened(_Frame, frozen=True):

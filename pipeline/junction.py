@@ -95,6 +95,7 @@ def _junction_of(frames: Any, alias: str | None) -> Junction:
     members = typing.get_args(frames) if _is_union(frames) else (frames,)
     classes = frozenset(typing.get_origin(member) or member for member in members)
     label = alias or " | ".join(getattr(member, "__name__", str(member)) for member in members)
+    label = re.sub(r"\w+\.", "", label)  # the annotation may name the module of a frame, too
     return Junction(classes, label, is_open=isinstance(frames, TypeVar))
 
 

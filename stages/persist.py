@@ -14,13 +14,8 @@ from typing import Any
 from penstock.pipeline.faults import first
 from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.protocol.events import (
-    DELTAS,
-    ResponseCompleted,
-    ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-)
+from penstock.pipeline.protocol import events
+from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.stages.services.runs.run import RunRegistry
 
 
@@ -45,7 +40,7 @@ class Persist:
                 if run.ended:  # ended from outside, e.g. cancelled: readers get the end from its log
                     return
                 match frame:
-                    case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                    case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                         await run.end(frame)
                         yield frame
                     case ItemTokens() | ItemResult():

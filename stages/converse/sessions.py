@@ -12,17 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import (
-    BrowserAction,
-    CallData,
-    CallFinished,
-    CallStarted,
-    CodeOutputs,
-    ConversedFrame,
-    ItemClosed,
-    ResolvedRequest,
-    ShellOutputOpened,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.tools import Citable, Session, Source, Toolbox, ToolResult, bounded
@@ -36,7 +26,7 @@ OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
 
 
-Step: TypeAlias = ConversedFrame | asyncio.Task[CallFinished]
+Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
 
 
@@ -46,21 +36,21 @@ class RunningCall:
 
     call: ToolCall
     action: dict[str, Any] | None
-    task: asyncio.Task[CallFinished]
+    task: asyncio.Task[frames.CallFinished]
 
-    def frames(self, closed: ItemClosed) -> Iterator[Step]:
+    def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
         """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item.
 
         The output of the shell is an item of its own, so a shell call ends before it runs.
         """
         if self.call.namespace == "container":
             yield closed
-            yield ShellOutputOpened()
-            yield CallStarted()
+            yield frames.ShellOutputOpened()
+            yield frames.CallStarted()
             yield self.task
-            yield ItemClosed(complete=True)
+            yield frames.ItemClosed(complete=True)
         else:
-            yield CallStarted(self.action)
+            yield frames.CallStarted(self.action)
             yield self.task
             yield closed
 
@@ -71,7 +61,7 @@ class Sessions:
     A call may take ``seconds``, and the model reads at most ``longest`` characters of its result.
     """
 
-    def __init__(self, toolbox: Toolbox, request: ResolvedRequest, seconds: float, longest: int) -> None:
+    def __init__(self, toolbox: Toolbox, request: frames.ResolvedRequest, seconds: float, longest: int) -> None:
         self._toolbox = toolbox
         self._request = request
         self._seconds = seconds
@@ -79,7 +69,7 @@ class Sessions:
         self._servers = {server.label: server for server in request.facts.tools.servers}
         self._has_browsed = any(of_type(request.items, WebSearchCall))
         self._open: dict[str, Session] = {}
-        self._tasks: set[asyncio.Task[CallFinished]] = set()
+        self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 
     @property
     def source(self) -> Callable[[int], Source | None] | None:
@@ -89,7 +79,7 @@ class Sessions:
         browser: object = self._session("browser")
         return browser.source if isinstance(browser, Citable) else None
 
-    def start(self, work: Coroutine[Any, Any, CallFinished]) -> asyncio.Task[CallFinished]:
+    def start(self, work: Coroutine[Any, Any, frames.CallFinished]) -> asyncio.Task[frames.CallFinished]:
         """Start ``work`` in a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -102,13 +92,13 @@ class Sessions:
         action = session.action(call.name, call.text) if session else None
         return RunningCall(call, action, self.start(self._run(call)))
 
-    async def _run(self, call: ToolCall) -> CallFinished:
+    async def _run(self, call: ToolCall) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
         done = await self._done(call)
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"Error: {done.error}"
         result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
-        return CallFinished(result, done.error, self._shown(done.data))
+        return frames.CallFinished(result, done.error, self._shown(done.data))
 
     async def close(self) -> None:
         """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""
@@ -142,12 +132,12 @@ class Sessions:
                 self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)
 
-    def _shown(self, data: CallData | None) -> CallData | None:
+    def _shown(self, data: frames.CallData | None) -> frames.CallData | None:
         """Return the data that the item shows: code outputs and web sources only if the request includes them."""
         match data:
-            case CodeOutputs() if OUTPUTS not in self._request.facts.include:
+            case frames.CodeOutputs() if OUTPUTS not in self._request.facts.include:
                 return None
-            case BrowserAction(action) if SOURCES not in self._request.facts.include:
-                return BrowserAction({key: value for key, value in action.items() if key != "sources"})
+            case frames.BrowserAction(action) if SOURCES not in self._request.facts.include:
+                return frames.BrowserAction({key: value for key, value in action.items() if key != "sources"})
             case _:
                 return data

@@ -11,23 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import (
-    CallFinished,
-    CallStarted,
-    ConversedFrame,
-    FinishReason,
-    ItemClosed,
-    ItemDelta,
-    ListedTools,
-    McpCallOpened,
-    McpListToolsOpened,
-    ParsedFrame,
-    ResolvedRequest,
-    ResponseStarted,
-    ServerCallOpened,
-    TurnFinished,
-    with_facts,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
 from penstock.pipeline.protocol.tools import McpTool
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
@@ -54,7 +38,9 @@ class Limits:
 class ToolLoop:
     """State machine, one per response; ``request`` is what the model reads in its next turn."""
 
-    def __init__(self, request: ResolvedRequest, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, request: frames.ResolvedRequest, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]
+    ) -> None:
         self.request = request
         self.has_begun = False
         """True if a frame of the response has been yielded."""
@@ -75,7 +61,7 @@ class ToolLoop:
         self._has_corrected = False
         self._seconds_before = 0.0  # spent before the next turn, and counted as part of it
 
-    def note(self, frame: ConversedFrame) -> ConversedFrame:
+    def note(self, frame: frames.ConversedFrame) -> frames.ConversedFrame:
         """Record a frame that is about to be yielded, and return it."""
         self.has_begun = True
         self._transcript.feed(frame)
@@ -94,36 +80,36 @@ class ToolLoop:
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
         approved = _approved(request)
         if not unlisted and not approved:
-            self.request = with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
+            self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
             return
         started = self._clock()
-        yield ResponseStarted(request.facts)
+        yield frames.ResponseStarted(request.facts)
         seconds = self._limits.listing_seconds
         tasks = [self._sessions.start(list_tools(server, self._toolbox.mcp, seconds)) for server in unlisted]
         for server, task in zip(unlisted, tasks, strict=True):
-            yield McpListToolsOpened(server.label)
-            yield CallStarted()
+            yield frames.McpListToolsOpened(server.label)
+            yield frames.CallStarted()
             yield task
-            yield ItemClosed(complete=True)
+            yield frames.ItemClosed(complete=True)
             listed = task.result().data
-            known[server.label] = listed.tools if isinstance(listed, ListedTools) else ()
-        self.request = with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
+            known[server.label] = listed.tools if isinstance(listed, frames.ListedTools) else ()
+        self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
         for approval in approved:
             yield from self._approved_call(approval)
         self._seconds_before = self._clock() - started
 
     def _approved_call(self, approval: McpApprovalRequest) -> Iterator[Step]:
         self._calls += 1
-        yield McpCallOpened(approval.server_label, approval.name, approval.id)
+        yield frames.McpCallOpened(approval.server_label, approval.name, approval.id)
         if approval.arguments:
-            yield ItemDelta(approval.arguments)
+            yield frames.ItemDelta(approval.arguments)
         if self._may_call(approval):
             call = ToolCall(approval.server_label, approval.name, approval.arguments)
-            yield from self._sessions.call(call).frames(ItemClosed(complete=True))
+            yield from self._sessions.call(call).frames(frames.ItemClosed(complete=True))
             return
-        yield CallStarted()
-        yield CallFinished(error="The servers of this request offer no such tool.")
-        yield ItemClosed(complete=True)
+        yield frames.CallStarted()
+        yield frames.CallFinished(error="The servers of this request offer no such tool.")
+        yield frames.ItemClosed(complete=True)
 
     def _may_call(self, approval: McpApprovalRequest) -> bool:
         """Return True if the request offers this MCP tool; approval alone does not permit a call."""
@@ -145,14 +131,14 @@ class ToolLoop:
         self.request = self._transcript.continued(self.request)
         if self._tokens_left is not None:
             sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
-            self.request = with_facts(self.request, sampling=sampling)
+            self.request = frames.with_facts(self.request, sampling=sampling)
         return True
 
-    def feed(self, frame: ParsedFrame) -> Iterator[ConversedFrame]:
+    def feed(self, frame: frames.ParsedFrame) -> Iterator[frames.ConversedFrame]:
         """Take a frame of the turn, and yield the frames that may be passed on."""
-        frames = self._turn.feed(frame)
+        passed = self._turn.feed(frame)
         self.is_plain = self._turn.is_plain
-        return map(self.note, frames)
+        return map(self.note, passed)
 
     def end_turn(self) -> Iterator[Step]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
@@ -169,7 +155,7 @@ class ToolLoop:
         if reason == "stop":
             self._go_on(turn)
 
-    def _allowed(self, turn: ModelTurn, reason: FinishReason) -> tuple[FinishReason, int]:
+    def _allowed(self, turn: ModelTurn, reason: frames.FinishReason) -> tuple[frames.FinishReason, int]:
         """Return how the turn ends and how many of its calls to run.
 
         If a limit rules out another turn, no call is run, because the model would not read the results.
@@ -184,7 +170,7 @@ class ToolLoop:
             return "max_tool_calls", max(0, most - self._calls)
         return "stop", count
 
-    def _limit(self) -> FinishReason | None:
+    def _limit(self) -> frames.FinishReason | None:
         """Return the limit that rules out another turn, or None."""
         if self._tokens_left is not None and self._tokens_left <= 0:
             return "length"
@@ -201,16 +187,16 @@ class ToolLoop:
         calls = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
         is_call = bool(turn.calls)
         for frame in turn.held:
-            if isinstance(frame, ItemClosed) and is_call and frame.complete:
+            if isinstance(frame, frames.ItemClosed) and is_call and frame.complete:
                 running = next(calls, None)
                 if running is None:
-                    yield ItemClosed(complete=False)
+                    yield frames.ItemClosed(complete=False)
                     return
                 yield from running.frames(frame)
-            elif not isinstance(frame, TurnFinished):
+            elif not isinstance(frame, frames.TurnFinished):
                 yield frame
-            if not isinstance(frame, ItemDelta):
-                is_call = isinstance(frame, ServerCallOpened)
+            if not isinstance(frame, frames.ItemDelta):
+                is_call = isinstance(frame, frames.ServerCallOpened)
 
     def _go_on(self, turn: ModelTurn) -> None:
         """Schedule another turn if the model has something new to read.
@@ -220,13 +206,13 @@ class ToolLoop:
         if turn.calls:
             self._goes_on = not turn.waits_for_client
             if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
-                self.request = with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
+                self.request = frames.with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
         elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
             self._transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
 
 
-def _approved(request: ResolvedRequest) -> list[McpApprovalRequest]:
+def _approved(request: frames.ResolvedRequest) -> list[McpApprovalRequest]:
     """Return the approval requests that the client has granted in its input and whose calls have not been made."""
     items = request.items
     approvals = {item.id: item for item in of_type(items, McpApprovalRequest)}

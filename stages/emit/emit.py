@@ -14,32 +14,14 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
+from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed, StageError
 from penstock.pipeline.faults import name_stage
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    CallFinished,
-    CallStarted,
-    ConversedFrame,
-    EmittedFrame,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ItemResult,
-    ItemTokens,
-    MessageOpened,
-    Opened,
-    ResponseStarted,
-    TurnFinished,
-)
+from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemDelta
 from penstock.pipeline.lifecycle.outcome import failed_response, last_event
 from penstock.pipeline.lifecycle.rules import rule
-from penstock.pipeline.protocol.events import (
-    ResponseCreated,
-    ResponseEvent,
-    ResponseInProgress,
-    ResponseQueued,
-)
+from penstock.pipeline.protocol import events
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import ItemStatus, OutputItem
 from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
@@ -97,15 +79,15 @@ class ResponseWriter:
             case ItemDelta():
                 delta = self.feed_text(frame)
                 return () if delta is None else (delta,)
-            case ItemClosed():
+            case frames.ItemClosed():
                 return self._close(frame)
-            case AnnotationAdded() | CallStarted() | CallFinished():
+            case frames.AnnotationAdded() | frames.CallStarted() | frames.CallFinished():
                 return self._go_on(frame)
-            case ResponseStarted():
+            case frames.ResponseStarted():
                 return self._start(frame)
-            case GenerationStarted():
+            case frames.GenerationStarted():
                 return self._begin_turn(frame)
-            case TurnFinished():
+            case frames.TurnFinished():
                 self._turns.end(frame)
                 return ()
             case _:
@@ -137,50 +119,52 @@ class ResponseWriter:
             yield from self._end("incomplete")
         yield last_event(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
 
-    def _start(self, frame: ResponseStarted) -> Iterable[EmittedFrame]:
+    def _start(self, frame: frames.ResponseStarted) -> Iterable[EmittedFrame]:
         if self.started:
             raise RuntimeError("a response began twice")
         self.started = True
         response = self.response = frame.facts.response
         self._drafts = Drafts(response, is_shown=True)
         yield frame
-        yield ResponseCreated(next(self._numbers), response)
+        yield events.ResponseCreated(next(self._numbers), response)
         if response.status == "queued":  # a background response, which was stored as queued
-            yield ResponseQueued(next(self._numbers), response)
+            yield events.ResponseQueued(next(self._numbers), response)
             self.response = replace(response, status="in_progress")
-        yield ResponseInProgress(next(self._numbers), self.response)
+        yield events.ResponseInProgress(next(self._numbers), self.response)
 
-    def _begin_turn(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
+    def _begin_turn(self, frame: frames.GenerationStarted) -> Iterable[EmittedFrame]:
         self._promises_json = _promises_json(frame)
         self._turns.begin(frame)
-        return () if self.started else self._start(ResponseStarted(frame.facts))
+        return () if self.started else self._start(frames.ResponseStarted(frame.facts))
 
     # One item after another
 
-    def _begin(self, opening: Opened) -> Iterable[ResponseEvent]:
+    def _begin(self, opening: frames.Opened) -> Iterable[ResponseEvent]:
         rule(type(opening) in BUILDERS, f"emit takes no {type(opening).__name__}: a stage has put it in")
         self._check_closed()
         self._open = OpenItem(self._drafts.begin(opening), self._numbers, len(self._output))
         yield from self._open.opened()
         self.feed_text = self._open.delta
 
-    def _go_on(self, frame: AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
+    def _go_on(
+        self, frame: frames.AnnotationAdded | frames.CallStarted | frames.CallFinished
+    ) -> Iterable[ResponseEvent]:
         if self._open is None:
             raise RuntimeError("an annotation or a call came while no item was open")
         match frame:
-            case AnnotationAdded(annotation):
+            case frames.AnnotationAdded(annotation):
                 return (self._open.annotated(annotation),)
-            case CallStarted():
+            case frames.CallStarted():
                 return self._open.started(frame)
-            case CallFinished():
+            case frames.CallFinished():
                 return self._open.finished(frame)
 
-    def _close(self, closed: ItemClosed) -> Iterable[EmittedFrame]:
+    def _close(self, closed: frames.ItemClosed) -> Iterable[EmittedFrame]:
         if closed.complete and self._promises_json:
             self._check_answer()
         yield from self._end("completed" if closed.complete else "incomplete")
         if closed.token_ids:
-            yield ItemTokens(self._output[-1].id, closed.token_ids)
+            yield frames.ItemTokens(self._output[-1].id, closed.token_ids)
 
     def _check_answer(self) -> None:
         """Raise `EngineFailed` for a complete answer that is not valid JSON although the grammar required JSON.
@@ -188,7 +172,7 @@ class ResponseWriter:
         An answer that breaks the grammar was broken off by the engine.
         """
         draft = self._open.draft if self._open else None
-        if draft is None or not isinstance(draft.opening, MessageOpened) or draft.opening.phase == "commentary":
+        if draft is None or not isinstance(draft.opening, frames.MessageOpened) or draft.opening.phase == "commentary":
             return
         try:
             msgspec.json.decode(draft.text, type=msgspec.Raw)
@@ -202,7 +186,7 @@ class ResponseWriter:
         item = self._open.item(status)
         self._output.append(item)
         if (result := self._open.draft.hidden_result) is not None:
-            yield ItemResult(item.id, result)
+            yield frames.ItemResult(item.id, result)
         self._open, self.feed_text = None, _without_item
 
     def _check_closed(self) -> None:
@@ -225,7 +209,7 @@ def _incomplete(response: Response, reason: IncompleteReason) -> Response:
     return replace(response, status="incomplete", incomplete_details=IncompleteDetails(reason))
 
 
-def _promises_json(begun: GenerationStarted) -> bool:
+def _promises_json(begun: frames.GenerationStarted) -> bool:
     """Return True if a complete answer must be valid JSON; a stop string may cut it anywhere."""
     facts = begun.facts
     kind = (facts.response.text.get("format") or {}).get("type")

@@ -12,8 +12,8 @@ class Turns:
     def __init__(self) -> None:
         self.finished: list[TurnFinished] = []
         self._prompts: list[int] = []
-        self._asked: RawMessages | None = None
-        self._said: RawMessages = ()
+        self._input: RawMessages | None = None
+        self._output: RawMessages = ()
 
     @property
     def are_over(self) -> bool:
@@ -23,21 +23,21 @@ class Turns:
     def begin(self, started: GenerationStarted) -> None:
         """Begin a turn; its prompt includes the output of earlier turns and their tools."""
         self._prompts.append(started.prompt_tokens)
-        if self._asked is None:
-            self._asked = started.raw_messages
+        if self._input is None:
+            self._input = started.raw_messages
         else:
-            self._said = (started.raw_messages or ())[len(self._asked) :]
+            self._output = (started.raw_messages or ())[len(self._input) :]
 
     def end(self, finished: TurnFinished) -> None:
         """End the turn; if the engine counted the prompt's tokens itself (images expand), use its number."""
         self.finished.append(finished)
         if finished.prompt_tokens is not None:
             self._prompts[-1] = finished.prompt_tokens
-        self._said += finished.raw_messages or ()
+        self._output += finished.raw_messages or ()
 
     def messages(self) -> tuple[RawMessages, RawMessages] | None:
         """Return the raw messages of input and output, or None if the request does not want them."""
-        return None if self._asked is None else (self._asked, self._said)
+        return None if self._input is None else (self._input, self._output)
 
     def usage(self) -> Usage:
         """Return the usage, summed over all turns."""

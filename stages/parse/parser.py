@@ -8,33 +8,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from itertools import takewhile
 from typing import TypeAlias
 
+from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import (
-    HOSTED_CALLS,
-    ClientCallOpened,
-    CustomToolCallOpened,
-    EngineFrame,
-    FunctionCallOpened,
-    GenerationFinished,
-    GenerationStarted,
-    ItemDelta,
-    McpApprovalOpened,
-    McpCallOpened,
-    MessageOpened,
-    ParsedFrame,
-    RawMessages,
-    ReasoningOpened,
-    ServerCallOpened,
-    TokenChunk,
-    TokenFrame,
-    TurnFinished,
-)
+from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
 
-CallOpened: TypeAlias = ClientCallOpened | ServerCallOpened
+CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
 
-Opening: TypeAlias = ReasoningOpened | MessageOpened | CallOpened
+Opening: TypeAlias = frames.ReasoningOpened | frames.MessageOpened | CallOpened
 
 
 class ParseStage(ABC):
@@ -49,7 +31,7 @@ class ParseStage(ABC):
                 if delta is not None:
                     yield delta
                     continue
-            if isinstance(frame, GenerationStarted):
+            if isinstance(frame, frames.GenerationStarted):
                 parser = await self._begin(frame)
                 yield frame
             elif parser is None:
@@ -59,7 +41,7 @@ class ParseStage(ABC):
                     yield parsed
 
     @abstractmethod
-    async def _begin(self, started: GenerationStarted) -> TurnParser:
+    async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
         """Return the parser for one generation."""
 
 
@@ -93,7 +75,7 @@ class TurnParser(ABC):
             return None
         return ItemDelta(text)
 
-    def feed(self, frame: EngineFrame) -> Iterator[ParsedFrame]:
+    def feed(self, frame: frames.EngineFrame) -> Iterator[ParsedFrame]:
         """Take one frame and return the frames that follow from it."""
         return self._read(frame) if isinstance(frame, TokenChunk) else self._finish(frame)
 
@@ -101,10 +83,12 @@ class TurnParser(ABC):
     def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]: ...
 
     @abstractmethod
-    def _finish(self, finished: GenerationFinished) -> Iterator[ParsedFrame]: ...
+    def _finish(self, finished: frames.GenerationFinished) -> Iterator[ParsedFrame]: ...
 
-    def _turn_finished(self, finished: GenerationFinished, raw_messages: RawMessages | None) -> TurnFinished:
-        return TurnFinished(
+    def _turn_finished(
+        self, finished: frames.GenerationFinished, raw_messages: frames.RawMessages | None
+    ) -> frames.TurnFinished:
+        return frames.TurnFinished(
             reason=finished.reason,
             cached_tokens=finished.cached_tokens,
             output_tokens=len(self._tokens),
@@ -124,15 +108,15 @@ def call_of(tool: Tool) -> CallOpened:
     """Return the frame that opens a call of ``tool``."""
     match tool:
         case FunctionTool():
-            return FunctionCallOpened(tool.name, tool.namespace, tool.form)
+            return frames.FunctionCallOpened(tool.name, tool.namespace, tool.form)
         case CustomTool():
-            return CustomToolCallOpened(tool.name, tool.namespace)
+            return frames.CustomToolCallOpened(tool.name, tool.namespace)
         case McpTool(needs_approval=True):
-            return McpApprovalOpened(tool.namespace, tool.name)
+            return frames.McpApprovalOpened(tool.namespace, tool.name)
         case McpTool():
-            return McpCallOpened(tool.namespace, tool.name)
+            return frames.McpCallOpened(tool.namespace, tool.name)
         case HostedTool():
-            return HOSTED_CALLS[tool.namespace](tool.name)
+            return frames.HOSTED_CALLS[tool.namespace](tool.name)
 
 
 def is_open(tools: Toolset) -> bool:

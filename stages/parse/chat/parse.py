@@ -17,18 +17,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import (
-    FunctionCallOpened,
-    GenerationFinished,
-    GenerationStarted,
-    ItemClosed,
-    MessageOpened,
-    ParsedFrame,
-    ReasoningOpened,
-    Repair,
-    TokenChunk,
-    TokenLogprob,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import Phase
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.stages.models.chat.functions import functions
@@ -48,7 +37,7 @@ class ParseChat(ParseStage):
 
     chat: ChatModel
 
-    async def _begin(self, started: GenerationStarted) -> ChatParser:
+    async def _begin(self, started: frames.GenerationStarted) -> ChatParser:
         return await asyncio.to_thread(ChatParser, self.chat, started)  # creating vLLM's parser takes time
 
 
@@ -84,7 +73,7 @@ class _OpenCall:
     read_upto: int
     argument: Unwrapped | None
     """Extracts the text from the arguments if the tool takes one plain text."""
-    repairs: tuple[Repair, ...]
+    repairs: tuple[frames.Repair, ...]
 
 
 _State: TypeAlias = _NoItem | _OpenText | _OpenCall
@@ -93,7 +82,7 @@ _State: TypeAlias = _NoItem | _OpenText | _OpenCall
 class ChatParser(TurnParser):
     """Parses one generation."""
 
-    def __init__(self, chat: ChatModel, started: GenerationStarted) -> None:
+    def __init__(self, chat: ChatModel, started: frames.GenerationStarted) -> None:
         super().__init__()
         self._chat = chat
         self._started = started
@@ -118,7 +107,7 @@ class ChatParser(TurnParser):
         self._plain_from = 0
         """The position at which the latest run of plain text began."""
 
-    def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]:
+    def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._end_plain_text()
         if chunk.logprobs and self._unclaimed is None:
             self._unclaimed = UnclaimedTokens()
@@ -141,7 +130,7 @@ class ChatParser(TurnParser):
             if self._latest is ReasoningPiece:
                 self._reasoning_tokens += len(self._tokens) - self._plain_from
 
-    def _read_token(self, token: int, logprob: TokenLogprob | None) -> Iterator[ParsedFrame]:
+    def _read_token(self, token: int, logprob: frames.TokenLogprob | None) -> Iterator[frames.ParsedFrame]:
         vocabulary = self._chat.vocabulary
         self._tokens.append(token)
         text = "" if token in self._chat.stop_token_ids else self._decoder.decode(token)
@@ -169,7 +158,7 @@ class ChatParser(TurnParser):
 
     # All transitions between the states
 
-    def _take(self, piece: Piece) -> Iterator[ParsedFrame]:
+    def _take(self, piece: Piece) -> Iterator[frames.ParsedFrame]:
         self._latest = CallPiece if isinstance(piece, ArgumentsPiece) else type(piece)
         self._count()
         match piece:
@@ -182,7 +171,7 @@ class ChatParser(TurnParser):
             case ReasoningPiece() | ContentPiece():
                 yield from self._take_text(piece)
 
-    def _take_text(self, piece: TextPiece) -> Iterator[ParsedFrame]:
+    def _take_text(self, piece: TextPiece) -> Iterator[frames.ParsedFrame]:
         kind, text, item = type(piece), piece.text, self._state
         if isinstance(item, _OpenText) and item.kind is kind:
             text = item.margin + text
@@ -193,7 +182,7 @@ class ChatParser(TurnParser):
                 return
             if kind is ReasoningPiece or not isinstance(item, _NoItem) or item.follows_markup:
                 text = _after_line_breaks(text)
-            opening = ReasoningOpened() if kind is ReasoningPiece else MessageOpened(self._phase)
+            opening = frames.ReasoningOpened() if kind is ReasoningPiece else frames.MessageOpened(self._phase)
             yield from self._close(complete=True, upto=item.read_upto)
             item = self._state = _OpenText(kind, self._text_of(opening), item.read_upto, item.read_upto)
             yield opening
@@ -202,14 +191,16 @@ class ChatParser(TurnParser):
         item.margin, item.is_whole = text[len(written) :], False
         self._write(item, written)
 
-    def _call(self, name: str) -> Iterator[ParsedFrame]:
+    def _call(self, name: str) -> Iterator[frames.ParsedFrame]:
         tool = self._names.tool(name)
         opening: Opening
         if tool is None:
-            opening = FunctionCallOpened(name) if is_open(self._started.facts.tools) else ReasoningOpened(name)
+            opening = (
+                frames.FunctionCallOpened(name) if is_open(self._started.facts.tools) else frames.ReasoningOpened(name)
+            )
         else:
-            opening = call_of(tool) if tool_key(tool) in self._callable else ReasoningOpened()
-        is_call = not isinstance(opening, ReasoningOpened)
+            opening = call_of(tool) if tool_key(tool) in self._callable else frames.ReasoningOpened()
+        is_call = not isinstance(opening, frames.ReasoningOpened)
         argument = text_argument(tool) if tool and is_call else None
         self._has_called |= is_call
         self._blank = ContentPiece("")
@@ -224,7 +215,7 @@ class ChatParser(TurnParser):
         )
         yield opening
 
-    def _finish(self, finished: GenerationFinished) -> Iterator[ParsedFrame]:
+    def _finish(self, finished: frames.GenerationFinished) -> Iterator[frames.ParsedFrame]:
         self._end_plain_text()
         is_cut = finished.reason in ("length", "cancelled")
         for piece in self._parser.finish(cut=is_cut):  # an unfinished character is dropped
@@ -236,19 +227,19 @@ class ChatParser(TurnParser):
         raw_messages = None if self._started.raw_messages is None else (self._chat.raw_message(self._tokens),)
         yield self._turn_finished(finished, raw_messages)
 
-    def _close(self, *, complete: bool, upto: int) -> Iterator[ParsedFrame]:
+    def _close(self, *, complete: bool, upto: int) -> Iterator[frames.ParsedFrame]:
         """Close the open item, if there is one; its tokens end at position ``upto``."""
         item, self._state = self._state, _NoItem(follows_markup=True, read_upto=upto)
         if isinstance(item, _NoItem):
             return
-        repairs: tuple[Repair, ...] = ()
+        repairs: tuple[frames.Repair, ...] = ()
         if isinstance(item, _OpenCall):
             repairs = item.repairs
             if item.argument and (rest := item.argument.flush(cut=not complete)):
                 item.text.write(rest)
         yield from item.text.close()
         is_as_written = complete and not repairs and not item.text.is_cut
-        yield ItemClosed(complete, repairs, tuple(self._tokens[item.began_at : upto]) if is_as_written else ())
+        yield frames.ItemClosed(complete, repairs, tuple(self._tokens[item.began_at : upto]) if is_as_written else ())
 
     # The open item
 
@@ -261,7 +252,7 @@ class ChatParser(TurnParser):
         return "commentary" if self._has_called or self._started.facts.tools.choice == "required" else None
 
     def _text_of(self, opening: Opening) -> ItemText:
-        reports = self._unclaimed is not None and isinstance(opening, MessageOpened)
+        reports = self._unclaimed is not None and isinstance(opening, frames.MessageOpened)
         return ItemText(self._started.facts.sampling.stop, AlignedLogprobs(self._chat.vocabulary) if reports else None)
 
     def _write(self, item: _OpenText | _OpenCall, text: str) -> None:
@@ -279,7 +270,7 @@ class ChatParser(TurnParser):
             return self._parser.has_called
         return isinstance(self._state, _OpenText) and self._state.is_whole
 
-    def _check_end(self, finished: GenerationFinished) -> None:
+    def _check_end(self, finished: frames.GenerationFinished) -> None:
         """Raise `EngineFailed` if a turn ends without the call that its grammar requires."""
         must_call = self._started.held_to_grammar and self._started.facts.tools.choice == "required"
         if must_call and finished.reason == "stop" and not self._has_called and not self._started.facts.sampling.stop:

@@ -19,12 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import (
-    HostedCallOpened,
-    MessageOpened,
-    ReasoningOpened,
-    Repair,
-)
+from penstock.pipeline import frames
 from penstock.stages.models.harmony.raw_message import raw_message
 from penstock.stages.models.harmony.vocabulary import CHANNEL, CONSTRAIN, TEXT_TOKENS
 from penstock.stages.parse.harmony.recipients import Recipients
@@ -65,7 +60,7 @@ _LONGEST_HEADER = 256
 _LOOK_EVERY = 16
 """Tokens between two checks of a long header: each check reads all of it."""
 
-Repairs: TypeAlias = dict[Repair, None]
+Repairs: TypeAlias = dict[frames.Repair, None]
 """The kinds of repairs made, each once, in the order of first occurrence: a dict as an ordered set."""
 
 
@@ -139,20 +134,20 @@ class Reading:
         """
         if self.role is not None:
             self.repairs.setdefault("foreign role")
-            return ReasoningOpened()
+            return frames.ReasoningOpened()
         if self.recipient is not None:
             return self._call(self.recipient, recipients)
         match self.channel:
             case "analysis":
-                return ReasoningOpened()
+                return frames.ReasoningOpened()
             case "commentary":
-                return MessageOpened("commentary")
+                return frames.MessageOpened("commentary")
             case _:
-                return MessageOpened("final_answer")
+                return frames.MessageOpened("final_answer")
 
     def _call(self, recipient: str, recipients: Recipients) -> Opening:
         call = recipients.call(recipient)
-        if isinstance(call, ReasoningOpened):
+        if isinstance(call, frames.ReasoningOpened):
             self.repairs.setdefault("undeclared tool")
         return call
 
@@ -262,10 +257,10 @@ def _address(recipient: str, reading: Reading) -> None:
 
 def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
     """Return a message, with its header as understood, in the JSON of openai_harmony's ``Message``."""
-    if isinstance(opening, ReasoningOpened | HostedCallOpened):
+    if isinstance(opening, frames.ReasoningOpened | frames.HostedCallOpened):
         channel = "analysis"
     else:
-        channel = "final" if isinstance(opening, MessageOpened) else "commentary"
+        channel = "final" if isinstance(opening, frames.MessageOpened) else "commentary"
     return raw_message(
         "assistant",
         text,

@@ -12,35 +12,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import (
-    GenerationFinished,
-    GenerationStarted,
-    ItemClosed,
-    MessageOpened,
-    ParsedFrame,
-    ReasoningOpened,
-    TokenChunk,
-    TokenIds,
-)
-from penstock.stages.models.harmony.vocabulary import (
-    CALL,
-    CHANNEL,
-    END,
-    END_OF_TEXT,
-    MESSAGE,
-    RETURN,
-    START,
-    TEXT_TOKENS,
-    HarmonyEncoding,
-)
+from penstock.pipeline import frames
+from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.harmony.header import Header, Reading, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.text import TokenText
 
-_CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
+_CLOSING = frozenset({vocabulary.END, vocabulary.RETURN, vocabulary.CALL, vocabulary.END_OF_TEXT})
 
-_BREAKING_OFF = frozenset({RETURN, END_OF_TEXT})
+_BREAKING_OFF = frozenset({vocabulary.RETURN, vocabulary.END_OF_TEXT})
 """If a turn's grammar fails, the engine ends the turn with its end-of-sequence token, which is one of these."""
 
 
@@ -48,9 +29,9 @@ _BREAKING_OFF = frozenset({RETURN, END_OF_TEXT})
 class ParseHarmony(ParseStage):
     """The pipeline stage around `HarmonyParser`."""
 
-    encoding: HarmonyEncoding
+    encoding: vocabulary.HarmonyEncoding
 
-    async def _begin(self, started: GenerationStarted) -> HarmonyParser:
+    async def _begin(self, started: frames.GenerationStarted) -> HarmonyParser:
         return HarmonyParser(self.encoding, started)
 
 
@@ -70,7 +51,7 @@ _State: TypeAlias = Header | _OpenItem | None
 class HarmonyParser(TurnParser):
     """Parses one generation, whose prompt ended in ``<|start|>assistant``."""
 
-    def __init__(self, encoding: HarmonyEncoding, started: GenerationStarted) -> None:
+    def __init__(self, encoding: vocabulary.HarmonyEncoding, started: frames.GenerationStarted) -> None:
         super().__init__()
         self._encoding = encoding
         self._recipients = Recipients(started.facts.tools)
@@ -81,11 +62,11 @@ class HarmonyParser(TurnParser):
         self._began_at = 0  # the position of the latest message, after its <|start|>
         self._has_logprobs = False
 
-    def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]:
+    def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             self._tokens.append(token)
-            if token < TEXT_TOKENS and isinstance(self._state, _OpenItem):
+            if token < vocabulary.TEXT_TOKENS and isinstance(self._state, _OpenItem):
                 self._state.text.add(token, logprob)
             else:
                 yield from self._read_markup(token)
@@ -94,13 +75,13 @@ class HarmonyParser(TurnParser):
             yield from self._state.text.delta()
             self._plain_texts = self._encoding.token_texts if self._state.text.is_plain else None
 
-    def _finish(self, finished: GenerationFinished) -> Iterator[ParsedFrame]:
+    def _finish(self, finished: frames.GenerationFinished) -> Iterator[frames.ParsedFrame]:
         yield from self._end("final", complete=finished.reason not in ("length", "cancelled"), is_marked=False)
         yield self._turn_finished(finished, None if self._raw_messages is None else tuple(self._raw_messages))
 
     # All transitions between the states
 
-    def _read_markup(self, token: int) -> Iterator[ParsedFrame]:
+    def _read_markup(self, token: int) -> Iterator[frames.ParsedFrame]:
         """Take a token that is not the text of an open item."""
         state = self._state
         if isinstance(state, _OpenItem):
@@ -109,25 +90,25 @@ class HarmonyParser(TurnParser):
             self._check_end(token)
             yield from self._end("final")
         elif isinstance(state, _OpenItem):
-            if token in (START, CHANNEL):
+            if token in (vocabulary.START, vocabulary.CHANNEL):
                 state.reading.repairs.setdefault("missing end")
                 yield from self._end()
                 yield from self._read_markup(token)
             else:
                 state.reading.repairs.setdefault("stray marker")
-        elif token == START:
+        elif token == vocabulary.START:
             yield from self._end("analysis")  # a message that is followed by another one is not the answer
             self._state, self._began_at = Header(announced=True), len(self._tokens)
         else:
             self._state = header = state or Header(repairs={"missing start": None})
-            if token == MESSAGE:
+            if token == vocabulary.MESSAGE:
                 yield from self._open(read_header(header, self._recipients))
                 return
             header.add(token, self._encoding.token_bytes)
             if header.is_answer:
                 yield from self._open_bare(header, "final", cut=False)
 
-    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterator[ParsedFrame]:
+    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterator[frames.ParsedFrame]:
         """Open a message whose header never ended; ``channel`` is its channel if the header names none."""
         reading = read_bare(header, cut=cut)
         reading.channel = reading.channel or channel
@@ -135,7 +116,7 @@ class HarmonyParser(TurnParser):
         if reading.behind:
             yield from self._open(reading)
 
-    def _open(self, reading: Reading) -> Iterator[ParsedFrame]:
+    def _open(self, reading: Reading) -> Iterator[frames.ParsedFrame]:
         if reading.ahead:
             thought = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
             yield from self._open(thought)
@@ -144,7 +125,7 @@ class HarmonyParser(TurnParser):
         text = TokenText(
             self._encoding,
             self._stop,
-            reports=self._has_logprobs and isinstance(opening, MessageOpened),
+            reports=self._has_logprobs and isinstance(opening, frames.MessageOpened),
             keeps=self._raw_messages is not None,
         )
         text.write(reading.behind)
@@ -152,7 +133,7 @@ class HarmonyParser(TurnParser):
         yield opening
         yield from text.delta()
 
-    def _end(self, channel: str = "", *, complete: bool = True, is_marked: bool = True) -> Iterator[ParsedFrame]:
+    def _end(self, channel: str = "", *, complete: bool = True, is_marked: bool = True) -> Iterator[frames.ParsedFrame]:
         """End the open message, if there is one; ``is_marked`` is True if a token ends it.
 
         ``channel`` is for a message whose header never ended, and names no channel.
@@ -164,8 +145,8 @@ class HarmonyParser(TurnParser):
             return
         yield from item.text.close()
         repairs = tuple(item.reading.repairs)
-        yield ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
-        if isinstance(item.opening, ReasoningOpened):
+        yield frames.ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
+        if isinstance(item.opening, frames.ReasoningOpened):
             reasoning = len(self._tokens) - item.opened_at - is_marked
             self._reasoning_tokens += max(0, reasoning)  # a bare message ends at the token that opens it
         if self._raw_messages is not None:
@@ -175,10 +156,10 @@ class HarmonyParser(TurnParser):
         """Raise `EngineFailed` if ``token`` ends the turn at a point where its grammar does not allow that."""
         if self._held_to_grammar and token in _BREAKING_OFF:
             item = self._state
-            if not isinstance(item, _OpenItem) or item.opening != MessageOpened("final_answer"):
+            if not isinstance(item, _OpenItem) or item.opening != frames.MessageOpened("final_answer"):
                 raise grammar_broken()
 
-    def _message_tokens(self) -> TokenIds:
+    def _message_tokens(self) -> frames.TokenIds:
         """Return the message's tokens after ``<|start|>assistant``; empty if it begins in another way."""
         message = tuple(self._tokens[self._began_at :])
         if self._began_at == 0:

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from penstock.pipeline.frames import FunctionCallOpened, ReasoningOpened
-from penstock.pipeline.protocol.tools import (
-    HOSTED,
-    CustomTool,
-    FunctionTool,
-    HostedTool,
-    McpTool,
-    Tool,
-    ToolKey,
-    Toolset,
-    tool_key,
-)
+from penstock.pipeline.protocol import tools
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
 from penstock.stages.parse.parser import CallOpened, call_of, is_open
 
@@ -33,39 +23,41 @@ _PYTHON = "python."
 class Recipients:
     """The tools of one request by recipient; a name without its namespace is accepted if it is unique."""
 
-    def __init__(self, tools: Toolset) -> None:
-        self._toolset = tools
-        self._is_open = is_open(tools)
+    def __init__(self, toolset: tools.Toolset) -> None:
+        self._toolset = toolset
+        self._is_open = is_open(toolset)
 
     # Each is computed on first use: most answers call nothing, and there may be thousands of tools.
 
     @cached_property
-    def _callable(self) -> frozenset[ToolKey]:
-        return frozenset(map(tool_key, self._toolset.callable))
+    def _callable(self) -> frozenset[tools.ToolKey]:
+        return frozenset(map(tools.tool_key, self._toolset.callable))
 
     @cached_property
     def _namespaces(self) -> frozenset[str | None]:
         """The namespaces of the client's tools."""
-        return frozenset(tool.namespace for tool in self._toolset.tools if isinstance(tool, FunctionTool | CustomTool))
+        return frozenset(
+            tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.FunctionTool | tools.CustomTool)
+        )
 
     @cached_property
     def _served(self) -> tuple[str, ...]:
         """The prefixes of recipients, in lower case, that belong to tools run by this server."""
-        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, McpTool)}.union(HOSTED)
+        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.McpTool)}.union(tools.HOSTED)
         return tuple(f"{namespace.lower()}." for namespace in named)
 
     @cached_property
-    def _tools(self) -> dict[str, Tool]:
-        tools = self._toolset.tools
-        by_name: dict[str, Tool] = {recipient_of(tool): tool for tool in tools}
-        namesakes = Counter(tool.name for tool in tools)
-        for tool in tools:
+    def _tools(self) -> dict[str, tools.Tool]:
+        toolset = self._toolset.tools
+        by_name: dict[str, tools.Tool] = {recipient_of(tool): tool for tool in toolset}
+        namesakes = Counter(tool.name for tool in toolset)
+        for tool in toolset:
             if tool.namespace is None or namesakes[tool.name] == 1:
                 by_name.setdefault(tool.name, tool)
         return by_name
 
     @cached_property
-    def _lowered(self) -> dict[str, Tool]:
+    def _lowered(self) -> dict[str, tools.Tool]:
         lowered = [name.lower() for name in self._tools]
         cases = Counter(lowered)
         return {name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1}
@@ -76,7 +68,7 @@ class Recipients:
         A hosted tool needs its full name: the browser's ``open`` and ``find`` are also ordinary words.
         """
         tool = self._tools.get(word)
-        return tool is not None and (not isinstance(tool, HostedTool) or word in BUILT_IN)
+        return tool is not None and (not isinstance(tool, tools.HostedTool) or word in BUILT_IN)
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
         """Return the frame that opens a message to ``recipient``.
@@ -86,9 +78,9 @@ class Recipients:
         tool = self._named(recipient)
         if tool is None:
             return self._undeclared(recipient)
-        return call_of(tool) if tool_key(tool) in self._callable else ReasoningOpened()
+        return call_of(tool) if tools.tool_key(tool) in self._callable else ReasoningOpened()
 
-    def _named(self, recipient: str) -> Tool | None:
+    def _named(self, recipient: str) -> tools.Tool | None:
         spellings = list(_spellings(recipient))
         names_server = any(spelling.lower().startswith(self._served) for spelling in spellings)
         if not names_server:  # "browser.search" is not a function "search"

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.junction import JunctionError
+from penstock.pipeline.lifecycle.checker import check
 
 Frame = TypeVar("Frame")
 
@@ -118,7 +119,7 @@ async def test_edits_return_new_pipelines() -> None:
     assert names(original) == ["count", "add"]
 
 
-async def test_since_and_upto_cut_at_a_name() -> None:
+async def test_pipeline_is_cut_at_a_name() -> None:
     assert names(numbers().from_stage("add")) == ["add"]
     assert names(numbers().through("count")) == ["count"]
     async with numbers().from_stage("add").open(one(Number(41))) as frames:
@@ -257,6 +258,10 @@ async def test_methods_and_partials_are_stages() -> None:
     for stage in (Scale().method, *partials):
         with pytest.raises(JunctionError, match="gives Letter, and wrong takes Number"):
             Pipeline.start("letters", keep_letters).insert_after("letters", "wrong", stage)
+
+
+def test_label_of_a_junction_has_no_modules() -> None:
+    assert str(Pipeline.start("check", check)) == "check : ResponseEvent -> ResponseEvent"
 
 
 def test_names_are_unique_inside_and_outside() -> None:

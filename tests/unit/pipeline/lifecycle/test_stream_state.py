@@ -39,40 +39,9 @@ from penstock.pipeline.protocol.events import (
     WebSearchCallSearching,
 )
 from penstock.pipeline.protocol.response import ErrorDetails, Response
+from tests.support import frames
 from tests.support.event_streams import checked, final
 from tests.support.examples import examples
-from tests.support.frames import (
-    CITATION,
-    LISTED_TOOL,
-    SHELL_OUTPUT,
-    SUMMARY_OPTIONS,
-    Frames,
-    approval,
-    client_turn,
-    code_call,
-    custom_tool_call,
-    event_types,
-    finished,
-    form_call,
-    function_call,
-    is_unforeseen,
-    mcp_call,
-    mcp_list,
-    message,
-    rare_turn,
-    reasoning,
-    refusal,
-    response_frames,
-    server_turns,
-    shell_call,
-    shell_output,
-    spelled_delta,
-    started,
-    summary_turn,
-    web_call,
-    whole_turn,
-    written_events,
-)
 
 BROKE = EngineFailed("It broke.")
 
@@ -86,8 +55,8 @@ def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE)
     return checked([*seen, *stream.end(error)])
 
 
-def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
-    events = written_events(frames)
+def upto_last_delta(sequence: frames.Frames) -> list[ResponseEvent]:
+    events = frames.written_events(sequence)
     last = max(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     return events[: last + 1]
 
@@ -95,43 +64,53 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
 @pytest.mark.parametrize(
     ("item", "fields", "last"),
     [
-        (reasoning("So", "."), {}, {"content": (items.ReasoningText("So."),), "summary": ()}),
+        (frames.reasoning("So", "."), {}, {"content": (items.ReasoningText("So."),), "summary": ()}),
         (
-            reasoning("So", "."),
-            {"reasoning": SUMMARY_OPTIONS},
+            frames.reasoning("So", "."),
+            {"reasoning": frames.SUMMARY_OPTIONS},
             {"content": UNSET, "summary": (items.SummaryText("So."),)},
         ),
-        (refusal("N", "o."), {}, {"content": (items.Refusal("No."),)}),
-        (function_call('{"', "a"), {}, {"arguments": '{"a'}),
-        (custom_tool_call("l", "s"), {}, {"input": "ls"}),
-        (mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
-        (code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
+        (frames.refusal("N", "o."), {}, {"content": (items.Refusal("No."),)}),
+        (frames.function_call('{"', "a"), {}, {"arguments": '{"a'}),
+        (frames.custom_tool_call("l", "s"), {}, {"input": "ls"}),
+        (frames.mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
+        (frames.code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
     ],
 )
-def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last: Any) -> None:
-    response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
+def test_open_item_keeps_its_text_as_incomplete(item: frames.Frames, fields: Any, last: Any) -> None:
+    response = final(
+        broken_off(upto_last_delta((frames.started(**fields), *frames.message("Hello!"), *item, frames.finished())))
+    )
     first, cut = response.output
     assert (first.status, cut.status) == ("completed", "incomplete")
     assert {name: getattr(cut, name) for name in last} == last
 
 
 def test_open_message_keeps_annotations_and_logprobs() -> None:
-    tokens = spelled_delta("Hé")
-    events = upto_last_delta((started(), *message(AnnotationAdded(CITATION), tokens), finished()))
+    tokens = frames.spelled_delta("Hé")
+    events = upto_last_delta(
+        (frames.started(), *frames.message(AnnotationAdded(frames.CITATION), tokens), frames.finished())
+    )
     (cut,) = final(broken_off(events)).output
     assert cut == items.Message(
-        "msg_10000", "incomplete", "assistant", (items.OutputText("Hé", (CITATION,), tokens.logprobs),), "final_answer"
+        "msg_10000",
+        "incomplete",
+        "assistant",
+        (items.OutputText("Hé", (frames.CITATION,), tokens.logprobs),),
+        "final_answer",
     )
 
 
 def test_message_without_a_part_gets_an_empty_one() -> None:
     """Clients expect a message to have a first part."""
-    (cut,) = final(broken_off(written_events((started(), *message("Hello!"), finished()))[:3])).output
+    (cut,) = final(
+        broken_off(frames.written_events((frames.started(), *frames.message("Hello!"), frames.finished()))[:3])
+    ).output
     assert cut == items.Message("msg_10000", "incomplete", "assistant", (items.OutputText(""),), "final_answer")
 
 
 def test_queued_response_fails_with_one_event() -> None:
-    events = written_events(whole_turn())
+    events = frames.written_events(frames.whole_turn())
     assert isinstance(events[0], ResponseCreated)
     waiting = replace(events[0].response, status="queued")
     ended = broken_off([ResponseCreated(0, waiting), ResponseQueued(1, waiting)])
@@ -145,9 +124,9 @@ def test_stream_that_has_not_begun_cannot_end() -> None:
         list(StreamState().end(BROKE))
 
 
-def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
+def upto(kind: type[Event], item: frames.Frames) -> list[ResponseEvent]:
     """The events of a turn up to the last one of that type."""
-    events = written_events((started(), *item, finished()))
+    events = frames.written_events((frames.started(), *item, frames.finished()))
     last = max(at for at, event in enumerate(events) if type(event) is kind)
     return events[: last + 1]
 
@@ -156,33 +135,33 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [
-        (mcp_call("{}"), OutputItemAdded, ["mcp_call.in_progress", "mcp_call_arguments.done"]),
-        (mcp_call("{}"), McpCallArgumentsDone, []),
-        (mcp_call("{}"), McpCallCompleted, []),
-        (mcp_call("{}", error="No."), McpCallFailed, []),
-        (code_call("1"), CodeInterpreterCallCodeDelta, ["code_interpreter_call_code.done"]),
-        (code_call("1"), CodeInterpreterCallInterpreting, []),
-        (web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
-        (web_call("{}"), WebSearchCallSearching, []),
+        (frames.mcp_call("{}"), OutputItemAdded, ["mcp_call.in_progress", "mcp_call_arguments.done"]),
+        (frames.mcp_call("{}"), McpCallArgumentsDone, []),
+        (frames.mcp_call("{}"), McpCallCompleted, []),
+        (frames.mcp_call("{}", error="No."), McpCallFailed, []),
+        (frames.code_call("1"), CodeInterpreterCallCodeDelta, ["code_interpreter_call_code.done"]),
+        (frames.code_call("1"), CodeInterpreterCallInterpreting, []),
+        (frames.web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
+        (frames.web_call("{}"), WebSearchCallSearching, []),
         (
-            form_call("shell", '{"commands": ["a", "b"]}'),
+            frames.form_call("shell", '{"commands": ["a", "b"]}'),
             ShellCallCommandDone,
             [],
         ),
         (
-            shell_call('{"commands": ["a", "b"]}'),
+            frames.shell_call('{"commands": ["a", "b"]}'),
             OutputItemAdded,
             [f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")],
         ),
-        ((*shell_call("{}"), *shell_output(SHELL_OUTPUT)), ShellCallOutputContentDelta, []),
-        (form_call("local_shell"), OutputItemAdded, []),
-        (form_call("apply_patch"), OutputItemAdded, []),
+        ((*frames.shell_call("{}"), *frames.shell_output(frames.SHELL_OUTPUT)), ShellCallOutputContentDelta, []),
+        (frames.form_call("local_shell"), OutputItemAdded, []),
+        (frames.form_call("apply_patch"), OutputItemAdded, []),
     ],
 )
-def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+def test_interrupted_call_is_incomplete(item: frames.Frames, at: type[Event], rest: list[str]) -> None:
     events = upto(at, item)
     ended = broken_off(events)
-    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert frames.event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
     cut = final(ended).output[-1]
     assert getattr(cut, "status", None) == "incomplete"
     assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
@@ -192,29 +171,29 @@ def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: lis
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [
-        (mcp_list(LISTED_TOOL), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
-        (mcp_list(LISTED_TOOL), McpListToolsInProgress, ["mcp_list_tools.failed"]),
-        (mcp_list(error="It is down."), McpListToolsFailed, []),
-        (mcp_list(LISTED_TOOL), McpListToolsCompleted, []),
+        (frames.mcp_list(frames.LISTED_TOOL), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
+        (frames.mcp_list(frames.LISTED_TOOL), McpListToolsInProgress, ["mcp_list_tools.failed"]),
+        (frames.mcp_list(error="It is down."), McpListToolsFailed, []),
+        (frames.mcp_list(frames.LISTED_TOOL), McpListToolsCompleted, []),
     ],
 )
-def test_interrupted_tool_list_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+def test_interrupted_tool_list_has_an_error(item: frames.Frames, at: type[Event], rest: list[str]) -> None:
     """The item has no status, and must not look like the list of a server without tools."""
     events = upto(at, item)
     ended = broken_off(events)
-    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert frames.event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
     assert final(ended).output == (items.McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
 def test_interrupted_approval_request_is_done() -> None:
-    events = upto(OutputItemAdded, approval("{}"))
+    events = upto(OutputItemAdded, frames.approval("{}"))
     assert final(broken_off(events)).output == (items.McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
 
 
 @pytest.mark.defect("11", "V2")
-@given(frames=response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
-def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
-    events = written_events(frames)
+@given(sequence=frames.response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
+def test_stream_can_end_after_any_event(sequence: frames.Frames, error: Exception | None, data: st.DataObject) -> None:
+    events = frames.written_events(sequence)
     at = data.draw(st.integers(1, len(events) - 1))
     ended = broken_off(events[:at], error)
     assert ended[:at] == events[:at]
@@ -226,29 +205,34 @@ def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None,
 
 @pytest.mark.defect("V17", "B22")
 def test_cancelled_response_has_neither_error_nor_reason() -> None:
-    response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
+    response = final(
+        broken_off(upto_last_delta((frames.started(), *frames.message("Hel", "lo!"), frames.finished())), None)
+    )
     assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
     assert [item.status for item in response.output] == ["incomplete"]
     assert (response.usage, response.completed_at) == (None, None)
 
 
 @examples(50)
-@given(frames=response_frames())
-def test_predictable_events_are_predicted(frames: Frames) -> None:
+@given(sequence=frames.response_frames())
+def test_predictable_events_are_predicted(sequence: frames.Frames) -> None:
     stream = StreamState()
-    events = written_events(frames)
+    events = frames.written_events(sequence)
     for event in events:
         if isinstance(event, TextDelta):
             logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
             assert stream.deltas([event.delta], logprobs) == [event]
-        elif not is_unforeseen(event):
+        elif not frames.is_unforeseen(event):
             assert event in stream.predict(final(events))
         stream.feed(event)
 
 
-@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summary_turn(), server_turns(), client_turn()])
-def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
-    stream, events, at = StreamState(), written_events(turn), 0
+@pytest.mark.parametrize(
+    "turn",
+    [frames.whole_turn(), frames.rare_turn(), frames.summary_turn(), frames.server_turns(), frames.client_turn()],
+)
+def test_deltas_are_taken_many_at_once(turn: frames.Frames) -> None:
+    stream, events, at = StreamState(), frames.written_events(turn), 0
     while at < len(events):
         at += len(stream.take_run(events, at))
         event = events[at]
@@ -260,7 +244,7 @@ def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
 
 @pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
 def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
-    events = written_events((started(), *message("one", " two", " three"), finished()))
+    events = frames.written_events((frames.started(), *frames.message("one", " two", " three"), frames.finished()))
     first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     events[first + 1] = replace(events[first + 1], **changed)
     stream = StreamState()
@@ -271,10 +255,10 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
 
 
 @examples(50)
-@given(frames=response_frames())
-def test_stream_state_notices_the_end(frames: Frames) -> None:
+@given(sequence=frames.response_frames())
+def test_stream_state_notices_the_end(sequence: frames.Frames) -> None:
     stream = StreamState()
-    events = written_events(frames)
+    events = frames.written_events(sequence)
     for event in events:
         assert not stream.ended
         stream.feed(event)

@@ -8,28 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    BrowserAction,
-    CallData,
-    CallFinished,
-    CallStarted,
-    CodeCallOpened,
-    CodeOutputs,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ItemOpened,
-    MessageOpened,
-    ParsedFrame,
-    RefusalOpened,
-    ShellCallOpened,
-    ShellOutput,
-    TurnFinished,
-    WebCallOpened,
-    with_facts,
-)
 from penstock.pipeline.protocol import items
 from penstock.stages.converse.sessions import SOURCES
 from penstock.stages.services.tools import Source, ToolResult
@@ -53,17 +33,17 @@ from tests.support.scripted_tools import (
 
 async def test_turn_without_calls_passes_unchanged() -> None:
     table = ScriptedConverse([turn(thought(), function(), answer())])
-    frames = await table.talk()
-    assert frames[1:] == [*thought(), *function(), *answer(), frames[-1]]
-    assert isinstance(frames[0], GenerationStarted)
+    yielded = await table.talk()
+    assert yielded[1:] == [*thought(), *function(), *answer(), yielded[-1]]
+    assert isinstance(yielded[0], frames.GenerationStarted)
     assert len(table.model.read) == 1
     assert table.tool.opened == 0
 
 
 async def test_call_runs_between_two_turns() -> None:
     table = ScriptedConverse([turn(thought(), code("1 + 1")), turn(answer())])
-    frames = await table.talk()
-    assert frame_kinds(frames) == [
+    yielded = await table.talk()
+    assert frame_kinds(yielded) == [
         *("GenerationStarted", "ReasoningOpened", "ItemClosed"),
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
@@ -79,11 +59,11 @@ async def test_call_runs_between_two_turns() -> None:
 @pytest.mark.defect("V7")
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
     table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=50))
-    async with aclosing(table.converse(source_of([conversation()]))) as frames:
-        async for frame in frames:
-            if isinstance(frame, CodeCallOpened | CallStarted):
+    async with aclosing(table.converse(source_of([conversation()]))) as yielded:
+        async for frame in yielded:
+            if isinstance(frame, frames.CodeCallOpened | frames.CallStarted):
                 assert not table.tool.calls  # it begins with the next step of the loop
-            if isinstance(frame, CallFinished):
+            if isinstance(frame, frames.CallFinished):
                 assert table.tool.calls
                 assert not table.tool.running
 
@@ -91,10 +71,10 @@ async def test_call_frames_are_sent_as_the_call_runs() -> None:
 async def test_shell_output_has_an_item_of_its_own() -> None:
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
     table = ScriptedConverse(
-        [turn(shell()), turn(answer())], tool=ScriptedTool([ToolResult("a", data=ShellOutput(wrote))])
+        [turn(shell()), turn(answer())], tool=ScriptedTool([ToolResult("a", data=frames.ShellOutput(wrote))])
     )
-    frames = await table.talk()
-    assert frame_kinds(frames)[1:8] == [
+    yielded = await table.talk()
+    assert frame_kinds(yielded)[1:8] == [
         *("ShellCallOpened", "ItemClosed"),
         *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
     ]
@@ -105,14 +85,28 @@ async def test_shell_output_has_an_item_of_its_own() -> None:
     assert table.model.read[1].results == {"sho_10001": "a"}
 
 
-def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame]:
+async def test_shell_call_starts_without_an_action() -> None:
+    """Only a call to the browser shows one, and the frame is written to recordings."""
+
+    class Acting(ScriptedTool):
+        def action(self, name: str, text: str) -> dict[str, Any]:
+            return SEARCHED
+
+    yielded = await ScriptedConverse([turn(shell()), turn(answer())], tool=Acting()).talk()
+    assert [frame for frame in yielded if isinstance(frame, frames.CallStarted)] == [frames.CallStarted()]
+
+
+def written(opening: frames.ItemOpened, text: str, *token_ids: int) -> list[frames.ParsedFrame]:
     """The frames of an item with these token ids."""
-    return [*item(opening, text)[:-1], ItemClosed(complete=True, token_ids=token_ids)]
+    return [*item(opening, text)[:-1], frames.ItemClosed(complete=True, token_ids=token_ids)]
 
 
 async def test_tokens_and_results_are_kept_by_item_id() -> None:
-    ran = written(CodeCallOpened(), "1", 1, 2)
-    spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
+    ran = written(frames.CodeCallOpened(), "1", 1, 2)
+    spoken, listed = (
+        written(frames.MessageOpened("commentary"), "So.", 4, 5),
+        written(frames.ShellCallOpened(), '{"cmd": ["ls"]}', 3),
+    )
     table = ScriptedConverse(
         [turn(ran), turn(spoken, listed), turn(answer())], tool=ScriptedTool([ToolResult("a"), ToolResult("b")])
     )
@@ -131,9 +125,9 @@ async def test_tokens_and_results_are_kept_by_item_id() -> None:
 
 
 async def test_items_before_a_call_are_part_of_the_conversation() -> None:
-    waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
-    said = [waits, hopes, item(RefusalOpened(), "No."), code()]
-    table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
+    waits, hopes = item(frames.MessageOpened("commentary"), "Wait."), item(frames.MessageOpened(), "Maybe.")
+    spoken = [waits, hopes, item(frames.RefusalOpened(), "No."), code()]
+    table = ScriptedConverse([turn(*spoken), turn(answer())], tool=ScriptedTool([ToolResult(error="It died.")]))
     await table.talk()
     assert table.model.read[1].facts.input[1:] == (
         items.Message("msg_10000", "completed", "assistant", (items.OutputText("Wait."),), "commentary"),
@@ -145,9 +139,9 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
 
 
 async def test_browser_call_starts_with_its_action() -> None:
-    table = ScriptedConverse([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
-    frames = await table.talk()
-    assert CallStarted({"type": "search", "query": "ferrets"}) in frames
+    table = ScriptedConverse([turn(item(frames.WebCallOpened("search"), "ferrets")), turn(answer())])
+    yielded = await table.talk()
+    assert frames.CallStarted({"type": "search", "query": "ferrets"}) in yielded
     found = table.model.read[1].facts.input[-1]
     assert found == items.WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
@@ -163,24 +157,24 @@ MARKED = "Yes【0†L3】【1†L3】"
 
 
 async def test_pages_of_the_browser_are_cited() -> None:
-    search = item(WebCallOpened("search"), "ferrets")
+    search = item(frames.WebCallOpened("search"), "ferrets")
     table = ScriptedConverse([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
-    frames = await table.talk()
-    begun = [at for at, frame in enumerate(frames) if isinstance(frame, GenerationStarted)]
-    assert frames[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
-    text = "".join(frame.text for frame in frames[begun[1] :] if isinstance(frame, ItemDelta))
+    yielded = await table.talk()
+    begun = [at for at, frame in enumerate(yielded) if isinstance(frame, frames.GenerationStarted)]
+    assert yielded[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
+    text = "".join(frame.text for frame in yielded[begun[1] :] if isinstance(frame, frames.ItemDelta))
     assert text == "Yes ([ferrets.example](https://ferrets.example/all))【1†L3】"
-    (note,) = (frame.annotation for frame in frames if isinstance(frame, AnnotationAdded))
+    (note,) = (frame.annotation for frame in yielded if isinstance(frame, frames.AnnotationAdded))
     assert text[note["start_index"] : note["end_index"]] == "([ferrets.example](https://ferrets.example/all))"
-    assert frame_kinds(frames)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
+    assert frame_kinds(yielded)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
 
 
 async def test_pages_of_the_history_are_cited() -> None:
     table = ScriptedConverse([turn(answer(MARKED))], tool=Browser())
     history = (items.WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
-    frames = await table.talk(replace(conversation(), history=history))
-    assert sum(isinstance(frame, AnnotationAdded) for frame in frames) == 1
-    assert isinstance(frames[0], GenerationStarted)
+    yielded = await table.talk(replace(conversation(), history=history))
+    assert sum(isinstance(frame, frames.AnnotationAdded) for frame in yielded) == 1
+    assert isinstance(yielded[0], frames.GenerationStarted)
 
 
 LOGS: dict[str, Any] = {"type": "logs", "logs": "2"}
@@ -191,19 +185,19 @@ FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://
 @pytest.mark.parametrize(
     ("call", "data", "include", "shown"),
     [
-        (code(), CodeOutputs((LOGS,)), (), None),
-        (code(), CodeOutputs((LOGS,)), ("code_interpreter_call.outputs",), CodeOutputs((LOGS,))),
-        (item(WebCallOpened("search")), BrowserAction(FOUND), (), BrowserAction(SEARCHED)),
-        (item(WebCallOpened("search")), BrowserAction(FOUND), (SOURCES,), BrowserAction(FOUND)),
-        (shell(), ShellOutput(({"stdout": "a"},)), (), ShellOutput(({"stdout": "a"},))),
+        (code(), frames.CodeOutputs((LOGS,)), (), None),
+        (code(), frames.CodeOutputs((LOGS,)), ("code_interpreter_call.outputs",), frames.CodeOutputs((LOGS,))),
+        (item(frames.WebCallOpened("search")), frames.BrowserAction(FOUND), (), frames.BrowserAction(SEARCHED)),
+        (item(frames.WebCallOpened("search")), frames.BrowserAction(FOUND), (SOURCES,), frames.BrowserAction(FOUND)),
+        (shell(), frames.ShellOutput(({"stdout": "a"},)), (), frames.ShellOutput(({"stdout": "a"},))),
     ],
 )
 async def test_call_data_is_shown_if_included(
-    call: list[ParsedFrame], data: CallData, include: tuple[str, ...], shown: CallData | None
+    call: list[frames.ParsedFrame], data: frames.CallData, include: tuple[str, ...], shown: frames.CallData | None
 ) -> None:
     table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([ToolResult("2", data=data)]))
-    frames = await table.talk(conversation(include=include))
-    assert [frame.data for frame in frames if isinstance(frame, CallFinished)] == [shown]
+    yielded = await table.talk(conversation(include=include))
+    assert [frame.data for frame in yielded if isinstance(frame, frames.CallFinished)] == [shown]
     assert list(table.model.read[1].results.values()) == ["2"]
 
 
@@ -214,9 +208,9 @@ async def test_call_data_is_shown_if_included(
 async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
     table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(turns=50))
     given = conversation()
-    frames = await table.talk(with_facts(given, tools=replace(given.facts.tools, parallel=parallel)))
+    yielded = await table.talk(frames.with_facts(given, tools=replace(given.facts.tools, parallel=parallel)))
     assert table.tool.most == most
-    assert frame_kinds(frames)[1:10] == [
+    assert frame_kinds(yielded)[1:10] == [
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2,
         "TurnFinished",
     ]
@@ -230,18 +224,18 @@ async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most
 
 async def test_mixed_turn_waits_for_the_client() -> None:
     table = ScriptedConverse([turn(code(), function(), thought())])
-    frames = await table.talk()
-    assert frame_kinds(frames)[4:] == [
+    yielded = await table.talk()
+    assert frame_kinds(yielded)[4:] == [
         *("ItemClosed", "FunctionCallOpened", "ItemClosed", "ReasoningOpened", "ItemClosed", "TurnFinished")
     ]
     assert table.tool.calls == [("python", "1 + 1")]
-    assert finish_reasons(frames) == ["stop"]
+    assert finish_reasons(yielded) == ["stop"]
     assert len(table.model.read) == 1
 
 
 async def test_items_keep_the_order_of_the_model() -> None:
-    frames = await ScriptedConverse([turn(function(), code())]).talk()
-    assert frame_kinds(frames)[1:] == [
+    yielded = await ScriptedConverse([turn(function(), code())]).talk()
+    assert frame_kinds(yielded)[1:] == [
         *("FunctionCallOpened", "ItemClosed", "CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
         "TurnFinished",
     ]
@@ -251,7 +245,7 @@ async def test_required_choice_holds_until_a_call_was_made() -> None:
     """Otherwise it would demand calls without end."""
     table = ScriptedConverse([turn(code()), turn(answer())])
     given = conversation()
-    await table.talk(with_facts(given, tools=replace(given.facts.tools, choice="required")))
+    await table.talk(frames.with_facts(given, tools=replace(given.facts.tools, choice="required")))
     assert [read.facts.tools.choice for read in table.model.read] == ["required", "auto"]
 
 
@@ -263,11 +257,11 @@ async def test_later_turns_are_scheduled_like_the_first() -> None:
 
 
 async def test_turn_duration_includes_its_calls() -> None:
-    frames = await ScriptedConverse([turn(code()), turn(answer())]).talk()
-    assert [frame.duration for frame in frames if isinstance(frame, TurnFinished)] == [2.0, 1.0]
+    yielded = await ScriptedConverse([turn(code()), turn(answer())]).talk()
+    assert [frame.duration for frame in yielded if isinstance(frame, frames.TurnFinished)] == [2.0, 1.0]
 
 
 async def test_first_turn_duration_includes_the_listing() -> None:
     """The completion time then includes the time for listing tools."""
-    frames = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
-    assert [frame.duration for frame in frames if isinstance(frame, TurnFinished)] == [3.0, 1.0]
+    yielded = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
+    assert [frame.duration for frame in yielded if isinstance(frame, frames.TurnFinished)] == [3.0, 1.0]

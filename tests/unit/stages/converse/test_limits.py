@@ -112,17 +112,6 @@ async def test_started_response_waits_for_a_full_engine() -> None:
     assert len(table.tool.calls) == 1
 
 
-async def test_leaving_cancels_a_call_and_closes_its_session() -> None:
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
-    frames = table.converse(source_of([conversation()]))
-    async for frame in frames:
-        if isinstance(frame, CallStarted):
-            break
-    await asyncio.sleep(0)
-    await frames.aclose()
-    assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
-
-
 class Lingering(ScriptedTool):
     """A tool that takes a moment to end a call."""
 
@@ -140,18 +129,19 @@ class Lingering(ScriptedTool):
         await super().close()
 
 
-async def test_session_is_closed_after_its_calls() -> None:
+async def test_leaving_cancels_a_call_and_then_closes_its_session() -> None:
     table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(turns=None))
-    async with aclosing(table.converse(source_of([conversation()]))) as frames:
-        async for frame in frames:
-            if isinstance(frame, CallStarted):
-                break
-        await asyncio.sleep(0)
+    frames = table.converse(source_of([conversation()]))
+    async for frame in frames:
+        if isinstance(frame, CallStarted):
+            break
+    await asyncio.sleep(0)
+    await frames.aclose()
     assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
 
 
-async def test_cancelling_cancels_a_call_and_closes_its_session() -> None:
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
+async def test_cancelling_cancels_a_call_and_then_closes_its_session() -> None:
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(turns=None))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
         while not table.tool.running:

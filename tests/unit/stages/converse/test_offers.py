@@ -8,19 +8,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import (
-    CallFinished,
-    CallStarted,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ListedTools,
-    McpCallOpened,
-    McpListToolsOpened,
-    ResolvedRequest,
-    ResponseStarted,
-    with_facts,
-)
+from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from penstock.stages.converse.tool_loop import Limits
@@ -33,13 +21,13 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
         [scripted_tools.turn(scripted_tools.mcp()), scripted_tools.turn(scripted_tools.answer())],
         servers=scripted_tools.ScriptedServers([tool]),
     )
-    started, *frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
-    assert isinstance(started, ResponseStarted)
-    assert frames[:4] == [
-        McpListToolsOpened("docs"),
-        CallStarted(),
-        CallFinished(data=ListedTools((tool,))),
-        ItemClosed(complete=True),
+    started, *yielded = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
+    assert isinstance(started, frames.ResponseStarted)
+    assert yielded[:4] == [
+        frames.McpListToolsOpened("docs"),
+        frames.CallStarted(),
+        frames.CallFinished(data=frames.ListedTools((tool,))),
+        frames.ItemClosed(complete=True),
     ]
     assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)
     assert table.servers.listings == 1
@@ -51,10 +39,10 @@ async def test_unavailable_server_fails_as_an_item() -> None:
         [scripted_tools.turn(scripted_tools.answer())],
         servers=scripted_tools.ScriptedServers(scripted_tools.SERVER_DOWN),
     )
-    frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
-    assert CallFinished(error=str(scripted_tools.SERVER_DOWN)) in frames
+    yielded = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
+    assert frames.CallFinished(error=str(scripted_tools.SERVER_DOWN)) in yielded
     assert table.model.read[0].facts.tools.tools == ()
-    assert scripted_tools.finish_reasons(frames) == ["stop"]
+    assert scripted_tools.finish_reasons(yielded) == ["stop"]
 
 
 async def test_hanging_server_fails_as_an_item() -> None:
@@ -67,7 +55,7 @@ async def test_hanging_server_fails_as_an_item() -> None:
     table = scripted_tools.ScriptedConverse(
         [scripted_tools.turn(scripted_tools.answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01)
     )
-    assert CallFinished(error="The server did not answer within 0.01 seconds.") in await table.talk(
+    assert frames.CallFinished(error="The server did not answer within 0.01 seconds.") in await table.talk(
         scripted_tools.conversation(tools=scripted_tools.DOCS)
     )
 
@@ -75,8 +63,8 @@ async def test_hanging_server_fails_as_an_item() -> None:
 async def test_server_listed_earlier_is_not_listed_again() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
-    frames = await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
-    assert isinstance(frames[0], GenerationStarted)
+    yielded = await table.talk(replace(scripted_tools.conversation(tools=scripted_tools.DOCS), history=history))
+    assert isinstance(yielded[0], frames.GenerationStarted)
     assert table.servers.listings == 0
     assert table.model.read[0].facts.tools.tools == (McpTool("docs", "add", None, {}),)
 
@@ -128,22 +116,22 @@ async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServ
 REQUEST = McpApprovalRequest("mcpr_1", "docs", "add", '{"a": 1}')
 
 
-def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) -> ResolvedRequest:
+def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) -> frames.ResolvedRequest:
     given = scripted_tools.conversation(McpApprovalResponse("mcpa_1", "mcpr_1", approve), tools=scripted_tools.DOCS)
     return replace(given, history=(McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)), request))
 
 
 async def test_call_that_needs_approval_waits_for_the_client() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.approval())])
-    frames = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
-    assert scripted_tools.finish_reasons(frames) == ["stop"]
+    yielded = await table.talk(scripted_tools.conversation(tools=scripted_tools.DOCS))
+    assert scripted_tools.finish_reasons(yielded) == ["stop"]
     assert not table.servers.tool.calls
 
 
 async def test_approved_call_is_made_first() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
-    frames = await table.talk(approving())
-    assert frames[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
+    yielded = await table.talk(approving())
+    assert yielded[1:3] == [frames.McpCallOpened("docs", "add", "mcpr_1"), frames.ItemDelta('{"a": 1}')]
     assert table.servers.tool.calls == [("add", '{"a": 1}')]
     assert table.model.read[0].facts.input[-1] == McpCall(
         "mcp_10000", "docs", "add", '{"a": 1}', "completed", "2", approval_request_id="mcpr_1"
@@ -153,14 +141,14 @@ async def test_approved_call_is_made_first() -> None:
 async def test_approved_call_counts_for_the_limit() -> None:
     given = approving()
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.mcp())])
-    frames = await table.talk(with_facts(given, response=replace(given.facts.response, max_tool_calls=1)))
-    assert scripted_tools.finish_reasons(frames) == ["max_tool_calls"]
+    yielded = await table.talk(frames.with_facts(given, response=replace(given.facts.response, max_tool_calls=1)))
+    assert scripted_tools.finish_reasons(yielded) == ["max_tool_calls"]
     assert len(table.servers.tool.calls) == 1
 
 
 async def test_refused_call_is_not_made() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
-    assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
+    assert isinstance((await table.talk(approving(approve=False)))[0], frames.GenerationStarted)
     assert not table.servers.tool.calls
 
 
@@ -170,8 +158,8 @@ async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None
     request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     given = scripted_tools.conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
-    frames = await table.talk(given)
-    assert CallFinished(error="The servers of this request offer no such tool.") in frames
+    yielded = await table.talk(given)
+    assert frames.CallFinished(error="The servers of this request offer no such tool.") in yielded
     assert not table.tool.calls
 
 
@@ -185,7 +173,7 @@ async def test_approved_call_is_made_once() -> None:
 
 async def test_approval_is_limited_to_tools_of_the_request() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
-    frames = await table.talk(approving(request=replace(REQUEST, name="drop")))
-    assert scripted_tools.frame_kinds(frames)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
-    assert CallFinished(error="The servers of this request offer no such tool.") in frames
+    yielded = await table.talk(approving(request=replace(REQUEST, name="drop")))
+    assert scripted_tools.frame_kinds(yielded)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
+    assert frames.CallFinished(error="The servers of this request offer no such tool.") in yielded
     assert not table.servers.tool.calls

@@ -11,32 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.pipeline import frames
 from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
-from penstock.pipeline.frames import (
-    AnnotationAdded,
-    CallFinished,
-    CallStarted,
-    CodeCallOpened,
-    ConversedFrame,
-    CustomToolCallOpened,
-    FinishReason,
-    FunctionCallOpened,
-    GenerationStarted,
-    ItemClosed,
-    ItemDelta,
-    ItemTokens,
-    McpCallOpened,
-    McpListToolsOpened,
-    MessageOpened,
-    ReasoningOpened,
-    RefusalOpened,
-    ResponseStarted,
-    Sampling,
-    ShellOutputOpened,
-    with_facts,
-)
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.protocol.events import Event, ResponseEvent, ResponseFailed, TerminalEvent, TextDelta, to_sse
+from penstock.pipeline.protocol.events import Event, ResponseEvent, ResponseFailed, TextDelta, to_sse
 from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
     CustomToolCall,
@@ -74,14 +52,14 @@ from tests.support.frames import (
 )
 
 
-async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
+async def emitted(sequence: Iterable[frames.ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
     """The checked events of a stream; asserts that a ``ResponseStarted`` for the store precedes them."""
-    frames = tuple(frames)
-    async with aclosing(emit(frame_source(frames, error))) as out:
+    sequence = tuple(sequence)
+    async with aclosing(emit(frame_source(sequence, error))) as out:
         first, *rest = [frame async for frame in out]
-    begun = frames[0]
-    assert isinstance(begun, GenerationStarted | ResponseStarted)
-    assert first == ResponseStarted(begun.facts)
+    begun = sequence[0]
+    assert isinstance(begun, frames.GenerationStarted | frames.ResponseStarted)
+    assert first == frames.ResponseStarted(begun.facts)
     return checked(client_events(rest))
 
 
@@ -116,44 +94,34 @@ async def test_turn_without_items_completes() -> None:
     assert event_types(events) == [*BEGIN, "completed"]
 
 
-@pytest.mark.defect("14", "16")
+@pytest.mark.defect("14", "16", "V17", "B22")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_truncated_item_is_incomplete(cut: Any) -> None:
-    events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
+@pytest.mark.parametrize(
+    ("reason", "status", "details"),
+    [
+        ("length", "incomplete", IncompleteDetails("max_output_tokens")),
+        ("content_filter", "incomplete", IncompleteDetails("content_filter")),
+        ("cancelled", "cancelled", None),
+    ],
+)
+async def test_cut_response_keeps_its_output_and_usage(
+    cut: Any, reason: frames.FinishReason, status: str, details: IncompleteDetails | None
+) -> None:
+    events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished(reason)))
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
     assert [item.status for item in response.output] == ["completed", "incomplete"]
-    assert (response.status, response.completed_at) == ("incomplete", None)
-    assert response.incomplete_details == IncompleteDetails("max_output_tokens")
-    assert response.usage is not None
-
-
-@pytest.mark.defect("16", "V17")
-async def test_filtered_response_has_its_reason() -> None:
-    response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
-    assert (response.status, response.completed_at) == ("incomplete", None)
-    assert response.incomplete_details == IncompleteDetails("content_filter")
-
-
-@pytest.mark.defect("V17", "B22")
-@pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_cancelled_response_keeps_its_output(cut: Any) -> None:
-    events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
-    response = final(events)
-    assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
-    assert [item.status for item in response.output] == ["completed", "incomplete"]
-    assert (response.status, response.incomplete_details, response.error) == ("cancelled", None, None)
-    assert response.completed_at is None
+    assert (response.status, response.incomplete_details) == (status, details)
+    assert (response.completed_at, response.error) == (None, None)
     assert response.usage is not None
     assert response.usage.output_tokens == 20
 
 
 @pytest.mark.parametrize("reason", ["max_tool_calls", "max_turns"])
-async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: FinishReason) -> None:
+async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: Any) -> None:
     response = final(await emitted((started(), *message("Let me see."), finished(reason))))
     assert (response.status, response.completed_at) == ("incomplete", None)
-    assert response.incomplete_details is not None
-    assert response.incomplete_details.reason == reason
+    assert response.incomplete_details == IncompleteDetails(reason)
     assert response.usage is not None
 
 
@@ -178,25 +146,25 @@ async def test_limit_between_items_leaves_them_complete() -> None:
 
 
 async def test_tokens_follow_their_item() -> None:
-    texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    texts = (frames.ReasoningOpened(), frames.ItemDelta("So."), frames.ItemClosed(complete=True, token_ids=(1, 2)))
     async with aclosing(emit(frame_source((started(), *texts, *message("Hello!"), finished())))) as out:
-        frames = [frame async for frame in out]
-    (at,) = (at for at, frame in enumerate(frames) if isinstance(frame, ItemTokens))
-    assert frames[at] == ItemTokens("rs_10000", (1, 2))
-    assert event_types([frame for frame in frames[at - 1 : at + 2] if isinstance(frame, Event)]) == [
+        sequence = [frame async for frame in out]
+    (at,) = (at for at, frame in enumerate(sequence) if isinstance(frame, frames.ItemTokens))
+    assert sequence[at] == frames.ItemTokens("rs_10000", (1, 2))
+    assert event_types([frame for frame in sequence[at - 1 : at + 2] if isinstance(frame, Event)]) == [
         "output_item.done",
         "output_item.added",
     ]
-    checked(frame for frame in frames if isinstance(frame, Event))
+    checked(frame for frame in sequence if isinstance(frame, Event))
 
 
 RAW = ({"role": "user", "content": []},)
-SAID = ({"role": "assistant", "channel": "final", "content": []},)
+OUTPUT = ({"role": "assistant", "channel": "final", "content": []},)
 
 
 async def test_raw_messages_are_in_the_last_event() -> None:
-    events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
-    assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
+    events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=OUTPUT)))
+    assert (final(events).input_messages, final(events).output_messages) == (RAW, OUTPUT)
     assert "input_messages" not in sse_json(events[0])["response"]
     events = await emitted((started(), *message("Hello!"), finished()))
     assert not {"input_messages", "output_messages"} & set(sse_json(events[-1])["response"])
@@ -214,20 +182,20 @@ async def test_failed_response_has_its_raw_prompt() -> None:
 @pytest.mark.parametrize(
     "opening",
     [
-        ReasoningOpened(),
-        MessageOpened("final_answer"),
-        RefusalOpened(),
-        FunctionCallOpened("clock"),
-        CustomToolCallOpened("shell"),
-        McpCallOpened("wiki", "ask"),
-        CodeCallOpened(),
+        frames.ReasoningOpened(),
+        frames.MessageOpened("final_answer"),
+        frames.RefusalOpened(),
+        frames.FunctionCallOpened("clock"),
+        frames.CustomToolCallOpened("shell"),
+        frames.McpCallOpened("wiki", "ask"),
+        frames.CodeCallOpened(),
     ],
 )
 @pytest.mark.parametrize(
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
-async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
-    events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
+async def test_error_in_an_item_closes_it_and_fails(opening: frames.ConversedFrame, error: StageError) -> None:
+    events = await emitted((started(), *message("Hello!"), opening, frames.ItemDelta("So")), error)
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "failed"]
     assert response.error == ErrorDetails(error.code, error.message)
@@ -236,11 +204,11 @@ async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, err
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
 
 
-def promised(text_format: str, stop: tuple[str, ...] = (), *, held_to_grammar: bool = True) -> GenerationStarted:
+def promised(text_format: str, stop: tuple[str, ...] = (), *, held_to_grammar: bool = True) -> frames.GenerationStarted:
     """The first frame of a response whose answer must have a format."""
-    told = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
-    first = replace(started(text={"format": told}), held_to_grammar=held_to_grammar)
-    return with_facts(first, sampling=Sampling(1.0, 1.0, stop=stop))
+    kind = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
+    first = replace(started(text={"format": kind}), held_to_grammar=held_to_grammar)
+    return frames.with_facts(first, sampling=frames.Sampling(1.0, 1.0, stop=stop))
 
 
 JSON = ["json_schema", "json_object"]
@@ -249,25 +217,25 @@ JSON = ["json_schema", "json_object"]
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("phase", ["final_answer", None])
-@pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
-async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase: Phase | None, said: str) -> None:
+@pytest.mark.parametrize("text", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
+async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase: Phase | None, text: str) -> None:
     """A grammar that breaks down leaves a partial answer, which must not look complete."""
-    answer = message(*filter(None, [said]), phase=phase)
+    answer = message(*filter(None, [text]), phase=phase)
     events = await emitted((promised(text_format), *reasoning("So."), *answer, finished()))
     response = final(events)
     assert event_types(events)[-1] == "failed"
     assert [item.status for item in response.output] == ["completed", "incomplete"]
-    assert text_of(response.output[-1]) == said
+    assert text_of(response.output[-1]) == text
     assert response.error is not None
     assert "could not hold the model to the format" in response.error.message
 
 
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
-@pytest.mark.parametrize("said", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
-async def test_answer_in_json_completes(text_format: str, said: str) -> None:
+@pytest.mark.parametrize("text", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
+async def test_answer_in_json_completes(text_format: str, text: str) -> None:
     """Any JSON passes, with numbers of any size, and so does all other output."""
-    whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
+    whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(text))
     assert event_types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
 
 
@@ -275,7 +243,7 @@ async def test_answer_in_json_completes(text_format: str, said: str) -> None:
     "begun",
     [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)],
 )
-async def test_answer_without_promised_json_completes(begun: GenerationStarted) -> None:
+async def test_answer_without_promised_json_completes(begun: frames.GenerationStarted) -> None:
     """Text is free, a stop text may cut any answer, and a stored response is sent again unchanged."""
     assert event_types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
 
@@ -295,7 +263,7 @@ async def test_stage_error_is_logged_as_a_warning(caplog: pytest.LogCaptureFixtu
 async def test_bug_is_hidden_from_the_client_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """It may hold secrets: the client gets the response's id, the log the traceback."""
     with caplog.at_level(logging.ERROR):
-        events = await emitted((started(), ReasoningOpened()), ZeroDivisionError("secret"))
+        events = await emitted((started(), frames.ReasoningOpened()), ZeroDivisionError("secret"))
     error = final(events).error
     assert error is not None
     assert error.code == "server_error"
@@ -320,7 +288,9 @@ async def test_source_without_a_frame_is_a_bug() -> None:
         await emitted(())
 
 
-@pytest.mark.parametrize("rest", [(), reasoning("So."), (*message("Hello!"), ReasoningOpened(), ItemDelta("So"))])
+@pytest.mark.parametrize(
+    "rest", [(), reasoning("So."), (*message("Hello!"), frames.ReasoningOpened(), frames.ItemDelta("So"))]
+)
 async def test_stream_without_its_end_has_failed(rest: Frames) -> None:
     """Without ``TurnFinished`` the model was not done, however complete the text looks."""
     events = await emitted((started(), *rest))
@@ -345,53 +315,52 @@ async def test_error_after_the_last_turn_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "frames",
+    "sequence",
     [
-        (ItemDelta("So"),),
-        (ItemClosed(complete=True),),
-        (*message("Hello!"), ItemDelta("!")),
-        (ReasoningOpened(), ItemDelta("So"), MessageOpened("final_answer")),
-        (ReasoningOpened(), ItemDelta("So"), finished()),
-        (AnnotationAdded({}),),
-        (ReasoningOpened(), AnnotationAdded({})),
-        (RefusalOpened(), AnnotationAdded({})),
-        (FunctionCallOpened("clock"), AnnotationAdded({})),
-        (started(), ResponseStarted(started().facts)),
-        (CallStarted(),),
-        (CallFinished(),),
-        (MessageOpened("final_answer"), CallStarted()),
-        (MessageOpened("final_answer"), CallFinished()),
-        (McpCallOpened("wiki", "ask"), CallFinished()),
-        (CodeCallOpened(), CallStarted(), CallStarted()),
-        (CodeCallOpened(), CallStarted(), CallFinished(), CallFinished()),
-        (McpListToolsOpened("wiki"), ItemDelta("So")),
-        (ShellOutputOpened(),),
+        (frames.ItemDelta("So"),),
+        (frames.ItemClosed(complete=True),),
+        (*message("Hello!"), frames.ItemDelta("!")),
+        (frames.ReasoningOpened(), frames.ItemDelta("So"), frames.MessageOpened("final_answer")),
+        (frames.ReasoningOpened(), frames.ItemDelta("So"), finished()),
+        (frames.AnnotationAdded({}),),
+        (frames.ReasoningOpened(), frames.AnnotationAdded({})),
+        (frames.RefusalOpened(), frames.AnnotationAdded({})),
+        (frames.FunctionCallOpened("clock"), frames.AnnotationAdded({})),
+        (started(), frames.ResponseStarted(started().facts)),
+        (frames.CallStarted(),),
+        (frames.CallFinished(),),
+        (frames.MessageOpened("final_answer"), frames.CallStarted()),
+        (frames.MessageOpened("final_answer"), frames.CallFinished()),
+        (frames.McpCallOpened("wiki", "ask"), frames.CallFinished()),
+        (frames.CodeCallOpened(), frames.CallStarted(), frames.CallStarted()),
+        (frames.CodeCallOpened(), frames.CallStarted(), frames.CallFinished(), frames.CallFinished()),
+        (frames.McpListToolsOpened("wiki"), frames.ItemDelta("So")),
+        (frames.ShellOutputOpened(),),
         ("So",),
-        (MessageOpened("final_answer"), "So"),
+        (frames.MessageOpened("final_answer"), "So"),
     ],
 )
-async def test_frames_against_the_grammar_fail_the_response(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
+async def test_frames_against_the_grammar_fail_the_response(sequence: Frames, caplog: pytest.LogCaptureFixture) -> None:
     """A broken parser gives a failed stream, not an unreadable one."""
-    events = await emitted((started(), *frames))
+    events = await emitted((started(), *sequence))
     assert event_types(events)[-1] == "failed"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-async def test_cancellation_is_no_failure() -> None:
-    said = []
-    with pytest.raises(asyncio.CancelledError):
-        async for event in emit(frame_source((started(), ReasoningOpened()), asyncio.CancelledError())):
-            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
-    assert not any(isinstance(event, TerminalEvent) for event in said)
-
-
 @pytest.mark.defect("V7")
-async def test_cancellation_leaves_a_running_call_open() -> None:
-    said = []
+@pytest.mark.parametrize(
+    ("sequence", "last"),
+    [
+        ((frames.ReasoningOpened(),), "content_part.added"),
+        ((frames.CodeCallOpened(), frames.CallStarted()), "code_interpreter_call.interpreting"),
+    ],
+)
+async def test_cancellation_is_no_failure_and_leaves_the_item_open(sequence: Frames, last: str) -> None:
+    seen = []
     with pytest.raises(asyncio.CancelledError):
-        async for event in emit(frame_source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
-            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
-    assert event_types(client_events(said))[-1] == "code_interpreter_call.interpreting"
+        async for event in emit(frame_source((started(), *sequence), asyncio.CancelledError())):
+            seen.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert event_types(client_events(seen))[-1] == last
 
 
 async def test_leaving_early_ends_the_events() -> None:
@@ -433,5 +402,5 @@ async def test_any_turn_is_a_stream_that_clients_can_read(
     finally:
         logging.disable(logging.NOTSET)
     assert isinstance(events[-1], ResponseFailed) == (error is not None)
-    said = {index: text for index, item in enumerate(final(events).output) if (text := text_of(item))}
-    assert summed(events) == said
+    texts = {index: text for index, item in enumerate(final(events).output) if (text := text_of(item))}
+    assert summed(events) == texts

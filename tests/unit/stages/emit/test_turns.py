@@ -32,15 +32,15 @@ def ended(*turns: Frames) -> Response:
 
 
 def turn(prompt_tokens: int, output_tokens: int, **fields: Any) -> Frames:
-    return (started(prompt_tokens=prompt_tokens), *message("Hello!"), told(output_tokens, **fields))
+    return (started(prompt_tokens=prompt_tokens), *message("Hello!"), counts(output_tokens, **fields))
 
 
-def told(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> TurnFinished:
+def counts(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> TurnFinished:
     return finished(output_tokens=output_tokens, cached_tokens=cached_tokens, reasoning_tokens=reasoning_tokens)
 
 
 def test_usage_is_summed_over_turns() -> None:
-    response = ended(CALLED[:-1], (told(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
+    response = ended(CALLED[:-1], (counts(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
     assert response.usage == Usage(
         50, InputTokensDetails(15, 0, (10, 40), (0, 15)), 12, OutputTokensDetails(3, 25, (5, 7), (0, 25)), 62
     )
@@ -57,7 +57,7 @@ def test_prompt_tokens_of_the_engine_take_precedence() -> None:
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
 def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_tools: int) -> None:
     """If a later prompt is shorter than the previous turn, tool output counts as zero."""
-    response = ended(CALLED[:-1], (told(5),), turn(prompt_tokens, 1))
+    response = ended(CALLED[:-1], (counts(5),), turn(prompt_tokens, 1))
     assert response.usage is not None
     assert response.usage.output_tokens_details.tool_output_tokens_per_turn == (0, from_tools)
 
@@ -74,20 +74,20 @@ def test_completion_time_covers_all_turns() -> None:
     assert ended(first, (started(), finished(duration=2.0))).completed_at == 1003
 
 
-def said(*texts: str) -> RawMessages:
+def raw(*texts: str) -> RawMessages:
     return tuple({"role": "assistant", "content": text} for text in texts)
 
 
-ASKED: RawMessages = ({"role": "system"}, {"role": "user"})
-FIRST, RESULT, SECOND = said("call"), ({"role": "tool"},), said("answer")
+PROMPT: RawMessages = ({"role": "system"}, {"role": "user"})
+FIRST, RESULT, SECOND = raw("call"), ({"role": "tool"},), raw("answer")
 
 
 def raw_turns() -> Frames:
     return (
-        started(raw_messages=ASKED),
+        started(raw_messages=PROMPT),
         *mcp_call("{}"),
         finished(raw_messages=FIRST),
-        started(raw_messages=(*ASKED, *FIRST, *RESULT)),
+        started(raw_messages=(*PROMPT, *FIRST, *RESULT)),
         *message("Hello!"),
         finished(raw_messages=SECOND),
     )
@@ -95,7 +95,7 @@ def raw_turns() -> Frames:
 
 def test_raw_messages_cover_all_turns() -> None:
     response = ended(raw_turns())
-    assert response.input_messages == ASKED
+    assert response.input_messages == PROMPT
     assert response.output_messages == (*FIRST, *RESULT, *SECOND)
 
 

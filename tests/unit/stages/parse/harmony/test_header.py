@@ -91,10 +91,10 @@ def test_channel_after_long_text_is_read_whole(length: int, encoding: HarmonyEnc
     ]
 
 
-def test_header_without_end_is_streamed(encoding: HarmonyEncoding) -> None:
+@pytest.mark.parametrize(("text", "tokens"), [("a1" * 200, 300), ("word " * 200, 80)])
+def test_header_without_end_is_streamed(text: str, tokens: int, encoding: HarmonyEncoding) -> None:
     parser = HarmonyParser(encoding, turn_started())
-    tokens = encoding.encode("a1" * 200)
-    frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
+    frames = [frame for token in encoding.encode(text)[:tokens] for frame in list(parser.feed(TokenChunk((token,))))]
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
 
 

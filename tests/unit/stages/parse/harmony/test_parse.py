@@ -354,10 +354,3 @@ def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationS
     ]
     apart = [frame for frames in alone for frame in parse_harmony_frames(encoding, frames)]
     assert parse_harmony_frames(encoding, [frame for frames in alone for frame in frames]) == apart
-
-
-def test_long_header_becomes_an_answer(encoding: HarmonyEncoding) -> None:
-    parser = HarmonyParser(encoding, turn_started())
-    tokens = encoding.encode("word " * 200)
-    frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]
-    assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
