@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeAlias
 
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.recordings.format import Header
-from penstock.pipeline.recordings.model import RecordedModel, Spelling
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
@@ -17,6 +19,28 @@ from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
+
+Spelling: TypeAlias = Callable[[int], bytes]
+"""Returns the bytes of a token; for a special token, the bytes of its textual form."""
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    """The pipeline of a recorded model, with an engine that replays recorded tokens and a store that keeps nothing.
+
+    ``spelling`` is None if the vocabulary is not available.  Then no stage can read the tokens, and only the parsed
+    frames can be replayed; ``missing`` gives the reason.  ``is_mark`` returns True for special tokens.
+    """
+
+    pipeline: Pipeline[Any, Any]
+    spelling: Spelling | None = None
+    is_mark: Callable[[int], bool] = bool
+    missing: str = ""
+
+    @property
+    def problem(self) -> str:
+        """The reason why the tokens cannot be parsed, if they cannot."""
+        return "" if self.spelling else f"the tokens cannot be parsed without their model: {self.missing}"
 
 
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.api.cli.recorded_model import model_of
+from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import Install
@@ -20,7 +20,6 @@ from penstock.pipeline.recordings.format import (
     read_recording,
     source_of_recording,
 )
-from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Trace, traced
 
@@ -118,16 +117,12 @@ def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str
         return "parse", ""
     stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
     if stage == "parse" or not stage:
-        raise NoReplay(f"{path}: {_why_not_parsed(model) if stage else 'no part of the response was recorded'}")
-    return stage, _why_not_parsed(model) if not model.spelling and "generate" in files else ""
+        raise NoReplay(f"{path}: {model.problem if stage else 'no part of the response was recorded'}")
+    return stage, model.problem if "generate" in files else ""
 
 
 def _has_source(files: dict[str, Path], stage: str) -> bool:
     return any(source in files for source in SOURCES[stage])
-
-
-def _why_not_parsed(model: RecordedModel) -> str:
-    return f"the tokens cannot be parsed without their model: {model.missing}"
 
 
 def _checked(path: Path, files: dict[str, Path], since: str) -> str:

@@ -22,12 +22,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from penstock.api.cli.arguments import PLUGINS
-from penstock.api.cli.recorded_model import model_of
+from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun
@@ -39,19 +39,13 @@ from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
-from penstock.pipeline.recordings.model import RecordedModel
-from penstock.pipeline.trace import Trace, traced
-
-Fails: TypeAlias = Callable[[Path], bool]
-"""Returns True if the recording in a folder fails."""
+from penstock.pipeline.trace import traced
 
 CANNOT_SAY = (125, 126, 127)
 """Exit statuses that count as no failure: 125 skips a recording, as for ``git bisect run``.
 
 The shell exits with 126 or 127 if it cannot run the command.
 """
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -81,26 +75,17 @@ def main(arguments: Sequence[str]) -> None:
     case = read_case(chosen.recording)
     model = model_of(case.header)
     fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
-    trial = Trial(fails or stages(model, chosen.plugins), chosen.tries)
+    if not fails and not model.spelling:
+        raise CannotRun(f"{model.problem}; give --fails COMMAND")
+    trial = Trial(fails or Stages(plugins.load(chosen.plugins)(model.pipeline)), chosen.tries)
     if not trial(case):
-        reason = (
-            f"command does not fail on the recording as it is: {fails.ended}"
-            if fails
-            else "stages do not fail on the recording as it is"
-        )
-        raise CannotRun(f"the {reason}")
+        subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
+        raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
     ended = smallest(trial, model)
     write(trial, case, out, chosen.recording)
     print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
     if ended == STOPPED:
-        sys.exit(INTERRUPTED)
-
-
-def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
-    """Return a test that runs the stages of a model, with plug-ins.  Raise `CannotRun` without the vocabulary."""
-    if not model.spelling:
-        raise CannotRun(f"the tokens cannot be parsed without their model: {model.missing}; give --fails COMMAND")
-    return Stages(plugins.load(names)(model.pipeline))
+        sys.exit(128 + signal.SIGINT)
 
 
 # Tests for failure
@@ -137,14 +122,10 @@ class Command:
                 self.ended = f"it takes longer than {self.seconds:g} s"
                 return False
             finally:
-                _end(process)
+                with suppress(ProcessLookupError):  # the whole process group has already exited
+                    os.killpg(process.pid, signal.SIGKILL)
         self.ended = f"it exits with {process.returncode}"
         return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in output
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # the whole process group has already exited
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass
@@ -195,10 +176,6 @@ def _unlogged() -> Iterator[None]:
         logging.disable(before)
 
 
-def _has_failed(trace: Trace) -> bool:
-    return any(isinstance(event, ResponseFailed) for event in trace.junctions[-1].frames[-1:])
-
-
 # Trying
 
 
@@ -210,7 +187,7 @@ class TooManyTries(Exception):
 class Trial:
     """Tries each candidate once, and keeps the latest that failed, which is the smallest."""
 
-    fails: Fails
+    fails: Callable[[Path], bool]
     most: int
     tries: int = 0
     best: FailingCase = field(init=False)
@@ -253,16 +230,13 @@ def smallest(trial: Trial, model: RecordedModel) -> str:
     return ""
 
 
-LETTER = b"a"
-
-
 def letter_of(model: RecordedModel) -> int | None:
     """Return the token id of the letter a, to replace other tokens; None if the vocabulary is not available."""
     if not model.spelling:
         return None
     for token in range(100_000):
         try:
-            if model.spelling(token) == LETTER:
+            if model.spelling(token) == b"a":
                 return token
         except LookupError:
             return None
@@ -317,11 +291,10 @@ def _derive(case: FailingCase, out: Path, model: RecordedModel) -> None:
     """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
     trace = asyncio.run(traced(model.pipeline.from_stage("parse"), source_of_recording(recording), "generate"))
-    if trace.error or _has_failed(trace):
+    if trace.error or isinstance(last := trace.junctions[-1].frames[-1], ResponseFailed):
         return
     write_frames(out / FILES["parse"][0], trace.after("parse").frames, case.header)
     write_frames(out / FILES["emit"][0], trace.after("emit").frames, case.header)
-    last = trace.junctions[-1].frames[-1]
     if isinstance(last, TerminalEvent):
         (out / "response.json").write_bytes(_pretty(last.response))
 

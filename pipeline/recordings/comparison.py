@@ -24,16 +24,8 @@ ID = re.compile(r"\b([a-z]+_)([0-9a-f]{32})")
 """A random id of a response, an input item or a conversation; other ids derived from it contain its digits."""
 
 PASSING = frozenset(
-    {
-        "created_at",
-        "completed_at",
-        "duration",
-        "date",
-        "cached_tokens",
-        "cached_tokens_per_turn",
-        "trace_headers",
-        "owner",
-    }
+    {"created_at", "completed_at", "duration", "date", "cached_tokens", "cached_tokens_per_turn"}
+    | {"trace_headers", "owner"}
 )
 """Fields that differ between two correct runs of one request."""
 
@@ -112,11 +104,7 @@ def _piece(frame: Any) -> str:
 
 
 def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Unit]:
-    """Yield the units of a junction.
-
-    With ``exact``, each frame is a unit as it is.  Otherwise the `PASSING` fields are dropped and ids are replaced.
-    With ``joined``, consecutive deltas are also joined, and chunks are split into tokens.
-    """
+    """Yield each frame as it is if ``exact``; otherwise normalized, and if ``joined`` as whole texts and tokens."""
     if exact:
         yield from (Unit(_name(line.frame), _fields(line.frame), line.number) for line in lines)
         return
@@ -135,14 +123,13 @@ class _Units:
         self._open: Unit | None = None
 
     def feed(self, line: Line) -> Iterator[Unit]:
-        """Take one frame and yield the units that are complete."""
         unit = Unit(_name(line.frame), self._value(line.frame), line.number)
         if not self._joined:
             yield unit
             return
         if _is_piece(line.frame) and not isinstance(line.frame, TokenChunk):
             key = "text" if "text" in unit.value else "delta"
-            if self._open and self._joins(self._open, unit, key):
+            if self._open and self._open.name == unit.name and _rest(self._open, key) == _rest(unit, key):
                 self._open.pieces.append((len(self._open.value[key]), line.number))
                 for grown in {key, "logprobs"} & unit.value.keys():
                     self._open.value[grown] = self._open.value.get(grown, []) + unit.value[grown]
@@ -159,10 +146,6 @@ class _Units:
             yield self._open
         self._open = None
 
-    def _joins(self, begun: Unit, unit: Unit, key: str) -> bool:
-        one, other = ({**each.value, key: None, "logprobs": None} for each in (begun, unit))
-        return begun.name == unit.name and one == other
-
     def _value(self, frame: Any) -> dict[str, Any]:
         value: dict[str, Any] = _without_passing(_fields(frame), self._ids)
         if isinstance(frame, End):
@@ -171,6 +154,10 @@ class _Units:
             value["sequence_number"] -= self._deltas
         self._deltas += type(frame) in DELTAS
         return value
+
+
+def _rest(unit: Unit, key: str) -> dict[str, Any]:
+    return {**unit.value, key: None, "logprobs": None}
 
 
 def _tokens(chunk: Unit) -> Iterator[Unit]:
@@ -220,7 +207,6 @@ def _line_at(unit: Unit, at: int) -> int:
 
 
 def _first_difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
-    """Return the path to the first difference of two unequal values, and both values there."""
     if isinstance(one, dict) and isinstance(other, dict):
         key = next(key for key in one | other if one.get(key, ABSENT) != other.get(key, ABSENT))
         return _first_difference(one.get(key, ABSENT), other.get(key, ABSENT), f"{path}.{key}" if path else key)
@@ -239,17 +225,20 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def common_prefix(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
+def _short(value: Any, other: Any) -> str:
+    if not isinstance(value, str):
+        return shortened(repr(value), SHOWN)
+    return excerpt(value, other if isinstance(other, str) else "", SHOWN)
+
+
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two texts or lists."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
 
 
-def _short(value: Any, other: Any) -> str:
-    """Return an excerpt of a value around the first character that differs from the other value."""
-    if not isinstance(value, str):
-        return shortened(repr(value), SHOWN)
-    at = common_prefix(value, other) if isinstance(other, str) else 0
-    start = max(0, at - SHOWN // 2)
-    shown = value[start : start + SHOWN]
-    return f"{'…' if start else ''}{shown!r}{'…' if start + SHOWN < len(value) else ''}"
+def excerpt(text: str, other: str, size: int) -> str:
+    """Return ``size`` characters of a text around the first one that differs from the other text, in quotes."""
+    start = max(0, common_prefix(text, other) - size // 2)
+    shown = text[start : start + size]
+    return f"{'…' if start else ''}{shown!r}{'…' if start + size < len(text) else ''}"

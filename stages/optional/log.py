@@ -9,20 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import OutputItemDone
-from penstock.pipeline.protocol.items import (
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
-    McpApprovalRequest,
-    McpCall,
-    McpListTools,
-    Message,
-    OutputItem,
-    Reasoning,
-    ShellCallOutput,
-    WebSearchCall,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -37,26 +25,26 @@ async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, Non
         yield frame
 
 
-def in_words(item: OutputItem) -> str:
+def in_words(item: items.OutputItem) -> str:
     """Return an item as one line of text; line breaks in it are escaped."""
     match item:
-        case Reasoning():
+        case items.Reasoning():
             return f"reasoning: {item.text!r}"
-        case Message():
+        case items.Message():
             return f"message: {item.text!r}"
-        case FunctionCall() | CustomToolCall():
+        case items.FunctionCall() | items.CustomToolCall():
             return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.text!r}"
-        case McpListTools():
+        case items.McpListTools():
             return f"tools of {item.server_label}: {item.error or len(item.tools)}"
-        case McpCall():
+        case items.McpCall():
             return f"call of {item.server_label}.{item.name}, {item.status}: {item.text!r}"
-        case McpApprovalRequest():
+        case items.McpApprovalRequest():
             return f"request to approve of {item.server_label}.{item.name}: {item.text!r}"
-        case CodeInterpreterCall():
+        case items.CodeInterpreterCall():
             return f"code, {item.status}: {item.text!r}"
-        case WebSearchCall():
+        case items.WebSearchCall():
             return f"web search, {item.status}: {_shown(item.action)}"
-        case ShellCallOutput():
+        case items.ShellCallOutput():
             return f"output of a shell, {item.status}: {len(item.output)} commands"
         case _:
             return f"{item.__struct_config__.tag}: {item.text!r}"

@@ -19,22 +19,12 @@ from msgspec import UNSET
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
 from penstock.pipeline.protocol.items import Item, McpApprovalRequest, Reasoning
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.comparison import excerpt
 
 PARTICULARS = (
-    "instructions",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "max_tool_calls",
-    "text",
-    "reasoning",
-    "truncation",
-    "max_output_tokens",
-    "top_logprobs",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
+    *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "text", "reasoning"),
+    *("truncation", "max_output_tokens", "top_logprobs", "temperature", "top_p"),
+    *("presence_penalty", "frequency_penalty"),
 )
 """The response fields that echo the request and may change the answer of the model."""
 
@@ -43,6 +33,9 @@ _CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
 
 _NAMES = frozenset({"call_id", "approval_request_id", "container_id"})
 """The fields that refer to something else by id; only the equality of two references matters."""
+
+SHOWN = 120
+"""Characters of each item that an error shows."""
 
 _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
 
@@ -60,8 +53,13 @@ class ComparableRequest:
     def of(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> ComparableRequest:
         """Return the request that the first frame of a recording belongs to."""
         facts = first.facts
-        history = first.history if isinstance(first, ResolvedRequest) else _no_history(facts.response)
-        return cls(facts.response, facts.input, history, facts.sampling.stop)
+        response = facts.response
+        history: tuple[Item, ...] | None = ()
+        if isinstance(first, ResolvedRequest):
+            history = first.history
+        elif response.previous_response_id is not None or response.conversation is not UNSET:
+            history = None  # unknown
+        return cls(response, facts.input, history, facts.sampling.stop)
 
     @cached_property
     def items(self) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ class ComparableRequest:
     @property
     def without_history(self) -> object:
         """The key of a request whose history was not recorded."""
-        return ("it goes on", tuple(_normalized_json(self.input)), self.tools)
+        return ("continued", tuple(_normalized_json(self.input)), self.tools)
 
     @property
     def approvals(self) -> list[str]:
@@ -109,18 +107,14 @@ class ComparableRequest:
         """Describe the first difference to ``other``, a recorded request."""
         for at, (item, recorded_item) in enumerate(zip(self.items, other.items, strict=False), start=1):
             if item != recorded_item:
-                return f"its item {at} is {_cut(recorded_item, item)}, and here it is {_cut(item, recorded_item)}"
-        if len(self.items) != len(other.items):
-            return f"it has {_counted(len(other.items))}, and this one {len(self.items)}"
+                there, here = excerpt(recorded_item, item, SHOWN), excerpt(item, recorded_item, SHOWN)
+                return f"its item {at} is {there}, and here it is {here}"
+        if (count := len(other.items)) != len(self.items):
+            return f"it has {count} item{'' if count == 1 else 's'}, and this request has {len(self.items)}"
         if self.tools != other.tools:
-            return f"its tools are {_listed(other.tools)}, and here they are {_listed(self.tools)}"
-        return "it goes on from something that was not recorded"
-
-
-def _no_history(response: Response) -> tuple[Item, ...] | None:
-    """Return None if the response continues a conversation, whose items are unknown; otherwise an empty history."""
-    goes_on = response.previous_response_id is not None or response.conversation is not UNSET
-    return None if goes_on else ()
+            there, here = (", ".join(each.tools) or "none" for each in (other, self))
+            return f"its tools are {there}, and here they are {here}"
+        return "it continues a conversation that was not recorded"
 
 
 def _normalized_json(items: Iterable[Item]) -> Iterator[str]:
@@ -151,19 +145,3 @@ def _named(tool: Mapping[str, Any]) -> str:
     inner = sorted(map(_named, tool.get("tools", ()))) if tool["type"] == "namespace" else ()
     name = next((str(tool[key]) for key in ("name", "server_label", "type") if tool.get(key)), "")
     return f"{name}({', '.join(inner)})" if inner else name
-
-
-def _cut(text: str, other: str) -> str:
-    """Return an excerpt of a text around its first difference from another text."""
-    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
-    start = max(0, same - 60)
-    end = same + 60
-    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
-
-
-def _counted(count: int) -> str:
-    return f"{count} item{'' if count == 1 else 's'}"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names) if names else "none"

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.api.cli.timeline.rows import turns_and_chunks
 from penstock.api.cli.timeline.timeline import Timeline
+from penstock.pipeline.recordings.comparison import common_prefix
 
 CHANNELS = ("markup", "analysis", "commentary", "final", "call", "unread")
 PART_OF_A_CHARACTER = ""
@@ -86,8 +87,7 @@ def prompts_of(timeline: Timeline, texts: Texts) -> list[dict[str, Any]]:
     before: list[list[int]] = []
     for prompt in timeline.prompts:
         messages = _messages(prompt.token_ids, timeline, texts)
-        pairs = enumerate(zip(before, messages, strict=False))
-        known = next((at for at, (one, other) in pairs if one != other), min(len(before), len(messages)))
+        known = common_prefix(before, messages)
         count = len(prompt.token_ids)
         entries.append({"messages": messages, "known": known, "count": count, "grammar": prompt.grammar})
         before = messages

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
+from penstock.api.cli.recorded_model import RecordedModel, Spelling
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     GenerationStarted,
@@ -24,7 +25,6 @@ from penstock.pipeline.frames import (
     TokenChunk,
     TokenFrame,
 )
-from penstock.pipeline.recordings.model import RecordedModel, Spelling
 from penstock.pipeline.trace import traced
 
 Channel: TypeAlias = Literal["markup", "analysis", "commentary", "final", "call"]

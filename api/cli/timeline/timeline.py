@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.api.cli.recorded_model import model_of
+from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, replay_of, unedited
 from penstock.api.cli.timeline.attribution import OPENINGS, AttributedToken, attributed
 from penstock.pipeline import frames
@@ -21,7 +21,6 @@ from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
-from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.trace import Caused, Crossed, traced
 
 SERVED = (frames.McpListToolsOpened, frames.ShellOutputOpened)

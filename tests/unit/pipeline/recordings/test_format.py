@@ -17,25 +17,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from penstock.api.cli.__main__ import main
+from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed, ServerStopping
-from penstock.pipeline.frames import (
-    BrowserAction,
-    CallData,
-    CallFinished,
-    CodeOutputs,
-    ConversedFrame,
-    GenerationFinished,
-    GenerationStarted,
-    ListedTools,
-    McpError,
-    Origin,
-    ResolvedRequest,
-    ResponseStarted,
-    Sampling,
-    ShellOutput,
-    TokenChunk,
-    TokenFrame,
-)
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.recordings.format import (
     FILES,
@@ -57,7 +40,7 @@ from tests.support.stored_responses import facts
 
 CASE = HARMONY / "served_mcp"
 
-FRAMES = (TokenChunk((1, 2)), GenerationFinished("stop", 0, 0.5))
+FRAMES = (frames.TokenChunk((1, 2)), frames.GenerationFinished("stop", 0, 0.5))
 
 TOLD = re.compile(r"^(.+?\.jsonl)(?::(\d+))?: (.+)$", re.DOTALL)
 
@@ -84,7 +67,7 @@ def test_frames_are_read_as_written(tmp_path: Path) -> None:
     path, header = tmp_path / "tokens.jsonl", Header(FORMAT, "tiny", versions={"penstock": "1"})
     written = [line(header), line(FRAMES[0], 0.25), line(FRAMES[1]), line(End(2))]
     path.write_bytes(b"".join(written))
-    recording = read_recording(path, TokenFrame)
+    recording = read_recording(path, frames.TokenFrame)
     assert (recording.header, recording.frames, recording.end) == (header, FRAMES, End(2))
     assert [(timed.line, timed.at) for timed in recording.timed] == [(2, 0.25), (3, None)]
 
@@ -103,49 +86,51 @@ async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, 
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(line(Header(FORMAT)) + line(end))
     with pytest.raises(raised) as again:
-        _ = [frame async for frame in source_of_recording(read_recording(path, TokenFrame))]
+        _ = [frame async for frame in source_of_recording(read_recording(path, frames.TokenFrame))]
     if end.failure:
         assert end.failure.message in str(again.value)
 
 
 # Recordings of format 1
 
-CALL_DATA: dict[str, tuple[list[dict[str, Any]], CallData | None]] = {
-    "tools": ([{"name": "ask", "input_schema": {}}], ListedTools((ListedTool("ask", {}),))),
-    "code": ([{"type": "logs", "logs": "2"}], CodeOutputs(({"type": "logs", "logs": "2"},))),
+CALL_DATA: dict[str, tuple[list[dict[str, Any]], frames.CallData | None]] = {
+    "tools": ([{"name": "ask", "input_schema": {}}], frames.ListedTools((ListedTool("ask", {}),))),
+    "code": ([{"type": "logs", "logs": "2"}], frames.CodeOutputs(({"type": "logs", "logs": "2"},))),
     "shell": (
         [{"stdout": "", "stderr": ""}, {"stdout": "a"}],
-        ShellOutput(({"stdout": "", "stderr": ""}, {"stdout": "a"})),
+        frames.ShellOutput(({"stdout": "", "stderr": ""}, {"stdout": "a"})),
     ),
-    "browser": ([{"type": "open_page", "url": None}], BrowserAction({"type": "open_page", "url": None})),
-    "error": ([{"type": "http_error", "code": 401}], McpError({"type": "http_error", "code": 401})),
+    "browser": ([{"type": "open_page", "url": None}], frames.BrowserAction({"type": "open_page", "url": None})),
+    "error": ([{"type": "http_error", "code": 401}], frames.McpError({"type": "http_error", "code": 401})),
     "nothing": ([], None),
 }
 
 
 @pytest.mark.parametrize(("data", "read"), CALL_DATA.values(), ids=CALL_DATA)
-def test_call_data_of_format_1_is_read(tmp_path: Path, data: list[dict[str, Any]], read: CallData | None) -> None:
+def test_call_data_of_format_1_is_read(
+    tmp_path: Path, data: list[dict[str, Any]], read: frames.CallData | None
+) -> None:
     """It was a list whose meaning followed from the open item."""
     path = tmp_path / "conversed.jsonl"
     finished = {"type": "CallFinished", "result": "a", "data": data}
     path.write_bytes(line(Header(1)) + line(finished, 0.25) + line(End(1)))
-    assert read_recording(path, ConversedFrame).timed == (Timed(CallFinished("a", data=read), 2, 0.25),)
+    assert read_recording(path, frames.ConversedFrame).timed == (Timed(frames.CallFinished("a", data=read), 2, 0.25),)
 
 
-STOPPING = facts(sampling=Sampling(1.0, 1.0, stop=("END",)), date="")
+STOPPING = facts(sampling=frames.Sampling(1.0, 1.0, stop=("END",)), date="")
 WISHES = {"prompt_tokens": 3, "stop": ["END"], "raw_messages": [{"role": "user"}]}
 FACTS = {
     "normalize": (
         {"type": "Conversation", **to_builtins(facts()), "history": [], "raw_messages": True},
-        ResolvedRequest(facts(wants_raw_messages=True)),
+        frames.ResolvedRequest(facts(wants_raw_messages=True)),
     ),
     "generate": (
         {"type": "GenerationStarted", "response": to_builtins(STOPPING.response), "input": [], **WISHES},
-        GenerationStarted(replace(STOPPING, wants_raw_messages=True), 3, ({"role": "user"},)),
+        frames.GenerationStarted(replace(STOPPING, wants_raw_messages=True), 3, ({"role": "user"},)),
     ),
     "emit": (
         {"type": "ResponseStarted", "response": to_builtins(STOPPING.response), "input": [], "origin": {"position": 2}},
-        ResponseStarted(facts(date="", origin=Origin(position=2))),
+        frames.ResponseStarted(facts(date="", origin=frames.Origin(position=2))),
     ),
 }
 

@@ -6,26 +6,8 @@ import pytest
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.logs import FORMAT, current_response, name_response
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.items import (
-    ApplyPatchCall,
-    CodeInterpreterCall,
-    CustomToolCall,
-    FunctionCall,
-    ListedTool,
-    LocalShellCall,
-    McpApprovalRequest,
-    McpCall,
-    McpListTools,
-    Message,
-    OutputItem,
-    OutputText,
-    Reasoning,
-    ShellCall,
-    ShellCallOutput,
-    SummaryText,
-    WebSearchCall,
-)
 from penstock.stages.optional.log import in_words, log_outputs
 from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_events
 
@@ -44,26 +26,32 @@ async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("item", "line"),
     [
-        (Message("msg_1", "completed", "assistant", (OutputText("one\ntwo"),)), r"message: 'one\ntwo'"),
-        (Reasoning("rs_1", (SummaryText("Hm."),)), "reasoning: 'Hm.'"),
-        (FunctionCall("fc_1", "call_1", "wait", "{", "incomplete", "agents"), "call of agents.wait: '{'"),
-        (CustomToolCall("ctc_1", "call_1", "shell", "ls", "completed"), "call of shell: 'ls'"),
-        (McpListTools("mcpl_1", "wiki", (ListedTool("ask", {}),)), "tools of wiki: 1"),
-        (McpListTools("mcpl_1", "wiki", (), "It is down."), "tools of wiki: It is down."),
-        (McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
-        (McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
-        (CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
-        (WebSearchCall("ws_1", FOUND_PAGES, "completed"), "web search, completed: {'type': 'search', 'query': 'Oslo'}"),
-        (ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),
-        (ShellCallOutput("sho_1", "call_1", (SHELL_OUTPUT,), "completed"), "output of a shell, completed: 1 commands"),
+        (items.Message("msg_1", "completed", "assistant", (items.OutputText("one\ntwo"),)), r"message: 'one\ntwo'"),
+        (items.Reasoning("rs_1", (items.SummaryText("Hm."),)), "reasoning: 'Hm.'"),
+        (items.FunctionCall("fc_1", "call_1", "wait", "{", "incomplete", "agents"), "call of agents.wait: '{'"),
+        (items.CustomToolCall("ctc_1", "call_1", "shell", "ls", "completed"), "call of shell: 'ls'"),
+        (items.McpListTools("mcpl_1", "wiki", (items.ListedTool("ask", {}),)), "tools of wiki: 1"),
+        (items.McpListTools("mcpl_1", "wiki", (), "It is down."), "tools of wiki: It is down."),
+        (items.McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
+        (items.McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
+        (items.CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
         (
-            LocalShellCall("lsh_1", "call_1", {"command": ["ls"]}, "completed"),
+            items.WebSearchCall("ws_1", FOUND_PAGES, "completed"),
+            "web search, completed: {'type': 'search', 'query': 'Oslo'}",
+        ),
+        (items.ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),
+        (
+            items.ShellCallOutput("sho_1", "call_1", (SHELL_OUTPUT,), "completed"),
+            "output of a shell, completed: 1 commands",
+        ),
+        (
+            items.LocalShellCall("lsh_1", "call_1", {"command": ["ls"]}, "completed"),
             """local_shell_call: '{"command":["ls"]}'""",
         ),
-        (ApplyPatchCall("apc_1", "call_1", {"path": "a"}, "completed"), """apply_patch_call: '{"path":"a"}'"""),
+        (items.ApplyPatchCall("apc_1", "call_1", {"path": "a"}, "completed"), """apply_patch_call: '{"path":"a"}'"""),
     ],
 )
-def test_item_is_logged_in_one_line(item: OutputItem, line: str) -> None:
+def test_item_is_logged_in_one_line(item: items.OutputItem, line: str) -> None:
     """The line begins with the item's type."""
     assert in_words(item) == line
 

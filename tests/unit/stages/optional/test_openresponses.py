@@ -10,19 +10,8 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import AnnotationAdded
 from penstock.pipeline.protocol.events import ResponseEvent, to_sse
 from penstock.stages.optional.openresponses import OpenResponsesEvent, open_responses
+from tests.support import frames
 from tests.support.examples import examples
-from tests.support.frames import (
-    Frames,
-    finished,
-    message,
-    reasoning,
-    response_frames,
-    server_turns,
-    sse_json,
-    started,
-    whole_turn,
-    written_events,
-)
 
 RENAMED = {
     "response.reasoning_text.delta": "response.reasoning.delta",
@@ -37,8 +26,8 @@ async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
 
 async def test_raw_reasoning_events_are_renamed() -> None:
     """They have the names of Open Responses, with the same fields in the same order."""
-    events = await renamed(written_events(whole_turn()))
-    wire = [sse_json(event) for event in events[4:7]]
+    events = await renamed(frames.written_events(frames.whole_turn()))
+    wire = [frames.sse_json(event) for event in events[4:7]]
     place = {"item_id": "rs_10000", "output_index": 0, "content_index": 0}
     assert wire == [
         {"type": "response.reasoning.delta", "sequence_number": 4, **place, "delta": "Let me "},
@@ -49,25 +38,27 @@ async def test_raw_reasoning_events_are_renamed() -> None:
 
 
 @examples(50)
-@given(turn=response_frames())
-async def test_other_events_are_unchanged(turn: Frames) -> None:
+@given(turn=frames.response_frames())
+async def test_other_events_are_unchanged(turn: frames.Frames) -> None:
     """No event is added, lost, moved or changed except for the two names."""
-    events = written_events(turn)
-    ours = [sse_json(event) for event in events]
-    theirs = [sse_json(event) for event in await renamed(events)]
+    events = frames.written_events(turn)
+    ours = [frames.sse_json(event) for event in events]
+    theirs = [frames.sse_json(event) for event in await renamed(events)]
     assert theirs == [{**body, "type": RENAMED.get(body["type"], body["type"])} for body in ours]
 
 
 async def test_unchanged_events_are_not_copied() -> None:
     """Most events pass as the same object."""
-    events = written_events((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
+    events = frames.written_events(
+        (frames.started(), *frames.message("Hel", AnnotationAdded({}), "lo!"), frames.finished())
+    )
     passed = await renamed(events)
     assert all(event is given for event, given in zip(passed, events, strict=True))
 
 
 async def test_server_side_calls_are_unchanged() -> None:
     """Open Responses has no names of its own for them."""
-    events = written_events(server_turns())
+    events = frames.written_events(frames.server_turns())
     passed = await renamed(events)
     told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
     assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
@@ -75,8 +66,12 @@ async def test_server_side_calls_are_unchanged() -> None:
 
 async def test_absent_fields_are_left_out() -> None:
     """Open Responses allows no null in the fields of reasoning."""
-    for event in await renamed(written_events((started(), *reasoning("So."), *message("Hello!"), finished()))):
-        items = [sse_json(event).get("item"), *(sse_json(event).get("response") or {}).get("output", ())]
+    for event in await renamed(
+        frames.written_events(
+            (frames.started(), *frames.reasoning("So."), *frames.message("Hello!"), frames.finished())
+        )
+    ):
+        items = [frames.sse_json(event).get("item"), *(frames.sse_json(event).get("response") or {}).get("output", ())]
         for item in items:
             if item and item["type"] == "reasoning":
                 assert None not in item.values()

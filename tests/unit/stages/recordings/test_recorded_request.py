@@ -96,7 +96,7 @@ def test_history_may_come_from_the_request_or_the_store() -> None:
     ("recorded", "told"),
     [
         (asked(said("Hello.")), "its item 1 is"),
-        (asked(said("Hi."), said("Hi.")), "it has 2 items, and this one 1"),
+        (asked(said("Hi."), said("Hi.")), "it has 2 items, and this request has 1"),
         (asked(said("Hi."), tools=(tool("f"),)), "its tools are f, and here they are none"),
     ],
 )
