@@ -153,7 +153,6 @@ class Peers:
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """Turn every failure on the way to another server into `PeerLost`."""
     try:
         yield
     except (ClientError, TimeoutError, msgspec.DecodeError) as error:

@@ -81,8 +81,6 @@ def decoded(body: bytes, charset: str) -> str | None:
 
 
 class _Page:
-    """The text written so far, and the state of the conversion."""
-
     def __init__(self, url: str, base: str, left_out: frozenset[str]) -> None:
         self.links: dict[str, int] = {}
         self.size = 0
@@ -140,7 +138,6 @@ class _Page:
                 pass
 
     def leave(self, tag: str) -> None:
-        """Write the end of an element, after its children."""
         if tag in _LISTS:
             self._items.pop()
         if tag in _CAPTURED:

@@ -196,14 +196,12 @@ def _real(url: str) -> str:
 
 
 def _with_sources(action: dict[str, Any], urls: tuple[str, ...]) -> dict[str, Any]:
-    """Add the URLs found to a search action; return other actions unchanged."""
     if action["type"] != "search":
         return action
     return {**action, "sources": [{"type": "url", "url": url} for url in urls]}
 
 
 def _unclear(name: str) -> dict[str, Any]:
-    """Return the action of a call with invalid arguments."""
     match name:
         case "open":
             return {"type": "open_page", "url": None}

@@ -112,7 +112,6 @@ class HttpGeneration:
         yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
 
     async def _next(self) -> TokenChunk | None:
-        """Wait for tokens and return them; return None at the end."""
         while True:
             try:
                 if self._response is None and self.end is None:

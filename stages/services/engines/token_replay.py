@@ -52,7 +52,6 @@ class TokenReplayEngine:
         return recorded[turn]
 
     def _recorded(self) -> list[list[EngineFrame]]:
-        """Return the frames of all turns in the recording."""
         turns: list[list[EngineFrame]] = [[]]
         for frame in read_frames(self.path, TokenFrame):
             if isinstance(frame, GenerationStarted):

@@ -74,7 +74,6 @@ class VllmEngine:
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Add the request to vLLM's queue; abort it on exit unless it is finished."""
         reading = await self._begin(prompt)
         del prompt  # free it, as it may be large and the generation long
         self._running.add(reading)
@@ -101,7 +100,6 @@ class VllmEngine:
             await self._llm.abort(reading.collector.request_id, internal=True)
 
     async def stop(self) -> None:
-        """End all running generations with `EngineFailed`, and refuse prompts, including those being added."""
         self._stopping.set()
         for reading in self._running:
             reading.collector.put(errors.EngineFailed("The server is stopping."))
@@ -163,7 +161,6 @@ class VllmEngine:
         return read
 
     def _images(self, urls: Sequence[str]) -> list[Any]:
-        """Decode images for vLLM, with the operator's ``--media-io-kwargs``."""
         from vllm.multimodal.media.image import ImageMediaIO
 
         from penstock.stages.services.engines.image_decoding import decoded
@@ -196,7 +193,6 @@ class _Reading:
     is_cancelled: bool = False
 
     def is_for(self, response_id: str) -> bool:
-        """Return True if this is an unfinished generation for the response with this id."""
         return self.response_id == response_id and not self.is_finished
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
@@ -281,7 +277,6 @@ def _placing(prompt: Prompt) -> Iterator[None]:
 
 @contextmanager
 def _refusals(context_length: int) -> Iterator[None]:
-    """Turn vLLM's errors about a request that it refuses into ours."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 
     try:
@@ -300,7 +295,6 @@ def _refusals(context_length: int) -> Iterator[None]:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turn the faults of a running engine into our errors."""
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     try:

@@ -62,7 +62,6 @@ class VllmHttpEngine:
 
     @property
     def is_alive(self) -> bool:
-        """True if at least one server is healthy.  May become True again after False."""
         return any(self._replicas.healthy)
 
     @asynccontextmanager
@@ -82,14 +81,12 @@ class VllmHttpEngine:
             generation.leave()
 
     async def cancel(self, response_id: str) -> bool:
-        """Close the connection.  The consumer still gets the tokens received so far, then the end."""
         generations = [generation for generation in self._running if generation.is_for(response_id)]
         for generation in generations:
             generation.finish("cancelled")
         return bool(generations)
 
     async def stop(self) -> None:
-        """Break off all generations, including prompts not yet accepted."""
         self._stopping.set()
         for generation in self._running:
             generation.finish("stopped")

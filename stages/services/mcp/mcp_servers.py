@@ -128,7 +128,6 @@ class McpServers:
                 await client.close()
 
     async def _client(self, target: Target) -> McpClient:
-        """Return a new client of a server, or the existing one if it is shared."""
         module = await asyncio.to_thread(importlib.import_module, "penstock.stages.services.mcp.client")
         changed = partial(self._listings.forget, target.key)
         client: McpClient = module.McpClient(target.config, target.allowed, changed, self._connections)

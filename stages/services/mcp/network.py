@@ -109,7 +109,6 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first of the host's permitted addresses that accepts."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._first(await self._addresses(host, port), port)
@@ -139,7 +138,6 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         return passed
 
     async def _first(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first address that accepts."""
         for address in addresses[:-1]:
             with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 return await self._inner.connect_tcp(address, port, _TRY)

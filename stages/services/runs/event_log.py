@@ -149,7 +149,6 @@ class EventLog:
         return bytes(self._data[begin:end])
 
     def _entries(self, events: Sequence[ResponseEvent]) -> list[_Entry]:
-        """Encode the next events as entries of a block."""
         entries, at = list[_Entry](), 0
         while at < len(events):
             if texts := self._state.take_run(events, at):

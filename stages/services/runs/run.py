@@ -89,7 +89,6 @@ class Run:
         return True
 
     def _skip(self, event: ResponseEvent) -> bool:
-        """Ignore a duplicate or late event; raise `InvariantBroken` if an event before it is missing."""
         rule(
             event.sequence_number < self._next, "sequence numbers count from 0 without gaps: a stage has lost an event"
         )
@@ -201,13 +200,11 @@ class Run:
             self._registry.store.append(self.response.id, block)
 
     def _end(self, block: Block | None) -> None:
-        """Store the end of the run, already in the log."""
         self.response = self._log.response
         self._stop()
         self._commit = self._registry.end(self, block)
 
     def _stop(self) -> None:
-        """Accept no more events, and wake the waiting readers."""
         self.ended, self._next = True, sys.maxsize
         self._stop_timer()
         self._wake()
@@ -217,7 +214,6 @@ class Run:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the waiting readers."""
         news, self._news = self._news, None
         if news is not None:
             news.set()

@@ -61,7 +61,6 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not subclass it
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -40,7 +40,6 @@ class ContainerSession:
         self._limits = lease.plan.limits
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Return the ``action`` of the call's item: its commands as typed in a shell, and its limits."""
         return shell_action(text)
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
@@ -102,7 +101,6 @@ def _outcome(outputs: list[Output], error: str | None = None) -> ToolResult:
 
 
 def _read(output: Output) -> str:
-    """Return a command's output as text for the model."""
     ended = output["outcome"]
     if ended["type"] == "timeout":
         last = "(The command took too long and was ended, with all that it had started. Files are kept.)"

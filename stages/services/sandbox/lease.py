@@ -73,7 +73,6 @@ class SandboxLease:
             await process.end()
 
     async def close(self) -> None:
-        """End the sandbox, and free the place."""
         self._closed = True
         self.kill()
         try:

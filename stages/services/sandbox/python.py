@@ -72,6 +72,5 @@ class PythonSession:
 
 
 def _outcome(written: str, error: str | None = None) -> ToolResult:
-    """Return the outcome of a call, with its output for the model and for the item."""
     logs = CodeOutputs(({"type": "logs", "logs": written},)) if written else None
     return ToolResult(result=written or ("" if error else _NOTHING), error=error, data=logs)

@@ -205,7 +205,6 @@ class Conversations:
         return await self._context.writer.carry_out(statements, conversation_id)
 
     async def _read(self, sql: str, conversation_id: str, *arguments: Value) -> Sequence[Row]:
-        """Return the rows of a query about a conversation, after its queued changes are written."""
         if not rows.can_exist(conversation_id):
             return ()
         await self._context.writer.flushed(conversation_id)

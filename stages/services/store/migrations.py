@@ -85,10 +85,7 @@ _TABLES = (
 )
 """The tables of both databases.  A response is ``logged`` as long as its events are kept."""
 
-_RESULTS = (
-    "alter table responses add column results text",
-    "alter table conversation_items add column result text",
-)
+_RESULTS = ("alter table responses add column results text", "alter table conversation_items add column result text")
 """The columns for tool call results, as JSON; null if there are none."""
 
 _FIRST_TABLES = (

@@ -53,7 +53,6 @@ class PostgresDatabase:
         self._readers: Any = None
 
     async def open(self) -> None:
-        """Connect, and bring the schema up to date; raises `StoreFailed`, without the secrets of the URL."""
         try:
             with _named_errors():
                 await self._upgrade()
@@ -108,7 +107,6 @@ class PostgresDatabase:
         return counts
 
     async def _connected(self) -> Any:
-        """Return the connection for writes, and replace it if it was lost."""
         if self._writing is None or self._writing.is_closed():
             self._writing = await asyncpg.connect(self._url, **_SETTINGS)
         return self._writing

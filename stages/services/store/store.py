@@ -239,7 +239,6 @@ class Store:
         return _items_read(await self._before(chain[0]), chain)
 
     async def _before(self, stored: StoredResponse) -> History:
-        """Return the items of its conversation that a response has read."""
         name, origin = _conversation_id(stored.response), stored.origin
         read = await self.conversations.items(name, origin.owner, origin.position) if name else None
         return read or History(())
@@ -293,7 +292,6 @@ class Store:
         return counts[0] > 0
 
     async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
-        """Return the rows of a query about a response, after its queued changes are written."""
         if not rows.can_exist(response_id):
             return ()
         await self._writer.flushed(response_id)
@@ -302,27 +300,19 @@ class Store:
     # Responses of other servers, and expired ones
 
     async def runner(self, response_id: str) -> Server | None:
-        """Return the server that runs a response, or will; None if the response has ended, or waits for any server."""
         await self._writer.flushed(response_id)
         return await self.servers.runner(response_id)
 
     async def orphans(self) -> tuple[Orphan, ...]:
-        """Return the oldest responses that have not ended and have no live server."""
         return await orphans(self._context)
 
     async def claim(self, orphan: Orphan) -> bool:
-        """Take over an orphan and its conversation's lock; False if another server was first."""
         return await claim(self._context, orphan)
 
     async def restart(self, response_id: str) -> None:
-        """Put a response of this server back to ``queued``, and delete its events."""
         await restart(self._context, response_id)
 
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
-        """Delete expired responses and event logs, and return a report of the rest.
-
-        Both times are in seconds from the end of a response.  A response that another one continues stays.
-        """
         return await sweep(self._context, keep_responses, keep_logs)
 
 
@@ -340,7 +330,6 @@ def _items_read(before: History, chain: Sequence[StoredResponse]) -> tuple[Item,
 
 
 def _keys(response: Response) -> tuple[str, ...]:
-    """Return the ids of the objects that a change of a response affects."""
     conversation_id = _conversation_id(response)
     return (response.id,) if conversation_id is None else (response.id, conversation_id)
 

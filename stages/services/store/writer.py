@@ -74,7 +74,6 @@ class _Change:
     rows_changed: tuple[int, ...] = ()
 
     def built(self) -> Unit:
-        """Return the unit, built on the first call."""
         if self.unit is None:
             statements = self.statements() if callable(self.statements) else self.statements
             self.unit = Unit(tuple(statements), counted=self.is_urgent)
@@ -226,7 +225,6 @@ class Writer:
         return [change.built() for change in group]
 
     def _take_out(self, change: _Change) -> asyncio.Future[None]:
-        """Remove a change from the queue, and return its future."""
         if self._queue[0] is change:
             self._queue.popleft()
         else:
@@ -289,7 +287,6 @@ class StoreContext:
 
 
 def _size(unit: Unit) -> int:
-    """Return the approximate size of a unit in bytes."""
     size = 0
     for statement in unit.statements:
         for value in statement.arguments:

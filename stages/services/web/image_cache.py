@@ -87,7 +87,6 @@ class ImageCache:
         return image
 
     async def _fetch(self, url: str) -> str:
-        """Fetch the image at a URL and return it as a data URL; raises `NoImage`."""
         from penstock.stages.services.web import fetch  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
 
         async def read(answer: ClientResponse) -> str:
