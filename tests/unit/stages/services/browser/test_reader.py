@@ -67,7 +67,6 @@ async def secret(request: web.Request) -> web.StreamResponse:
 
 @pytest.fixture
 async def inside() -> AsyncIterator[str]:
-    """The URL of a server that is not public."""
     async with web_server(secret) as url:
         yield url
 

@@ -31,8 +31,6 @@ FILLER = "<p>".join(f"Paragraph {number} of many words that say little." for num
 
 @dataclass
 class Web:
-    """A search engine and a site."""
-
     url: str = ""
     requested: list[str] = field(default_factory=list)
     """The paths of the requested pages, queries included."""

@@ -32,7 +32,6 @@ def stream(chunks: Sequence[Sequence[int]], end: str = "\n") -> bytes:
 
 
 def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """The bytes, cut in those places."""
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     return [data[start:end] for start, end in pairwise(places)]
 

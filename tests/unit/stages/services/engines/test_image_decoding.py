@@ -6,13 +6,12 @@ import pytest
 
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.stages.services.engines import image_decoding
-from penstock.stages.services.engines.image_decoding import decoded
 from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
 
 def test_images_keep_their_order_and_bytes() -> None:
     shown = (png(RED), png(BLUE), png(RED))
-    assert tuple(decoded([data_url(image) for image in shown], bytes)) == shown
+    assert tuple(image_decoding.decoded([data_url(image) for image in shown], bytes)) == shown
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_images_keep_their_order_and_bytes() -> None:
 )
 def test_broken_image_is_refused_by_number(broken: bytes) -> None:
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as refused:
-        decoded([data_url(png()), data_url(broken)], bytes)
+        image_decoding.decoded([data_url(png()), data_url(broken)], bytes)
     assert (refused.value.status, refused.value.param) == (400, "input")
 
 
@@ -37,7 +36,7 @@ def test_any_decoding_error_refuses_the_image(error: type[Exception]) -> None:
         raise error("broken")
 
     with pytest.raises(InvalidPrompt, match="Image 1 cannot be read: broken"):
-        decoded([data_url(png())], fail)
+        image_decoding.decoded([data_url(png())], fail)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,15 @@ def test_pixels_of_a_prompt_are_bounded(
     decode: Callable[[bytes], None] = read.append
     shown = [png(RED, *size) for size in sizes]
     if fits:
-        decoded(list(map(data_url, shown)), decode)
+        image_decoding.decoded(list(map(data_url, shown)), decode)
         assert read == shown
     else:
         with pytest.raises(InvalidPrompt, match=rf"10,000 pixels in the images up to number {len(sizes)}"):
-            decoded(list(map(data_url, shown)), decode)
+            image_decoding.decoded(list(map(data_url, shown)), decode)
         assert read == shown[:-1]
 
 
 def test_decompression_bomb_is_refused_by_its_header() -> None:
     enormous = png(width=1, height=1).replace((1).to_bytes(4) * 2, (60_000).to_bytes(4) * 2)
     with pytest.raises(InvalidPrompt):
-        decoded([data_url(enormous)], bytes)
+        image_decoding.decoded([data_url(enormous)], bytes)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.stages.services.engines import stream_interval
-from penstock.stages.services.engines import stream_interval as module
 from tests.support.clock import Clock
 
 LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
@@ -113,7 +112,7 @@ class Load:
 @pytest.fixture
 def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Load:
     load = Load(clock)
-    monkeypatch.setattr(module, "time", load)
+    monkeypatch.setattr(stream_interval, "time", load)
     return load
 
 

@@ -96,7 +96,6 @@ async def test_loading_server_is_waited_for() -> None:
 
 
 async def test_servers_must_serve_the_same_models() -> None:
-    """A client must not get an answer of another model by chance."""
     one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
     async with running_fakes(one, other):
         with pytest.raises(UnusableServer, match="serve different models"):
@@ -236,7 +235,6 @@ async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int
 
 @either
 async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
-    """Otherwise they would cost time."""
     async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
         assert logprobs(await generate(engine, prompt_for_fakes())) == []
 
@@ -293,8 +291,7 @@ async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> No
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_full_queues_are_overload(status: int) -> None:
-    """If every server is full, the client may retry; otherwise a server that is not full is used."""
+async def test_engine_is_overloaded_only_if_every_server_is_full(status: int) -> None:
     full, other = FakeVllm(status=status), FakeVllm(status=status)
     async with engine_over(full, other) as engine:
         with pytest.raises(EngineOverloaded):
@@ -306,7 +303,6 @@ async def test_full_queues_are_overload(status: int) -> None:
 
 
 async def test_rejected_engine_key_is_no_client_error() -> None:
-    """The operator must correct it."""
     async with engine_over(FakeVllm(status=401, words={"error": "Unauthorized"})) as engine:
         with pytest.raises(EngineFailed):
             await generate(engine, prompt_for_fakes())
@@ -419,22 +415,13 @@ async def test_other_server_takes_over_an_accepted_prompt() -> None:
         assert token_ids(await _rest(stream)) == TOKENS
 
 
-async def test_prompt_is_tried_on_two_servers_at_most() -> None:
-    """The prompt itself may be the cause of the failures."""
-    servers = [FakeVllm(status=500) for _ in range(4)]
+@pytest.mark.parametrize("count", [1, 4])  # one address may stand for many servers
+async def test_prompt_that_may_cause_the_failures_is_tried_twice(count: int) -> None:
+    servers = [FakeVllm(status=500) for _ in range(count)]
     async with engine_over(*servers) as engine:
         with pytest.raises(EngineFailed):
             await generate(engine, prompt_for_fakes())
     assert sum(len(server.prompts) for server in servers) == 2
-
-
-async def test_single_server_is_tried_twice() -> None:
-    """One address may stand for many servers."""
-    fake = FakeVllm(status=500)
-    async with engine_over(fake) as engine:
-        with pytest.raises(EngineFailed):
-            await generate(engine, prompt_for_fakes())
-    assert len(fake.prompts) == 2
 
 
 # Several servers
@@ -526,7 +513,6 @@ async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> No
 
 
 async def test_unresponsive_server_loses_its_streams() -> None:
-
     class Lost:
         count = 0
 
@@ -544,8 +530,7 @@ async def test_unresponsive_server_loses_its_streams() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_lost_stream_fails_or_moves(after: int) -> None:
-    """Without a token another server takes it over; otherwise it fails after its tokens."""
+async def test_lost_stream_moves_before_its_first_token_and_fails_after_it(after: int) -> None:
     async with hanging(after) as (server, engine, _, rest):
         await asyncio.sleep(0.1)
         (generation,) = next(replica for replica in engine._replicas.all if replica.running).running

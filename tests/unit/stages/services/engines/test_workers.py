@@ -15,7 +15,6 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def serve(writer: Connection, *, marks: bool) -> None:
-    """A server that starts a worker."""
     if marks:
         mark_workers()
     worker = SPAWN.Process(target=work, args=(writer,))

@@ -14,7 +14,6 @@ from tests.support.mcp_servers import LOCAL, HttpServers, MakeServers, http_serv
 
 @pytest.fixture(scope="session")
 def http() -> Iterator[HttpServers]:
-    """All kinds of servers over HTTP, for all tests."""
     with http_servers() as servers:
         yield servers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -92,14 +93,6 @@ def _redirects(url: str) -> Handle:
     return handle
 
 
-def _redirects_with_a_password(url: str) -> Handle:
-    return _redirects(url.replace("://", "://me:password@"))
-
-
-def _redirects_to_a_file(url: str) -> Handle:
-    return _redirects("file:///etc/passwd#")
-
-
 def _posts_elsewhere(url: str) -> Handle:
     async def handle(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -111,27 +104,23 @@ def _posts_elsewhere(url: str) -> Handle:
     return handle
 
 
-def _posts_to_a_namesake(url: str) -> Handle:
-    return _posts_elsewhere("http://127.0.0.1@" + url.removeprefix("http://"))
-
-
 @pytest.mark.parametrize(
-    "leads",
+    ("leads", "place"),
     [
-        _asks_for_a_login,
-        _redirects,
-        _redirects_with_a_password,
-        _redirects_to_a_file,
-        _posts_elsewhere,
-        _posts_to_a_namesake,
+        (_asks_for_a_login, "http://{}"),
+        (_redirects, "http://{}"),
+        (_redirects, "http://me:password@{}"),
+        (_redirects, "file:///etc/passwd#"),
+        (_posts_elsewhere, "http://{}"),
+        (_posts_elsewhere, "http://127.0.0.1@{}"),
     ],
 )
 @pytest.mark.parametrize("over", ["mcp", "sse"])
 async def test_server_cannot_redirect_elsewhere(
-    make: MakeServers, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle]
+    make: MakeServers, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle], place: str
 ) -> None:
     other, url = elsewhere
-    async with web_server(leads(url)) as hostile:
+    async with web_server(leads(place.format(url.removeprefix("http://")))) as hostile:
         server = McpServer("x", f"{hostile}/{over}", Secret({"Authorization": f"Bearer {SECRET}"}))
         with pytest.raises(ServerUnavailable) as raised:
             await make().tools(server, 0.7)
@@ -164,22 +153,19 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
     assert SECRET not in caplog.text
 
 
+DEEP: Json = functools.reduce(lambda inner, _: {"properties": {"a": inner}}, range(300), {})
+
+
 @pytest.mark.parametrize(
-    "tools",
-    [[{**TOOL, "description": "x" * (3 << 20)}], [{**TOOL, "name": f"do{number}"} for number in range(2001)]],
-    ids=["long", "many"],
+    ("tools", "reason"),
+    [
+        ([{**TOOL, "description": "x" * (3 << 20)}], "more tools than the limit"),
+        ([{**TOOL, "name": f"do{number}"} for number in range(2001)], "more tools than the limit"),
+        ([{**TOOL, "inputSchema": DEEP}], "recursion limit"),
+    ],
+    ids=["long", "many", "deep"],
 )
-async def test_listing_is_bounded(make: MakeServers, tools: list[Json]) -> None:
-    """A listing that no model could read is refused."""
+async def test_listing_that_no_model_could_read_is_refused(make: MakeServers, tools: list[Json], reason: str) -> None:
     async with web_server(speaking(tools)) as hostile:
-        with pytest.raises(ServerUnavailable, match="more tools than the limit"):
-            await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
-
-
-async def test_deeply_nested_schema_is_refused(make: MakeServers) -> None:
-    deep: Json = {}
-    for _ in range(300):
-        deep = {"properties": {"a": deep}}
-    async with web_server(speaking([{**TOOL, "inputSchema": deep}])) as hostile:
-        with pytest.raises(ServerUnavailable, match="recursion limit"):
+        with pytest.raises(ServerUnavailable, match=reason):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)

@@ -64,7 +64,6 @@ async def test_restarted_http_server_works_again(make: MakeServers) -> None:
 
 
 async def begun(http: HttpServers, calls: int) -> None:
-    """Wait until at least ``calls`` calls hang."""
     async with asyncio.timeout(PATIENT):
         while http.state().get("hang", 0) < calls:
             await asyncio.sleep(0.02)

@@ -15,28 +15,9 @@ from penstock.pipeline.protocol.events import Delta, ResponseCreated, ResponseEv
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
+from tests.support import frames
 from tests.support.event_streams import checked, final
 from tests.support.examples import examples
-from tests.support.frames import (
-    LISTED_TOOL,
-    Frames,
-    background_turn,
-    client_turn,
-    code_call,
-    event_types,
-    finished,
-    is_unforeseen,
-    mcp_call,
-    mcp_list,
-    rare_turn,
-    response_frames,
-    server_turns,
-    spelled_delta,
-    started,
-    summary_turn,
-    whole_turn,
-    written_events,
-)
 from tests.support.paths import HARMONY
 from tests.support.stream_changes import renumber
 
@@ -87,7 +68,9 @@ def on_the_wire(events: Iterable[ResponseEvent]) -> list[bytes]:
     return [to_sse(event) for event in events]
 
 
-streams = st.builds(written_events, response_frames() | response_frames().map(background_turn))
+streams = st.builds(
+    frames.written_events, frames.response_frames() | frames.response_frames().map(frames.background_turn)
+)
 """Streams as the writer makes them; some are of responses that were queued."""
 
 stops = st.sets(st.integers(0, 60))
@@ -146,7 +129,7 @@ _FIELDS: list[tuple[str, Any]] = [
     ("command_index", 3),
     ("output", ()),
     ("annotation", {"type": "other"}),
-    ("logprobs", spelled_delta("other").logprobs),
+    ("logprobs", frames.spelled_delta("other").logprobs),
 ]
 
 
@@ -168,7 +151,7 @@ def odd_streams(draw: st.DrawFn) -> Events:
 @examples(300)
 @given(odd_streams(), stops)
 def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
-    log = EventLog(started().facts.response)
+    log = EventLog(frames.started().facts.response)
     for at, event in enumerate(events):
         log.append(event)
         if at in sealed_at:
@@ -200,7 +183,7 @@ def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], r
 
 
 def test_reader_that_keeps_up_decodes_nothing() -> None:
-    events = written_events(whole_turn())
+    events = frames.written_events(frames.whole_turn())
     log = logged(events[:1])
     reader = LogReader(log)
     seen = list(reader.read())
@@ -240,22 +223,22 @@ def test_log_can_be_ended_after_any_event(
     ],
 )
 def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], expected: list[str]) -> None:
-    log = EventLog(started(**fields).facts.response)
+    log = EventLog(frames.started(**fields).facts.response)
     log.end_early(RunInterrupted())
-    assert event_types(checked(log.read())) == expected
+    assert frames.event_types(checked(log.read())) == expected
 
 
 # Size
 
 
 def test_token_takes_16_bytes_at_most() -> None:
-    frames = list(read_frames(LONG / "parsed.jsonl", ParsedFrame))
+    turn = list(read_frames(LONG / "parsed.jsonl", ParsedFrame))
     tokens = sum(
         len(frame.token_ids)
         for frame in read_frames(LONG / "tokens.jsonl", TokenFrame)
         if isinstance(frame, TokenChunk)
     )
-    events = written_events(frames)
+    events = frames.written_events(turn)
     log = logged(events, range(0, len(events), EVENTS_IN_A_BLOCK))
     log.seal()
     assert sum(len(block.data) for block in log.blocks) < 8 * tokens
@@ -263,32 +246,41 @@ def test_token_takes_16_bytes_at_most() -> None:
 
 
 @pytest.mark.defect("V7")
-@pytest.mark.parametrize("call", [mcp_call, code_call])
-def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
+@pytest.mark.parametrize("call", [frames.mcp_call, frames.code_call])
+def test_call_arguments_take_their_length(call: Callable[..., frames.Frames]) -> None:
     words = ["word "] * 1000
-    log = logged(written_events((started(), *call(*words), finished())))
+    log = logged(frames.written_events((frames.started(), *call(*words), frames.finished())))
     log.seal()
     assert log.size < 16 * len(words)
 
 
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize(
-    ("call", "done"), [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")]
+    ("call", "done"),
+    [(frames.mcp_call("{}"), "mcp_call.completed"), (frames.mcp_list(frames.LISTED_TOOL), "mcp_list_tools.completed")],
 )
-def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
-    events = written_events((started(), *call, finished()))
-    log = logged(events[: event_types(events).index(done) + 1])
+def test_log_without_its_result_marks_the_item(call: frames.Frames, done: str) -> None:
+    events = frames.written_events((frames.started(), *call, frames.finished()))
+    log = logged(events[: frames.event_types(events).index(done) + 1])
     log.end_early(RunInterrupted())
     ended = checked(log.read())
-    assert event_types(ended)[-3:] == [done, "output_item.done", "failed"]
+    assert frames.event_types(ended)[-3:] == [done, "output_item.done", "failed"]
 
 
 @pytest.mark.parametrize(
-    "frames", [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()]
+    "turn",
+    [
+        frames.whole_turn(),
+        frames.rare_turn(),
+        frames.summary_turn(),
+        frames.background_turn(frames.whole_turn()),
+        frames.server_turns(),
+        frames.client_turn(),
+    ],
 )
-def test_predictable_event_takes_one_byte(frames: Frames) -> None:
-    events = written_events(frames)
-    received = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
+def test_predictable_event_takes_one_byte(turn: frames.Frames) -> None:
+    events = frames.written_events(turn)
+    received = [event for event in events if not isinstance(event, Delta) and not frames.is_unforeseen(event)]
     log = logged(events, range(len(events)))
     sizes = {block.first: len(block.data) for block in log.blocks}
     assert {sizes[event.sequence_number] for event in received[:-1]} == {2}  # an array of one number

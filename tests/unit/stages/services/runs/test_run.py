@@ -26,33 +26,22 @@ from penstock.stages.services.runs.run import (
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.store.writer import PAUSES
+from tests.support import frames
 from tests.support.clock import Clock
 from tests.support.event_streams import checked, final
-from tests.support.frames import (
-    INPUT,
-    Frames,
-    background_turn,
-    event_types,
-    finished,
-    message,
-    started,
-    whole_turn,
-    written_events,
-)
 from tests.support.stored_responses import queued_response, request_of, stored_conversation
 from tests.support.stores import FaultyDatabase
 
 Events: TypeAlias = list[ResponseEvent]
 
-TURN = whole_turn()
-WAITED = background_turn(TURN)
-EVENTS = written_events(TURN)
+TURN = frames.whole_turn()
+WAITED = frames.background_turn(TURN)
+EVENTS = frames.written_events(TURN)
 LAST = len(EVENTS) - 1
 
 
 @pytest.fixture
 def runs(store: Store) -> RunRegistry:
-    """A registry without running responses."""
     return RunRegistry(store)
 
 
@@ -76,15 +65,14 @@ async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[RunRegistry]:
     await store.close()
 
 
-def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
+def beginning(turn: frames.Frames = TURN, **fields: Any) -> ResponseStarted:
     """The first frame of a response, as the store gets it."""
-    first = frames[0]
+    first = turn[0]
     assert isinstance(first, GenerationStarted)
     return ResponseStarted(replace(first.facts, response=replace(first.facts.response, **fields)))
 
 
 def begun(runs: RunRegistry, events: Iterable[ResponseEvent] = (), **fields: Any) -> Run:
-    """A run that has these events so far."""
     run = runs.begin(beginning(**fields))
     for event in events:
         run.append(event)
@@ -92,7 +80,6 @@ def begun(runs: RunRegistry, events: Iterable[ResponseEvent] = (), **fields: Any
 
 
 async def ended(run: Run, events: Events) -> None:
-    """Feed a run the rest of its events, and end it."""
     *rest, last = events
     assert isinstance(last, TerminalEvent)
     for event in rest:
@@ -101,13 +88,11 @@ async def ended(run: Run, events: Events) -> None:
 
 
 async def read(run: Run, after: int = -1) -> Events:
-    """All events that a reader gets."""
     async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
         return [event async for event in events]
 
 
 async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
-    """The events of a response in the store."""
     kept = await store.get(response_id, "")
     assert kept is not None
     return list(read_blocks(kept.response, await store.blocks(response_id)))
@@ -166,7 +151,7 @@ async def test_reader_may_leave(runs: RunRegistry) -> None:
 
 
 async def test_reading_a_long_log_yields_to_other_tasks(runs: RunRegistry) -> None:
-    events = written_events((started(), *message(*"word " * 1000), finished()))
+    events = frames.written_events((frames.started(), *frames.message(*"word " * 1000), frames.finished()))
     run = begun(runs)
     await ended(run, events)
     blocks = await runs.store.blocks("resp_1")
@@ -201,7 +186,7 @@ async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock)
 
 
 async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
-    events = written_events((started(), *message(*"word " * 500), finished()))
+    events = frames.written_events((frames.started(), *frames.message(*"word " * 500), frames.finished()))
     run = begun(runs, events[:FLUSH_EVENTS])
     assert await stored_events(runs.store) == events[:FLUSH_EVENTS]
     await ended(run, events[FLUSH_EVENTS:])
@@ -217,14 +202,14 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     await ended(run, EVENTS)
     kept = await runs.store.get("resp_1", "")
     assert kept is not None
-    assert kept == StoredResponse(final(EVENTS), INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
+    assert kept == StoredResponse(final(EVENTS), frames.INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
     assert await stored_events(runs.store) == EVENTS
     assert len(runs) == 0
 
 
 @pytest.mark.defect("B17")
 async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
-    events = written_events((started(store=False), *TURN[1:]))
+    events = frames.written_events((frames.started(store=False), *TURN[1:]))
     run = begun(runs, store=False)
     reading = asyncio.create_task(read(run))
     await ended(run, events)
@@ -237,11 +222,11 @@ async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> 
     await runs.store.conversations.create(stored_conversation("conv_1"), "", ())
     await runs.store.conversations.lock("conv_1", "", "resp_1", 0)
     fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
-    events = written_events((started(**fields), *TURN[1:]))
+    events = frames.written_events((frames.started(**fields), *TURN[1:]))
     await ended(begun(runs, **fields), events)
     history = await runs.store.conversations.items("conv_1", "")
     assert history is not None
-    assert history.items == (*INPUT, *final(events).output)
+    assert history.items == (*frames.INPUT, *final(events).output)
     assert await runs.store.get("resp_1", "") is None
 
 
@@ -297,7 +282,6 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
 
 
 def end_early(run: Run, error: StageError | None) -> None:
-    """Fail the run, or cancel it if there is no error."""
     if error is None:
         run.cancel()
     else:
@@ -348,7 +332,6 @@ async def test_end_of_a_run_can_be_awaited(runs: RunRegistry) -> None:
 
 
 async def accepted(runs: RunRegistry) -> Run:
-    """A stored and queued background response."""
     waiting = queued_response(created_at=1_800_000_000)
     await runs.store.accept(waiting, request_of(waiting))
     return runs.queue(waiting)
@@ -357,7 +340,7 @@ async def accepted(runs: RunRegistry) -> Run:
 @pytest.mark.defect("B21")
 async def test_queued_response_begins_later(runs: RunRegistry) -> None:
     run = await accepted(runs)
-    events = written_events(WAITED)
+    events = frames.written_events(WAITED)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
     assert (runs.queued, runs.running) == ((run,), ())
@@ -365,7 +348,7 @@ async def test_queued_response_begins_later(runs: RunRegistry) -> None:
     assert (runs.queued, runs.running) == ((), (run,))
     assert run.response.status == "in_progress"
     await ended(run, events)
-    assert event_types(events)[:3] == ["created", "queued", "in_progress"]
+    assert frames.event_types(events)[:3] == ["created", "queued", "in_progress"]
     assert await reading == events
     assert await stored_events(runs.store) == events
 
@@ -382,7 +365,7 @@ async def test_queued_response_can_be_ended(runs: RunRegistry, error: StageError
     run = await accepted(runs)
     end_early(run, error)
     received = checked(await read(run))
-    assert event_types(received) == ["created", "queued", "failed" if error else "incomplete"]
+    assert frames.event_types(received) == ["created", "queued", "failed" if error else "incomplete"]
     assert final(received).status == status
     assert await stored_events(runs.store) == received
 
@@ -417,7 +400,7 @@ async def test_finished_run_is_not_released(runs: RunRegistry) -> None:
     run = await accepted(runs)
     run.cancel()
     run.release()
-    assert event_types(await read(run)) == ["created", "queued", "incomplete"]
+    assert frames.event_types(await read(run)) == ["created", "queued", "incomplete"]
 
 
 @pytest.mark.defect("V1")

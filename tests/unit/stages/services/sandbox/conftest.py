@@ -32,7 +32,6 @@ def container_sandbox(mode: Mode) -> Sandbox:
 
 @pytest.fixture(scope="session")
 def small_sandbox(python_sandbox: Sandbox) -> Sandbox:
-    """A sandbox with limits that are soon reached."""
     limits = replace(python_sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
     return Sandbox(replace(python_sandbox.plan, limits=limits))
 

@@ -34,8 +34,7 @@ async def shell(container: ContainerSession, script: str, seconds: float = 20, *
     return await container.run(EXEC, json.dumps(arguments), seconds)
 
 
-async def code(container: ContainerSession, script: str) -> int:
-    """The exit code of a command that ends by itself."""
+async def exit_code(container: ContainerSession, script: str) -> int:
     outcome = await shell(container, script)
     assert outcome.error is None, outcome
     ended = outputs_of(outcome)[0]["outcome"]
@@ -105,7 +104,6 @@ async def test_fork_bomb_is_stopped(container: ContainerSession) -> None:
 
 
 async def test_first_process_cannot_be_killed_from_inside(container: ContainerSession) -> None:
-    """It must stay alive, because it kills the others."""
     await shell(container, "echo a > f")
     await shell(container, "kill -9 -1; kill -9 $PPID; kill -9 1; kill -STOP $PPID")
     assert (await shell(container, "cat f")).result == "a"
@@ -114,7 +112,7 @@ async def test_first_process_cannot_be_killed_from_inside(container: ContainerSe
 async def test_network_and_host_are_unreachable(container: ContainerSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert await code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
+        assert await exit_code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
     for script in (
         "cat /etc/passwd",
         "cat /etc/shadow",
@@ -129,23 +127,13 @@ async def test_network_and_host_are_unreachable(container: ContainerSession) -> 
         "python3 -c 'import socket; socket.socket()'",
         "su -c true",
     ):
-        assert await code(container, script) != 0, script
+        assert await exit_code(container, script) != 0, script
 
 
 async def test_server_variables_are_not_inherited(container: ContainerSession) -> None:
     names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
-    assert names <= {
-        "PATH",
-        "HOME",
-        "TMPDIR",
-        "LANG",
-        "LC_CTYPE",
-        "OPENBLAS_NUM_THREADS",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-    }
+    expected = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert names <= expected
 
 
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:

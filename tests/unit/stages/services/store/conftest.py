@@ -10,6 +10,5 @@ from tests.support.stores import open_store
 
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
-    """A second server over the same store."""
     async with open_store(store_at) as store:
         yield store

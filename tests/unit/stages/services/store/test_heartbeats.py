@@ -31,7 +31,6 @@ from tests.support.stores import FaultyDatabase, database_at, open_store
 
 
 async def accept(store: Store, response_id: str = "resp_1") -> None:
-    """Have the store take a background response."""
     waiting = queued_response(response_id, ITEMS[0])
     await store.accept(waiting, request_of(waiting))
 

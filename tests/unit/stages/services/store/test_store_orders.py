@@ -62,8 +62,6 @@ from itertools import count
 from penstock.stages.services.runs.event_log import Block
 from tests.support.stored_responses import begun_response, queued_response, request_of, stored_response
 from tests.support.stores import open_store
-from tests.support.examples import examples
-from tests.support.examples import examples
 
 async def main():
     async with open_store(sys.argv[1]) as store:

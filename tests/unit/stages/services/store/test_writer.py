@@ -40,7 +40,6 @@ class Notebook(Nowhere):
 
     @property
     def written(self) -> list[str]:
-        """All written statements, in order."""
         return [sql for group in self.groups for sql in group]
 
 
