@@ -36,7 +36,7 @@ MOST_DESCRIPTORS = 65_536
 logger = logging.getLogger(__name__)
 
 
-class Connection(web.RequestHandler):
+class ClientConnection(web.RequestHandler):
     """A connection that is closed if its first headers are late, and that answers broken HTTP in JSON."""
 
     __slots__ = ("_header_timer",)
@@ -80,7 +80,7 @@ class ConnectionServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol for a new connection."""
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Count a connection, or close it if its client has too many; log that once until the client has none."""

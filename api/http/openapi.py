@@ -59,7 +59,9 @@ def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
 
 def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:
     """Describe the routes; ``events`` are the types of the events in streams, by their base URL."""
-    described = [(route, operation) for route in routes if (operation := _operation(route))]
+    described: list[tuple[web.RouteDef, Operation]] = [
+        (route, operation) for route in routes if (operation := getattr(route.handler, "operation", None))
+    ]
     schemas = _Schemas([operation for _, operation in described], events)
     paths: dict[str, Schema] = {}
     for route, operation in described:
@@ -72,10 +74,6 @@ def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type
     info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
     keys = {"key": {"type": "http", "scheme": "bearer"}}
     return OpenApi("3.1.0", info, paths, {"schemas": schemas.components, "securitySchemes": keys})
-
-
-def _operation(route: web.RouteDef) -> Operation | None:
-    return getattr(route.handler, "operation", None)
 
 
 class _Schemas:

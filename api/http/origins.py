@@ -73,6 +73,8 @@ class Origins:
         host = _host_name(_host(request))
         if request.path in OPEN or host in self._hosts or _is_address_or_loopback(host):
             return
+        if not host:
+            raise ForeignHost("Send the name of this server in the header Host.")
         name = shortened(host)
         raise ForeignHost(f"This server is not called {name!r}. Start it with --allow-host {name}, or with API keys.")
 

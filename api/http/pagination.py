@@ -9,7 +9,7 @@ from typing import Self
 from aiohttp import web
 
 from penstock.api.http.bodies import Items
-from penstock.api.http.query import Choice, Number, Several, Text
+from penstock.api.http.query import AnyText, Number, OneOf, Several
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -17,8 +17,8 @@ from penstock.stages.normalize.normalize import INCLUDABLE
 
 INCLUDE = Several("include", INCLUDABLE)
 LIMIT = Number("limit", default=20, least=1, most=100)
-ORDER = Choice("order", ("desc", "asc"))
-AFTER = Text("after")
+ORDER = OneOf("order", ("desc", "asc"))
+AFTER = AnyText("after")
 
 PAGE = (LIMIT, ORDER, AFTER, INCLUDE)
 """The query parameters of a page of items."""

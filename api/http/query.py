@@ -35,7 +35,7 @@ class Parameter(ABC):
 
 
 @dataclass(frozen=True)
-class Text(Parameter):
+class AnyText(Parameter):
     """Any text."""
 
     @property
@@ -66,7 +66,7 @@ class Flag(Parameter):
 
 
 @dataclass(frozen=True)
-class Choice(Parameter):
+class OneOf(Parameter):
     """One of the ``words``; the first of them if absent."""
 
     words: tuple[str, ...]

@@ -9,29 +9,15 @@ from penstock.pipeline.protocol.params import tools
 from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.params.validation import read_request
+from tests.support import requests
 from tests.support.clock import count_instructions
 from tests.support.request_bodies import CLIENTS, CODEX
-from tests.support.requests import (
-    MANY,
-    MESSAGE,
-    PART,
-    RESULT,
-    Json,
-    call,
-    function,
-    input_tools,
-    item,
-    namespace,
-    output_format,
-    read_body,
-    server,
-)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_bodies_of_real_clients_are_accepted(client: str) -> None:
     body = CLIENTS[client]
-    request = read_body(body)
+    request = requests.read_body(body)
     assert len(request.tools or ()) == len(body.get("tools", ()))
     assert len(request.input or ()) == len(body["input"])
     read = request.model_dump(
@@ -42,46 +28,48 @@ def test_bodies_of_real_clients_are_accepted(client: str) -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     """Clients send keys of their own at every depth; these neither fail nor arrive."""
-    request = read_body(CODEX)
+    request = requests.read_body(CODEX)
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
     assert isinstance(request.input[3], FunctionCallItem)
     assert request.input[3].namespace == "multi_agent_v1"
-    assert request == read_body({name: value for name, value in CODEX.items() if name != "client_metadata"})
+    assert request == requests.read_body({name: value for name, value in CODEX.items() if name != "client_metadata"})
 
 
 @pytest.mark.parametrize("name", CreateResponse.model_fields)
 def test_null_means_absent(name: str) -> None:
-    assert read_body({name: None}) == read_body({})
+    assert requests.read_body({name: None}) == requests.read_body({})
 
 
 def test_item_without_a_type_is_a_message() -> None:
-    request = read_body({"input": [MESSAGE, {"type": None, **MESSAGE}]})
+    request = requests.read_body({"input": [requests.MESSAGE, {"type": None, **requests.MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
 def test_item_with_only_an_id_is_a_reference() -> None:
     written = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
-    read_as = read_body({"input": written}).input
+    read_as = requests.read_body({"input": written}).input
     assert isinstance(read_as, list)
-    assert [item.id for item in read_as if isinstance(item, ItemReference)] == ["x"] * 3
-    assert read_body({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
+    assert [each.id for each in read_as if isinstance(each, ItemReference)] == ["x"] * 3
+    assert requests.read_body({"input": [{"id": "x", **requests.MESSAGE}]}).input == [
+        MessageItem(id="x", role="user", content="x")
+    ]
 
 
-@pytest.mark.parametrize("wide", [1, MANY])
+@pytest.mark.parametrize("wide", [1, requests.MANY])
 def test_tool_is_read_by_its_type(wide: int) -> None:
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
     sent = [
         {"type": "function", "name": "f", "defer_loading": True},
         {"type": "custom", "name": "c", "format": {"type": "text"}},
         {"type": "custom", "name": "g", "format": grammar},
-        *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
-        *server(allowed_tools=["f"] * wide, x=5)["tools"],
+        *requests.namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
+        *requests.server(allowed_tools=["f"] * wide, x=5)["tools"],
         {"type": "code_interpreter", "container": {"type": "auto", "x": 5}},
         {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
         {"type": "local_shell", "name": 5, "server_label": "x"},
     ]
-    f, c, g, n, m, i, s, o = read_body({"tools": sent}).tools or []
+    f, c, g, n, m, i, s, o = requests.read_body({"tools": sent}).tools or []
     assert isinstance(f, tools.FunctionToolParam)
     assert isinstance(c, tools.CustomToolParam)
     assert c.format == tools.TextFormat(type="text")
@@ -99,15 +87,15 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
 
 
 @pytest.mark.parametrize("reference", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
-def test_conversation_is_named_by_its_id(reference: Json) -> None:
-    assert read_body({"conversation": reference}).conversation_id == "conv_1"
-    assert read_body({}).conversation_id is None
+def test_conversation_is_named_by_its_id(reference: requests.Json) -> None:
+    assert requests.read_body({"conversation": reference}).conversation_id == "conv_1"
+    assert requests.read_body({}).conversation_id is None
 
 
 @pytest.mark.parametrize("name", ["envelope", "_envelope", "owner", "trace_headers", "is_recorded"])
 def test_body_cannot_set_its_envelope(name: str) -> None:
     for value in ("a", True, {"owner": "a", "traceparent": "00-1"}):
-        request = read_body({"input": "x", name: value})
+        request = requests.read_body({"input": "x", name: value})
         assert request.envelope == Envelope()
     assert (request.inside(Envelope("b")).envelope.owner, request.inside(Envelope("b")).input) == ("b", "x")
     assert request.envelope.owner == ""
@@ -128,24 +116,26 @@ def test_trace_headers_are_found_in_any_case() -> None:
         {"input": ""},
         {"input": []},
         {"input": "\x00 \U0001f600"},
-        function(name="f" * 64, parameters=None),
-        item(type="reasoning", summary=None),
-        call(call_id="c" * 64, arguments="no JSON"),
-        call(namespace=None, id=None, status=None),
+        requests.function(name="f" * 64, parameters=None),
+        requests.item(type="reasoning", summary=None),
+        requests.call(call_id="c" * 64, arguments="no JSON"),
+        requests.call(namespace=None, id=None, status=None),
         {"top_k": -1, "min_p": 1, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1e-9},
         {"seed": -(2**63), "priority": 2**63 - 1, "cache_salt": "a" * 1024, "stop": ["a"] * 4},
         {"safety_identifier": "a" * 128, "prompt_cache_key": "a" * 64},
-        output_format(type="json_schema", name="x" * 64, schema={}, strict=None),
-        namespace(*[{"type": "custom", "name": "f"}] * 500),
-        namespace(description=None, name="n" * 64),
-        server(server_label="m" * 64, server_url="http://[::1]:8000/" + "a" * 2030, authorization="a" * 8192),
-        server(headers={"a" * 128: "a" * 8192, "b": "a b\tc", "c": ""} | {str(n): "" for n in range(47)}),
-        server(server_url=None, headers=None, allowed_tools=None, require_approval=None, connector_id="c" * 64),
+        requests.output_format(type="json_schema", name="x" * 64, schema={}, strict=None),
+        requests.namespace(*[{"type": "custom", "name": "f"}] * 500),
+        requests.namespace(description=None, name="n" * 64),
+        requests.server(server_label="m" * 64, server_url="http://[::1]:8000/" + "a" * 2030, authorization="a" * 8192),
+        requests.server(headers={"a" * 128: "a" * 8192, "b": "a b\tc", "c": ""} | {str(n): "" for n in range(47)}),
+        requests.server(
+            server_url=None, headers=None, allowed_tools=None, require_approval=None, connector_id="c" * 64
+        ),
     ],
     ids=lambda body: json.dumps(body)[:60],
 )
-def test_values_on_the_limit_are_accepted(body: Json) -> None:
-    read_body(body)
+def test_values_on_the_limit_are_accepted(body: requests.Json) -> None:
+    requests.read_body(body)
 
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
@@ -166,31 +156,33 @@ def test_lone_surrogate_is_replaced(blank: int, written: str, read_as: str) -> N
     assert asyncio.run(read_request(body)).input == read_as
 
 
-@pytest.mark.parametrize("wide", [1, MANY])
+@pytest.mark.parametrize("wide", [1, requests.MANY])
 def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
-    body: Json = {
+    body: requests.Json = {
         "model": "m" * wide,
         "instructions": "\u4e16\U0001f600" * wide,
         "input": [
             *[{"role": "user", "content": f"x{number}"} for number in range(wide)],
             {"role": "user", "content": [{"type": "input_text", "text": f"x{number}"} for number in range(wide)]},
-            {**RESULT, "output": [PART] * wide, "content": [5] * wide},
-            {**RESULT, "type": "shell_call_output", "output": [{"outcome": {"type": "timeout"}}] * wide},
+            {**requests.RESULT, "output": [requests.PART] * wide, "content": [5] * wide},
+            {**requests.RESULT, "type": "shell_call_output", "output": [{"outcome": {"type": "timeout"}}] * wide},
             {"type": "mcp_list_tools", "server_label": "m", "tools": [{"name": f"f{n}"} for n in range(wide)]},
             {"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": "x"}] * wide},
         ],
-        "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
+        "tools": [requests.function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
         "previous_input_messages": [{"role": "user", "content": f"x{number}"} for number in range(wide)],
     }
-    body["input"].append(input_tools(*body["tools"])["input"][0])
-    assert read_body(body) == CreateResponse.model_validate(body)
+    body["input"].append(requests.input_tools(*body["tools"])["input"][0])
+    assert requests.read_body(body) == CreateResponse.model_validate(body)
 
 
 def test_long_list_costs_its_own_length() -> None:
     def cost(tools: int, keys: int) -> int:
         unknown = {f"k{number}": 0 for number in range(keys)}
-        body = item(type="additional_tools", role="developer", tools=[{"type": "web_search"}] * tools, **unknown)
-        return count_instructions(lambda: read_body(body))
+        body = requests.item(
+            type="additional_tools", role="developer", tools=[{"type": "web_search"}] * tools, **unknown
+        )
+        return count_instructions(lambda: requests.read_body(body))
 
     assert cost(2_000, 2_000) < 3 * (cost(2_000, 0) + cost(0, 2_000))
 
@@ -205,6 +197,6 @@ async def test_other_tasks_run_while_a_long_body_is_read() -> None:
             turns += 1
 
     counting = asyncio.create_task(count())
-    await read_request(json.dumps({"input": [MESSAGE] * 20_000}).encode())
+    await read_request(json.dumps({"input": [requests.MESSAGE] * 20_000}).encode())
     counting.cancel()
     assert turns > 4
