@@ -114,10 +114,10 @@ def text_of(part: Part) -> str:
 
 
 def _by_field(item: OutputItem, parts: Sequence[Part]) -> dict[str, tuple[Part, ...]]:
-    content = tuple(part for part in parts if not isinstance(part, SummaryText))
+    content: tuple[Part, ...] = tuple(part for part in parts if not isinstance(part, SummaryText))
     if isinstance(item, Message):
         return {"content": content}
-    summary = tuple(part for part in parts if isinstance(part, SummaryText))
+    summary: tuple[Part, ...] = tuple(part for part in parts if isinstance(part, SummaryText))
     return {"summary": summary} | ({"content": content} if content else {})
 
 

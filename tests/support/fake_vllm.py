@@ -302,7 +302,7 @@ def _error_answer(status: int, message: str) -> web.Response:
 
 def prompt_for_fakes(**fields: Any) -> Prompt:
     """A prompt for the model of the fakes; fields such as ``max_tokens`` set its sampling parameters."""
-    sampling = {"max_tokens": 100} | pop_fields(Sampling, fields)
+    sampling: dict[str, Any] = {"max_tokens": 100} | pop_fields(Sampling, fields)
     begun = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
     of_request = pop_fields(RequestFacts, fields)
     known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": (200002,)}

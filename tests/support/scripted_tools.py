@@ -114,7 +114,7 @@ class ScriptedTool:
     cancelled: int = 0
     _numbers: count[int] = field(default_factory=count)
 
-    def session(self, conversation: Any) -> ScriptedTool:
+    def session(self, request: Any) -> ScriptedTool:
         self.opened += 1
         return self
 
@@ -256,7 +256,7 @@ class RecordedHost:
     namespace: str
     play: ScriptPlayer
 
-    def session(self, conversation: frames.ResolvedRequest) -> Session:
+    def session(self, request: frames.ResolvedRequest) -> Session:
         return self
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
