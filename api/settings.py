@@ -95,8 +95,7 @@ class Settings(BaseSettings):
         None, description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine"
     )
     engine: list[str] = Field(
-        [],
-        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings",
+        [], description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings"
     )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
         None,
@@ -144,8 +143,7 @@ class Settings(BaseSettings):
         [], description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable"
     )
     allow_origin: list[str] = Field(
-        [],
-        description="an origin whose web pages may use this server: https://chat.example, or * for all; repeatable",
+        [], description="an origin whose web pages may use this server: https://chat.example, or * for all; repeatable"
     )
     peer_url: str | None = Field(
         None,
@@ -178,8 +176,7 @@ class Settings(BaseSettings):
     )
     web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     allow_address: list[str] = Field(
-        [],
-        description="a network, address or host that URLs may reach although it is not public; repeatable",
+        [], description="a network, address or host that URLs may reach although it is not public; repeatable"
     )
     tool_timeout: Duration = Field(120.0, gt=0, description="seconds that one call of a tool may take")
     max_turns: int = Field(100, gt=0, description="turns of the model in one response")

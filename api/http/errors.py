@@ -95,11 +95,7 @@ def as_json(body: object, status: int = 200) -> web.Response:
 
 
 def as_error(
-    status: int,
-    message: str,
-    kind: str = "invalid_request_error",
-    param: str | None = None,
-    code: str | None = None,
+    status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
 ) -> web.Response:
     """Return an answer with the error body of the API."""
     return as_json(ErrorBody(Problem(message, kind, param, code)), status)

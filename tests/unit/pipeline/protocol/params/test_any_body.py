@@ -55,22 +55,8 @@ def leads_somewhere(param: str, value: Json) -> bool:
     )
 
 
-WORDS = sorted(
-    {step for place in places(EVERYTHING) for step in place if isinstance(step, str)}
-    | {
-        "message",
-        "function_call",
-        "refusal",
-        "input_text",
-        "as_text",
-        "as_other",
-        "function",
-        "custom",
-        "other",
-        "text",
-    }
-    | {"[key]", "_sent", "sent", "_envelope"}
-)
+TAGS = "message function_call refusal input_text as_text as_other function custom other text [key] _sent sent _envelope"
+WORDS = sorted({step for place in places(EVERYTHING) for step in place if isinstance(step, str)}.union(TAGS.split()))
 words = st.sampled_from(WORDS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
