@@ -117,8 +117,8 @@ def _by_field(item: OutputItem, parts: Sequence[Part]) -> dict[str, tuple[Part, 
     content: tuple[Part, ...] = tuple(part for part in parts if not isinstance(part, SummaryText))
     if isinstance(item, Message):
         return {"content": content}
-    summary: tuple[Part, ...] = tuple(part for part in parts if isinstance(part, SummaryText))
-    return {"summary": summary} | ({"content": content} if content else {})
+    fields: dict[str, tuple[Part, ...]] = {"summary": tuple(part for part in parts if isinstance(part, SummaryText))}
+    return fields | ({"content": content} if content else {})
 
 
 def _event(kind: Any, *fields: object) -> ResponseEvent:
