@@ -207,7 +207,6 @@ class SteppedCore:
 
     @property
     def _is_unread(self) -> bool:
-        """True if any stream has unread output."""
         return bool(self._outputs.qsize()) or any(state.queue.output is not None for state in self.states.values())
 
     def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:

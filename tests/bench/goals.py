@@ -30,7 +30,6 @@ class Goal(msgspec.Struct, frozen=True):
 
     @property
     def is_by_ratio(self) -> bool:
-        """True if the ratio decides."""
         return self.ratio is not None and self.measured_ratio is not None
 
     def part(self, found: float) -> float:

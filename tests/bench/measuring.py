@@ -63,7 +63,6 @@ class Run:
     _servers: Servers | None = None
 
     async def close(self) -> None:
-        """End the servers, if they run."""
         self._servers = None
         await self._closing.aclose()
 

@@ -37,7 +37,6 @@ class Try(msgspec.Struct, frozen=True):
 
     @property
     def is_in_time(self) -> bool:
-        """True if the tokens arrive in time."""
         return self.p99 < DELAY
 
 

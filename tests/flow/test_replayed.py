@@ -89,10 +89,10 @@ async def test_recording_is_requested_by_its_name(server: ServerProcess, name: s
 
 
 async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
-    asked = defaultdict(list)
+    by_request = defaultdict(list)
     for name in CASES:
-        asked[json.dumps(request_of(name), sort_keys=True)].append(name)
-    for request, names in asked.items():
+        by_request[json.dumps(request_of(name), sort_keys=True)].append(name)
+    for request, names in by_request.items():
         recorded = sorted(json.dumps(comparable(response_of(name)), sort_keys=True) for name in names)
         answers = [(await server.post(json.loads(request)))[1] for _ in names]
         assert sorted(json.dumps(comparable(response), sort_keys=True) for response in answers) == recorded

@@ -46,7 +46,6 @@ README = (ROOT / "README.md").read_text()
 
 
 def chosen(**settings: Any) -> Settings:
-    """The default settings of a command line, changed by these."""
     return Settings(engine_arguments=[], **settings)
 
 

@@ -61,27 +61,27 @@ def written(name: str, arguments: Json) -> Script:
     return Script(load_encoding().encode_markup(call))
 
 
-def said(fields: Json) -> Json:
+def without_nulls(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value is not None}
 
 
 @pytest.mark.defect("6")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngine], case: Case) -> None:
-    name, arguments, fields, output, told = case
+    name, arguments, fields, output, shown = case
     served.engine.script = written(name, arguments)
     events = await served.stream_events(BODY)
     (call,) = done_items(events)
     response = events[-1]["response"]
     assert (events[-1]["type"], response["output"]) == ("response.completed", [call])
     assert (call["type"], call["status"]) == (f"{name}_call", "completed")
-    assert {key: said(call[key]) for key in fields} == fields
+    assert {key: without_nulls(call[key]) for key in fields} == fields
     answer = {"type": f"{name}_call_output", "call_id": call["call_id"], **output}
     for body in ({"input": [USER, call, answer]}, {"previous_response_id": response["id"], "input": [answer]}):
         await served.stream_events(BODY | body)
         prompt = served.prompt_text()
         assert prompt.endswith(
-            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{told}<|end|><|start|>assistant"
+            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{shown}<|end|><|start|>assistant"
         )
         assert f" to=functions.{name}" in prompt
 

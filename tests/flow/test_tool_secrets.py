@@ -61,8 +61,8 @@ async def test_responses_never_have_tool_secrets(
     body = {"input": "Hi", "tools": [TOOL], "tool_choice": "none", "background": background}
     with caplog.at_level(logging.DEBUG):
         if streams:
-            told = (await served.stream(body)).decode()
-            assert "docs.invalid" in told
+            seen = (await served.stream(body)).decode()
+            assert "docs.invalid" in seen
         else:
             _, response = await served.post(body)
             response = await ended(served, response)
@@ -70,8 +70,8 @@ async def test_responses_never_have_tool_secrets(
                 {"type": "mcp", "server_label": "docs", "server_url": "https://docs.invalid/<redacted>"}
             ]
             _, items = await served.get(f"/v1/responses/{response['id']}/input_items")
-            told = json.dumps([response, items])
-    assert CANARY not in told
+            seen = json.dumps([response, items])
+    assert CANARY not in seen
     assert CANARY not in caplog.text
     assert IN_HEADERS.encode() not in files(tmp_path)
 

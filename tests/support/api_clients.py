@@ -31,7 +31,6 @@ def openai_client(url: str, key: str = "none", retries: int = 0) -> openai.Async
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
@@ -83,7 +82,6 @@ class ApiClient:
         return str(answer["id"])
 
     async def wait_for_end(self, response_id: str) -> dict[str, Any]:
-        """Poll a response until it ends."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 answer = await self.get_response(response_id)
@@ -97,7 +95,6 @@ class ApiClient:
         return dict(answer)
 
     async def replay(self, response_id: str, query: str = "") -> bytes:
-        """The stream of an existing response."""
         return await self.again(f"/v1/responses/{response_id}?stream=true{query}")
 
     async def cancel(self, response_id: str) -> tuple[int, Any]:
@@ -120,7 +117,6 @@ class ApiClient:
         return [json.loads(frame.partition("data: ")[2]) for frame in frames if frame]
 
     async def create_conversation(self, *items: Json) -> str:
-        """Create a conversation; return its path."""
         status, conversation = await self.post({"items": items}, CONVERSATIONS)
         assert status == 200
         return f"{CONVERSATIONS}/{conversation['id']}"
@@ -152,7 +148,6 @@ class StreamReader:
         return self.read
 
     async def response_id(self) -> str:
-        """Read the first event; return the id of its response."""
         first = (await self.upto(b"response.created")).partition(b"data: ")[2].partition(b"\n")[0]
         return str(json.loads(first)["response"]["id"])
 
@@ -171,8 +166,6 @@ def conversation_id(path: str) -> str:
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of a request: background or not, streamed or not."""
-
     name: str
     background: bool = False
     stream: bool = False

@@ -214,9 +214,9 @@ def chat_grammar(
     continues: bool = False,
 ) -> ChatGrammar:
     chat, tools = chat or load_model(), tools or Toolset()
-    asked = with_facts(conversation(tools=tools, text_format=text_format), structured=structured or {})
+    request = with_facts(conversation(tools=tools, text_format=text_format), structured=structured or {})
     shown = functions(tools, ToolNames(tools))
-    return ChatGrammar(chat, *grammar(chat, asked, shown, tuple(chat.vocabulary.encode(prompt)), continues=continues))
+    return ChatGrammar(chat, *grammar(chat, request, shown, tuple(chat.vocabulary.encode(prompt)), continues=continues))
 
 
 def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:
@@ -369,7 +369,6 @@ ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
 
 
 def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
-    """Return the items of the case in ``folder``."""
     family = family_of(folder)
     case = folder.removeprefix(f"{family}_")
     if family == TINY_QWEN.name:
@@ -379,7 +378,6 @@ def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
 
 
 def family_of(folder: str) -> str:
-    """The family whose case is in ``folder``."""
     return max((family for family in FAMILIES if folder.startswith(f"{family}_")), key=len)
 
 

@@ -137,7 +137,6 @@ def neighbours() -> Generator[str, None, None]:
 
 @pytest.fixture(scope="session")
 def documents(neighbours: str) -> str:
-    """The URL of an MCP server."""
     return f"{neighbours}/mcp"
 
 

@@ -199,7 +199,6 @@ def background_turn(sequence: Frames) -> Frames:
 
 
 def written_events(sequence: Iterable[frames.ConversedFrame]) -> list[events.ResponseEvent]:
-    """Feed frames to the writer to the end; return its events."""
     writer = ResponseWriter()
     sent = [event for frame in sequence for event in writer.feed(frame)]
     return client_events([*sent, *writer.finish()])
@@ -288,7 +287,7 @@ def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
     deltas = _text if alternatives is None else _text.map(lambda text: spelled_delta(text, alternatives))
     phases: st.SearchStrategy[Phase | None] = st.sampled_from(["commentary", "final_answer", None])
     pieces: st.SearchStrategy[list[Piece]] = st.lists(deltas | _citations, max_size=4)
-    return st.builds(lambda phase, said: message(*said, phase=phase), phases, pieces)
+    return st.builds(lambda phase, texts: message(*texts, phase=phase), phases, pieces)
 
 
 _listings = st.builds(lambda error, tools: mcp_list(*tools, error=error), _errors, _outputs(LISTED_TOOL))

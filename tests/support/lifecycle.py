@@ -48,7 +48,6 @@ class TrackedResponse:
 
     @property
     def in_front(self) -> bool:
-        """True if it is a foreground response."""
         return not self.clients[0].mode.background
 
     def join(self, client: api_clients.Client) -> None:
@@ -132,8 +131,8 @@ class World:
             if run.response.status != "queued":  # the server that runs a queued response writes its log
                 run._flush()
         await self.served.store._writer.flushed()
-        for tracked, _, said in running:
-            tracked.is_kept, tracked.kept = True, said
+        for tracked, _, kept in running:
+            tracked.is_kept, tracked.kept = True, kept
 
     async def stop(self) -> None:
         for tracked, _ in self._running():
@@ -177,7 +176,6 @@ class World:
 
     @property
     def _is_busy(self) -> bool:
-        """True if any response still runs."""
         scheduler = self.served.scheduler
         return bool(len(scheduler.runs) or scheduler.in_flight.count or self.engine.running)
 
@@ -206,7 +204,6 @@ class World:
     # Look-ups
 
     def _chosen(self, which: int) -> list[TrackedResponse]:
-        """Return the response of that number, if there is any."""
         responses = [tracked for tracked in self.responses if not tracked.is_gone]
         return responses[which % len(responses) :][:1] if responses else []
 

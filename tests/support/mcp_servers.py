@@ -54,7 +54,6 @@ class HttpServers:
         return state
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         command = (sys.executable, "-m", "tests.support.mcp_tools", "--port", str(self.port))
         self.process = subprocess.Popen(command, cwd=ROOT)
         end = time.monotonic() + STARTING
@@ -64,7 +63,6 @@ class HttpServers:
             time.sleep(0.03)
 
     def kill(self) -> None:
-        """Kill the process and wait for its end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -43,7 +43,6 @@ class Description:
         return schema
 
     def check(self, value: Any, schema: Schema) -> None:
-        """Raise ``jsonschema.ValidationError`` unless the value fits the schema."""
         jsonschema.Draft202012Validator(self._components | schema).validate(value)
 
 

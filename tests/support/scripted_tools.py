@@ -186,7 +186,6 @@ class ScriptedConverse:
         self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
 
     async def talk(self, given: frames.ResolvedRequest | None = None) -> list[frames.ConversedFrame]:
-        """Run one conversation; return all frames."""
         async with aclosing(self.converse(source_of([given or conversation()]))) as sequence:
             return [frame async for frame in sequence]
 

@@ -56,11 +56,9 @@ class Server(ApiClient, Generic[Engine_co]):
         return self.api.scheduler
 
     async def wait_until_idle(self: Server[ScriptedEngine]) -> None:
-        """Wait until the engine runs nothing."""
         await wait_until(lambda: self.engine.running == 0)
 
     def prompt_text(self: Server[ScriptedEngine]) -> str:
-        """The text of the latest prompt."""
         return load_encoding().decode(self.engine.prompts[-1].token_ids)
 
 
@@ -226,7 +224,6 @@ def recorded_folders(folder: Path) -> list[Path]:
 
 
 def only_recording(folder: Path) -> Path:
-    """The only response that was recorded."""
     (response,) = recorded_folders(folder)
     return response
 

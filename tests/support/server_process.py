@@ -100,7 +100,6 @@ class ServerProcess(ApiClient):
     _process: ForkServerProcess = field(init=False)
 
     async def start(self) -> None:
-        """Start it, and wait until it answers."""
         self._process = _forked(self.log, self.program, *self.arguments)
         async with asyncio.timeout(STARTING):
             while not await self._answers():

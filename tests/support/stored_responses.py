@@ -98,7 +98,6 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
 
 
 def pop_fields(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields of ``struct`` out of ``fields``."""
     return {name: fields.pop(name) for name in struct.__struct_fields__ if name in fields}
 
 

@@ -89,7 +89,6 @@ async def stored_events(store_at: str) -> dict[str, int]:
 
 
 async def wait_until_stored(store_at: str, response_id: str, events: int) -> None:
-    """Wait until a store has that many events of a response."""
     async with asyncio.timeout(120):
         while (await stored_events(store_at)).get(response_id, 0) < events:
             await asyncio.sleep(0.05)
@@ -133,7 +132,6 @@ class PostgresServer:
         return f"postgresql://postgres@/postgres?host={self._folder}"
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
         options = [word for setting in self._settings for word in ("-c", setting)]
         self._process = self._begin("postgres", "-D", "data", "-k", str(self._folder), *options)
         self._wait_until_ready(self._process)

@@ -223,11 +223,11 @@ class Site:
     url: str = ""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     queries: list[str] = field(default_factory=list)
-    asked: int = 0
+    requests: int = 0
     """Requests so far."""
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         if request.path == "/search":
             self.queries.append(request.query["q"])
             hit = {"title": "Gates", "url": f"{self.url}/gates", "content": "All about gates."}

@@ -14,7 +14,6 @@ LINES = re.findall(r"^\| ([VB]?\d+) \| (.*)$", (TESTS / "DEFECTS.md").read_text(
 
 
 def marked(source: str) -> Iterator[str]:
-    """Ids in the ``defect`` markers of a test file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.defect":
             yield from (ast.literal_eval(argument) for argument in node.args)

@@ -15,12 +15,10 @@ CONVERSATIONS = "/v1/conversations"
 
 
 async def at_once(server: ApiClient) -> None:
-    """Create a response without streaming."""
     await completed(server)
 
 
 async def unstored(server: ApiClient) -> None:
-    """Create a response that is not stored."""
     await completed(server, store=False)
 
 

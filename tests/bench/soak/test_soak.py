@@ -49,7 +49,6 @@ async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None
     [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")],
 )
 def test_growth_per_response_is_a_fault(memory: int, stored: int, message: str | None) -> None:
-    """A soak fails by growth in memory or in the store with each response, not by growth at the start."""
     looks = [
         Look(made, 10**8 + min(made, 5000) * 2000 + made * memory, made * stored) for made in range(0, 20_001, 100)
     ]

@@ -31,8 +31,8 @@ def endless(served: ScriptedServer, latency: float = 0.005) -> None:
 
 
 def assert_cancelled(response: Response | dict[str, Any]) -> None:
-    said = response if isinstance(response, dict) else {name: getattr(response, name) for name in FIELDS}
-    assert [said[name] for name in FIELDS] == ["cancelled", None, None, None]
+    fields = response if isinstance(response, dict) else {name: getattr(response, name) for name in FIELDS}
+    assert [fields[name] for name in FIELDS] == ["cancelled", None, None, None]
 
 
 FIELDS = ("status", "error", "incomplete_details", "completed_at")

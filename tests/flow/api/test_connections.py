@@ -81,7 +81,6 @@ async def test_connection_with_a_request_stays_open(limited: ScriptedServer) -> 
 async def test_one_address_cannot_take_all_connections(
     limited: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Places are free again when connections close."""
     held = [await connect(limited) for _ in range(3)]
     refused = [await connect(limited) for _ in range(2)]
     for reader, _ in refused:

@@ -32,12 +32,10 @@ def counting(initial: int = 30) -> PacedEngine:
 
 
 def endless() -> ScriptedEngine:
-    """An engine that never ends by itself."""
     return ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
 
 
 def quick() -> ScriptedEngine:
-    """An engine without any latency."""
     return ScriptedEngine(script())
 
 

@@ -64,7 +64,6 @@ class Target:
         return said if status == 200 else None
 
     def _ended(self, response: Any) -> Any:
-        """Return the response once it has ended."""
         while response["status"] in ("queued", "in_progress") or self.served.engine.running:
             response = self.ask("GET", f"/v1/responses/{response['id']}")[2]
         return response
@@ -95,7 +94,6 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses"])
 def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
-    """Valid, damaged or no JSON at all: no 5xx, and every answer matches its schema."""
     (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
     wanted = valid_values(target.description, content["schema"])
 

@@ -54,9 +54,9 @@ class Person(ApiClient):
         response_id = await self.start_background({"conversation": conversation["id"]})
         return Ids(response_id, conversation["id"], items["data"][0]["id"])
 
-    async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
+    async def answers(self, requests: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
         answers = []
-        for method, path, body in asked:
+        for method, path, body in requests:
             async with self.client.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT) as answer:
                 answers.append((answer.status, ids.hidden(await answer.text())))
         return answers

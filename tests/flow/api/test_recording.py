@@ -34,7 +34,7 @@ from tests.support.stores import open_store
 
 PLAIN = {"request.json", "conversation.jsonl", "prompt.jsonl", "tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 WHOLE = PLAIN | {"response.json"}
-ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 0}
+REQUEST: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 0}
 
 
 async def replayed(folder: Path, stage: str, source: str) -> bytes:
@@ -49,7 +49,7 @@ async def replayed(folder: Path, stage: str, source: str) -> bytes:
 async def test_recording_replays_to_the_same_bytes(tmp_path: Path, text: str) -> None:
     engine = ScriptedEngine(server.script(text, chunk_size=3))
     async with server.recording_server(engine, tmp_path / "recorded") as served:
-        seen = await served.stream({**ASKED, "tools": [server.WEATHER]})
+        seen = await served.stream({**REQUEST, "tools": [server.WEATHER]})
     folder = server.only_recording(tmp_path / "recorded")
     assert server.recorded_files(folder) == WHOLE
     for stage, source in (("parse", "generate"), ("emit", "parse"), ("persist", "emit")):
@@ -60,7 +60,9 @@ async def test_recording_passes_the_tests_of_fixtures(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(server.CALL, chunk_size=4), models=("tiny",))
     async with server.recording_server(engine, tmp_path / "recorded") as served:
         tool = {**server.WEATHER, "unknown": {"key": 1}}
-        await served.stream({**ASKED, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}})
+        await served.stream(
+            {**REQUEST, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}}
+        )
     copied = shutil.copytree(server.only_recording(tmp_path / "recorded"), tmp_path / "any_name")
     case = Case(copied, regen=False)
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
@@ -71,9 +73,9 @@ async def test_recording_passes_the_tests_of_fixtures(tmp_path: Path) -> None:
 
 async def test_every_kind_of_response_is_recorded(tmp_path: Path) -> None:
     async with server.recording_server(ScriptedEngine(server.script()), tmp_path / "r", detaches=True) as served:
-        _, once = await served.post({**ASKED, "store": False})
-        _, detached = await served.post(ASKED)
-        _, queued = await served.post({**ASKED, "background": True})
+        _, once = await served.post({**REQUEST, "store": False})
+        _, detached = await served.post(REQUEST)
+        _, queued = await served.post({**REQUEST, "background": True})
         await served.wait_for_end(queued["id"])
     for response in (once, detached, queued):
         folder = tmp_path / "r" / response["id"]
@@ -85,16 +87,16 @@ async def test_every_kind_of_response_is_recorded(tmp_path: Path) -> None:
 async def test_refused_or_counted_request_leaves_no_recording(tmp_path: Path) -> None:
     engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
     async with server.recording_server(engine, tmp_path) as served:
-        assert (await served.post(ASKED))[0] == 503
-        assert (await served.post({**ASKED, "include": ["nothing"]}))[0] == 400
-        assert (await served.post(ASKED, "/v1/responses/input_tokens"))[0] == 200
+        assert (await served.post(REQUEST))[0] == 503
+        assert (await served.post({**REQUEST, "include": ["nothing"]}))[0] == 400
+        assert (await served.post(REQUEST, "/v1/responses/input_tokens"))[0] == 200
     assert not server.recorded_folders(tmp_path)
 
 
 async def test_engine_failure_is_recorded(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(server.COUNT, error=EngineFailed("the engine broke")))
     async with server.recording_server(engine, tmp_path / "r") as served:
-        seen = await served.stream(ASKED)
+        seen = await served.stream(REQUEST)
     folder = server.only_recording(tmp_path / "r")
     for stage in ("generate", "parse"):
         failure = server.read_stage(folder, stage).end.failure
@@ -108,7 +110,7 @@ async def test_engine_failure_is_recorded(tmp_path: Path) -> None:
 async def test_abandoned_response_is_recorded(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, tmp_path) as served:
-        async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
+        async with served.client.post(f"{served.url}/v1/responses", json={**REQUEST, "stream": True}) as answer:
             await answer.content.readany()
         await served.wait_until_idle()
     folder = server.only_recording(tmp_path)
@@ -119,7 +121,7 @@ async def test_abandoned_response_is_recorded(tmp_path: Path) -> None:
 async def test_cancelled_response_is_recorded(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, tmp_path) as served:
-        streaming = asyncio.create_task(served.stream(ASKED))
+        streaming = asyncio.create_task(served.stream(REQUEST))
         await wait_until(lambda: engine.running)
         (run,) = served.scheduler.runs
         await served.scheduler.cancel(run)
@@ -134,7 +136,7 @@ async def test_cancelled_response_is_recorded(tmp_path: Path) -> None:
 async def test_stopped_server_leaves_complete_files(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(server.ENDLESS, endless=True, latency=0.01))
     async with server.recording_server(engine, tmp_path) as served:
-        streaming = asyncio.create_task(served.stream(ASKED))
+        streaming = asyncio.create_task(served.stream(REQUEST))
         await wait_until(lambda: engine.running)
         await served.scheduler.drain(0)
         await streaming
@@ -146,7 +148,7 @@ async def test_turns_of_a_response_share_a_file(tmp_path: Path) -> None:
     lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
     turns = (server.script(lost), server.script())
     async with server.recording_server(ScriptedEngine(server.script(), turns=turns), tmp_path / "r") as served:
-        seen = await served.stream(ASKED)
+        seen = await served.stream(REQUEST)
     folder = server.only_recording(tmp_path / "r")
     assert server.recorded_files(folder) == WHOLE | {"conversed.jsonl"}
     for stage, kind in (("render", Prompt), ("generate", GenerationStarted), ("parse", GenerationStarted)):
@@ -157,7 +159,7 @@ async def test_turns_of_a_response_share_a_file(tmp_path: Path) -> None:
 async def test_only_named_junctions_are_recorded(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script())
     async with server.recording_server(engine, tmp_path, recorder={"after": ("generate",)}) as served:
-        await served.post(ASKED)
+        await served.post(REQUEST)
     assert server.recorded_files(server.only_recording(tmp_path)) == {"tokens.jsonl"}
 
 
@@ -166,7 +168,7 @@ async def test_header_of_the_request_decides_if_it_is_recorded(tmp_path: Path) -
     taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
     async with server.recording_server(ScriptedEngine(server.script()), tmp_path, **taken) as served:
         for headers in ({}, {"x-record": "no"}, {"X-Record": "yes"}):
-            async with served.client.post(f"{served.url}/v1/responses", json=ASKED, headers=headers) as answer:
+            async with served.client.post(f"{served.url}/v1/responses", json=REQUEST, headers=headers) as answer:
                 last = await answer.json()
     folder = server.only_recording(tmp_path)
     assert folder.name == last["id"]
@@ -186,7 +188,7 @@ async def test_secrets_are_never_recorded(tmp_path: Path) -> None:
         "require_approval": "never",
         "more": "canary-token",
     }
-    body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
+    body = {**REQUEST, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
     body["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
     engine = ScriptedEngine(server.script())
@@ -206,7 +208,7 @@ async def test_secrets_are_never_recorded(tmp_path: Path) -> None:
 
 async def test_recordings_belong_to_their_user(tmp_path: Path) -> None:
     async with server.recording_server(ScriptedEngine(server.script()), tmp_path / "r") as served:
-        await served.post(ASKED)
+        await served.post(REQUEST)
     folder = server.only_recording(tmp_path / "r")
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "r")} == {0o700}
@@ -214,7 +216,7 @@ async def test_recordings_belong_to_their_user(tmp_path: Path) -> None:
 
 async def test_header_has_model_and_versions(tmp_path: Path) -> None:
     async with server.recording_server(ScriptedEngine(server.script(latency=0.01)), tmp_path) as served:
-        await served.post(ASKED)
+        await served.post(REQUEST)
     recorded = server.read_stage(server.only_recording(tmp_path), "generate")
     assert (recorded.header.model, recorded.header.source) == ("tiny", server.RECORDING_HEADER.source)
     assert recorded.header.recorded_at is not None
@@ -227,7 +229,7 @@ async def test_header_has_model_and_versions(tmp_path: Path) -> None:
 async def test_slow_disk_cuts_the_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     slow = {"pause": 60.0, "most_waiting": 20}
     async with server.recording_server(ScriptedEngine(server.script(server.COUNT)), tmp_path, recorder=slow) as served:
-        assert (await served.post(ASKED))[1]["status"] == "completed"
+        assert (await served.post(REQUEST))[1]["status"] == "completed"
     assert "too slow" in caplog.text
     last = (server.only_recording(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last)["type"] == "TokenChunk"
@@ -236,24 +238,24 @@ async def test_slow_disk_cuts_the_recording(tmp_path: Path, caplog: pytest.LogCa
 async def test_recording_may_be_deleted_at_any_time(tmp_path: Path) -> None:
     engine = server.PacedEngine(server.script(server.COUNT), initial=20)
     async with server.recording_server(engine, tmp_path, recorder={"pause": 0.01}) as served:
-        streaming = asyncio.create_task(served.post(ASKED))
+        streaming = asyncio.create_task(served.post(REQUEST))
         await wait_until(lambda: server.recorded_folders(tmp_path))
         folder = server.only_recording(tmp_path)
         while folder.exists():  # the files are written meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         engine.say_all()
         assert (await streaming)[1]["status"] == "completed"
-        _, other = await served.post(ASKED)
+        _, other = await served.post(REQUEST)
     assert server.only_recording(tmp_path).name == other["id"]
 
 
 async def test_many_responses_leave_nothing_open(tmp_path: Path) -> None:
     engine = ScriptedEngine(server.script(chunk_size=8))
     async with server.recording_server(engine, tmp_path) as served:
-        await served.post(ASKED)
+        await served.post(REQUEST)
         before = psutil.Process().num_fds()
         for number in range(60):
-            request = served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True})
+            request = served.client.post(f"{served.url}/v1/responses", json={**REQUEST, "stream": True})
             async with request as answer:
                 if number % 3:
                     await answer.read()

@@ -61,8 +61,9 @@ async def calculating(store_at: str) -> AsyncIterator[ScriptedServer]:
     ],
     ids=str,
 )
-async def test_stored_result_is_read_again(calculating: ScriptedServer, through: str, way: dict[str, Any]) -> None:
-    """In any continuation the model reads the result of the call, though no item shows it."""
+async def test_hidden_result_is_read_in_every_continuation(
+    calculating: ScriptedServer, through: str, way: dict[str, Any]
+) -> None:
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER], **way}
     if through == "conversation":
         body["conversation"] = (await calculating.post({}, "/v1/conversations"))[1]["id"]
@@ -84,8 +85,8 @@ async def test_replayed_call_has_its_result(calculating: ScriptedServer) -> None
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
     _, first = await calculating.post(body)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
-    asked = {"role": "user", "content": body["input"]}
-    assert (await calculating.post({"input": [asked, *first["output"], output], "tools": [WEATHER]}))[0] == 200
+    question = {"role": "user", "content": body["input"]}
+    assert (await calculating.post({"input": [question, *first["output"], output], "tools": [WEATHER]}))[0] == 200
     read = calculating.prompt_text()
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 

@@ -140,8 +140,8 @@ async def test_secrets_are_forgotten_with_the_run(
 
 
 def test_recordings_have_no_secrets(tmp_path: Path) -> None:
-    asked = secretive(request_of(queued_response()))
-    for frame in (asked, Prompt(asked.facts, (1,), ()), GenerationStarted(asked.facts, 1)):
+    request = secretive(request_of(queued_response()))
+    for frame in (request, Prompt(request.facts, (1,), ()), GenerationStarted(request.facts, 1)):
         write_frames(tmp_path / "frames.jsonl", [frame])
         assert CANARY not in (tmp_path / "frames.jsonl").read_text()
         (read,) = read_frames(tmp_path / "frames.jsonl", type(frame))

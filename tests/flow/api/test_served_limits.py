@@ -137,7 +137,7 @@ async def test_private_url_of_a_request_is_not_reached(tmp_path: Path, http: Htt
     assert received.types == ["mcp_list_tools", "mcp_list_tools", "web_search_call", "message"]
     assert received.response["status"] == "completed"
     assert [bool(item["error"]) for item in received.output[:2]] == [True, True]
-    assert (received.output[2]["status"], site.asked) == ("failed", 0)
+    assert (received.output[2]["status"], site.requests) == ("failed", 0)
     assert http.state()["requests"] == before
 
 
@@ -169,11 +169,11 @@ async def test_secrets_go_to_their_server_only(
     with caplog.at_level(logging.DEBUG):
         async with tool_server(where, [call_markup("docs.leak", {}), answer_markup()]) as served:
             received = await respond(served, mode, {"tools": tools, "store": store})
-            told_to_model = prompts_read(served)
+            prompts = prompts_read(served)
             kept = await stored_text(where)
     assert received.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
     assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
-    for text in (json.dumps(received.response), received.raw.decode(), *told_to_model, kept, caplog.text):
+    for text in (json.dumps(received.response), received.raw.decode(), *prompts, kept, caplog.text):
         assert CANARY not in text
 
 

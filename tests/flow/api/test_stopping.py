@@ -26,7 +26,6 @@ URL = "http://one.example"
 
 @pytest.fixture
 def endless() -> ScriptedEngine:
-    """An engine that never ends by itself."""
     return ScriptedEngine(script(ENDLESS, endless=True, latency=0.005))
 
 
@@ -196,11 +195,11 @@ async def settled_over(store_at: str, kept: FaultyDatabase) -> AsyncGenerator[No
 
 
 class Forgetful(FaultyDatabase):
-    asked = 0
+    reads = 0
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        self.asked += "from events" in sql
-        if "from events" in sql and self.asked == 1:
+        self.reads += "from events" in sql
+        if "from events" in sql and self.reads == 1:
             raise DatabaseUnavailable("It slipped its mind.")
         return await super().read(sql, *arguments)
 
@@ -208,7 +207,7 @@ class Forgetful(FaultyDatabase):
 async def test_unsettled_response_is_settled_later(store_at: str) -> None:
     forgetful = Forgetful(database_at(store_at))
     async with settled_over(store_at, forgetful):
-        assert forgetful.asked > 1
+        assert forgetful.reads > 1
 
 
 class Unsure(FaultyDatabase):
@@ -233,16 +232,16 @@ async def test_uncertain_claim_is_retried(store_at: str) -> None:
 
 async def test_unreadable_log_does_not_prevent_the_end(store_at: str) -> None:
     async with dead_server(store_at) as (served, kept), served.open_stream() as broken, served.open_stream() as whole:
-        asked = [await stream.response_id() for stream in (broken, whole)]
+        ids = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
             await stream.upto(b"output_text.delta")
-        for response_id in asked:
+        for response_id in ids:
             await wait_until_stored(store_at, response_id, 50)
         await die(served, kept)
         async with open_store(store_at) as store:
-            await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
+            await execute_sql(store, f"update events set data = 'x' where response_id = '{ids[0]}'")
         async with next_server(store_at) as after:
-            assert [(await after.wait_for_end(each))["status"] for each in asked] == ["failed", "failed"]
+            assert [(await after.wait_for_end(each))["status"] for each in ids] == ["failed", "failed"]
 
 
 async def test_dead_server_holds_no_conversation(store_at: str) -> None:

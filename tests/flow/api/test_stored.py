@@ -61,28 +61,28 @@ def texts(page: dict[str, Any]) -> list[str]:
 
 
 async def test_input_items_are_the_whole_input(served: ScriptedServer) -> None:
-    response_id, said = await chained(served)
+    response_id, inputs = await chained(served)
     status, page = await served.get(f"/v1/responses/{response_id}/input_items")
-    assert (status, texts(page)) == (200, said[::-1])
+    assert (status, texts(page)) == (200, inputs[::-1])
     assert page["object"] == "list"
     assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
     assert page["has_more"] is False
     _, page = await served.get(
         f"/v1/responses/{response_id}/input_items?order=asc&include[]=reasoning.encrypted_content"
     )
-    assert texts(page) == said
+    assert texts(page) == inputs
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> None:
-    response_id, said = await chained(served)
+    response_id, inputs = await chained(served)
     path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
     for has_more in (True, False):
         _, page = await served.get(path + after)
         read += texts(page)
         assert page["has_more"] is has_more
         after = f"&after={page['last_id']}"
-    assert read == (said if order == "asc" else said[::-1])
+    assert read == (inputs if order == "asc" else inputs[::-1])
     _, page = await served.get(path + after)
     assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 

@@ -35,9 +35,9 @@ async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> No
 
 
 @pytest.mark.defect("36", "45", "B29")
-@pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
-async def test_response_is_stored_by_default(served: ScriptedServer, said: dict[str, Any]) -> None:
-    _, answer = await served.post({"input": "Hi", **said})
+@pytest.mark.parametrize("body", [{}, {"store": None}, {"store": True}])
+async def test_response_is_stored_by_default(served: ScriptedServer, body: dict[str, Any]) -> None:
+    _, answer = await served.post({"input": "Hi", **body})
     assert answer["store"] is True
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 

@@ -84,8 +84,8 @@ async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) 
     assert result.final_output == "You asked me to remember the number seven."
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         items: Any = await client.responses.input_items.list(result.last_response_id or "", order="asc")
-    said = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
-    assert said == ["Remember the number seven.", "What did I say before?"]
+    inputs = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
+    assert inputs == ["Remember the number seven.", "What did I say before?"]
 
 
 async def test_agent_answers_in_its_output_type(model: OpenAIResponsesModel) -> None:

@@ -52,8 +52,8 @@ async def test_second_run_continues_the_first(url: str) -> None:
     assert second.output == "You asked me to remember the number seven."
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         items: Any = await client.responses.input_items.list(second.response.provider_response_id or "", order="asc")
-    said = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
-    assert said == ["Remember the number seven.", "What did I say before?"]
+    inputs = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
+    assert inputs == ["Remember the number seven.", "What did I say before?"]
 
 
 async def test_native_output_is_an_instance(url: str) -> None:

@@ -43,9 +43,9 @@ def thinks(response: Response) -> bool:
 async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: bool) -> None:
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
-    said = json.loads(answer(response))
-    assert said.keys() == {"age", "city"}
-    assert said["city"] in {"Rome", "Oslo"}
+    values = json.loads(answer(response))
+    assert values.keys() == {"age", "city"}
+    assert values["city"] in {"Rome", "Oslo"}
     assert thinks(response) is thinking
 
 

@@ -35,7 +35,7 @@ def test_vllm_sends_every_token_once_at_any_interval(seed: int) -> None:
     )
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "one")
     processor.add_request(request, None, queue=collector)
-    draw, told, count = random.Random(seed), list[int](), 200
+    draw, received, count = random.Random(seed), list[int](), 200
     for token in range(count):
         if draw.random() < 0.2:
             set_stream_interval(processor.request_states["one"], draw.choice([1, 2, 4, MOST]))
@@ -43,7 +43,7 @@ def test_vllm_sends_every_token_once_at_any_interval(seed: int) -> None:
         processor.process_outputs([EngineCoreOutput("one", [token], finish_reason=reason)], 0.0, None)
         output: Any = collector.get_nowait()
         if output is not None:
-            told += output.outputs[0].token_ids
-        assert told
-        assert token + 1 - len(told) < MOST
-    assert told == list(range(count))
+            received += output.outputs[0].token_ids
+        assert received
+        assert token + 1 - len(received) < MOST
+    assert received == list(range(count))

@@ -94,7 +94,6 @@ class Turns:
         return await run_request(whole, defaults | body)
 
     async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
-        """The final response of one request; every event is checked."""
         return final(await self.events(question, tools, limits, **body))
 
     def seen(self) -> list[tuple[int, ...]]:

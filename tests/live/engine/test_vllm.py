@@ -269,8 +269,7 @@ async def test_salt_separates_caches(engine: VllmEngine) -> None:
     assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
 
 
-async def test_priority_needs_a_priority_scheduler(engine: VllmEngine) -> None:
-    """A priority that vLLM would ignore is refused; 0 means none."""
+async def test_priority_without_a_priority_scheduler_is_refused(engine: VllmEngine) -> None:
     wanted = prompt("Say hello.")
     with pytest.raises(errors.InvalidRequest) as refused:
         await generate(engine, scheduled(wanted, priority=-1))

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.pipeline import frames
@@ -27,15 +26,15 @@ def prompt(**fields: Any) -> frames.Prompt:
     return frames.Prompt(facts(**of_request), **(known | fields))
 
 
-async def generated(engine: ScriptedEngine, asked: frames.Prompt) -> list[frames.TokenFrame]:
-    return [frame async for frame in Generate(engine)(source_of([asked]))]
+async def generated(engine: ScriptedEngine, wanted: frames.Prompt) -> list[frames.TokenFrame]:
+    return [frame async for frame in Generate(engine)(source_of([wanted]))]
 
 
 async def test_first_frame_describes_the_request() -> None:
     tools = Toolset((FunctionTool("f"),), choice="required")
-    asked = prompt(tools=tools, raw_messages=({"role": "user"},), sampling=frames.Sampling(0.0, 1.0, stop=("END",)))
-    first, *_ = await generated(ScriptedEngine(), asked)
-    assert first == frames.GenerationStarted(asked.facts, 3, ({"role": "user"},))
+    wanted = prompt(tools=tools, raw_messages=({"role": "user"},), sampling=frames.Sampling(0.0, 1.0, stop=("END",)))
+    first, *_ = await generated(ScriptedEngine(), wanted)
+    assert first == frames.GenerationStarted(wanted.facts, 3, ({"role": "user"},))
 
 
 async def test_first_frame_says_if_there_is_a_grammar() -> None:
@@ -47,20 +46,18 @@ async def test_first_frame_says_if_there_is_a_grammar() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])
-async def test_logprobs_stay_with_their_tokens(chunk_size: int) -> None:
-    """They do so for any chunk size."""
+async def test_logprobs_stay_with_their_tokens_in_any_chunks(chunk_size: int) -> None:
     engine = ScriptedEngine(Script(TOKENS, chunk_size=chunk_size, logprobs=LOGPROBS))
     chunks = [
         frame
         for frame in await generated(engine, prompt(sampling=frames.Sampling(0.0, 1.0, logprobs=1)))
         if isinstance(frame, frames.TokenChunk)
     ]
-    told = [pair for chunk in chunks for pair in zip(chunk.token_ids, chunk.logprobs, strict=True)]
-    assert told == list(zip(TOKENS, LOGPROBS, strict=True))
+    pairs = [pair for chunk in chunks for pair in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+    assert pairs == list(zip(TOKENS, LOGPROBS, strict=True))
 
 
 async def test_logprobs_are_sent_only_if_requested() -> None:
-    """Otherwise they would cost time."""
     sequence = await generated(ScriptedEngine(Script(TOKENS, logprobs=LOGPROBS)), prompt())
     assert [frame.logprobs for frame in sequence if isinstance(frame, frames.TokenChunk)] == [()] * len(TOKENS)
 
@@ -77,11 +74,10 @@ async def test_impossible_prompts_never_reach_the_engine(token_ids: tuple[int, .
     assert engine.prompts == []
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, 7), (3, 3), (100, 7)])
-async def test_token_limit_is_the_rest_of_the_context(asked: int | None, given: int) -> None:
-    """An answer may fill the context after the prompt, but no more."""
+@pytest.mark.parametrize(("requested", "given"), [(None, 7), (3, 3), (100, 7)])
+async def test_answer_may_fill_the_rest_of_the_context(requested: int | None, given: int) -> None:
     engine = ScriptedEngine(Script((5,), endless=True), context_length=10)
-    *_, end = await generated(engine, prompt(sampling=frames.Sampling(0.0, 1.0, asked)))
+    *_, end = await generated(engine, prompt(sampling=frames.Sampling(0.0, 1.0, requested)))
     assert engine.prompts[0].facts.sampling.max_tokens == given
     assert isinstance(end, frames.GenerationFinished)
     assert end.reason == "length"
@@ -89,8 +85,7 @@ async def test_token_limit_is_the_rest_of_the_context(asked: int | None, given: 
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("dies", [False, True])
-async def test_engine_may_fail_at_any_token(before: int, dies: bool) -> None:
-    """Tokens before a failure are passed on, then the failure; nothing is left running."""
+async def test_tokens_before_a_failure_are_passed_on(before: int, dies: bool) -> None:
     error = EngineDead("dead") if dies else EngineFailed("failed")
     engine = ScriptedEngine(Script(TOKENS[:before], error=error, dies=dies))
     seen: list[frames.TokenFrame] = []
@@ -103,7 +98,6 @@ async def test_engine_may_fail_at_any_token(before: int, dies: bool) -> None:
 
 @pytest.mark.parametrize("taken", range(4))
 async def test_leaving_at_any_frame_aborts(taken: int) -> None:
-    """A consumer that leaves ends the generation."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(source_of([prompt()]))
     for _ in range(1 + taken):
@@ -112,8 +106,7 @@ async def test_leaving_at_any_frame_aborts(taken: int) -> None:
     assert (engine.running, engine.aborted) == (0, 1)
 
 
-async def test_stopped_engine_fails_running_streams() -> None:
-    """It takes no prompt any more."""
+async def test_stopped_engine_fails_running_and_new_streams() -> None:
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(source_of([prompt()]))
     await anext(stage)
@@ -127,7 +120,6 @@ async def test_stopped_engine_fails_running_streams() -> None:
 
 @pytest.mark.parametrize("taken", range(4))
 async def test_cancelling_at_any_frame_ends_the_generation(taken: int) -> None:
-    """It leaves the engine before the next read, and its last frame has the reason."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(source_of([prompt()]))
     for _ in range(1 + taken):
@@ -140,7 +132,6 @@ async def test_cancelling_at_any_frame_ends_the_generation(taken: int) -> None:
 
 
 async def test_cancelling_wakes_a_slow_engine() -> None:
-    """A cancelled generation ends without waiting for the next token."""
     engine = ScriptedEngine(Script(TOKENS, latency=60))
     reading = asyncio.create_task(generated(engine, prompt()))
     while not engine.running:
@@ -150,7 +141,6 @@ async def test_cancelling_wakes_a_slow_engine() -> None:
 
 
 async def test_only_a_running_response_can_be_cancelled() -> None:
-    """Another or a finished response is not cancelled."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(source_of([prompt(sampling=frames.Sampling(0.0, 1.0, 2))]))
     await anext(stage)
@@ -162,14 +152,13 @@ async def test_only_a_running_response_can_be_cancelled() -> None:
 
 
 async def test_recording_can_be_cancelled(tmp_path: Path) -> None:
-    """A replayed generation ends with a final frame as well."""
     write_frames(tmp_path / "tokens.jsonl", [frames.TokenChunk((token,)) for token in TOKENS])
     engine = TokenReplayEngine(tmp_path / "tokens.jsonl")
     async with engine.open(prompt()) as sequence:
-        said = [await anext(sequence), await anext(sequence)]
+        seen = [await anext(sequence), await anext(sequence)]
         assert await engine.cancel("resp_1")
-        said += [frame async for frame in sequence]
-    assert said == [frames.TokenChunk((11,)), frames.TokenChunk((12,)), frames.GenerationFinished("cancelled", 0, 0.0)]
+        seen += [frame async for frame in sequence]
+    assert seen == [frames.TokenChunk((11,)), frames.TokenChunk((12,)), frames.GenerationFinished("cancelled", 0, 0.0)]
     assert not await engine.cancel("resp_1")
 
 
@@ -181,8 +170,7 @@ async def test_refusal_comes_before_any_frame() -> None:
 
 
 async def test_engine_gets_the_whole_prompt() -> None:
-    """Grammar, sampling and scheduling reach the engine as they were rendered."""
-    asked = prompt(grammar="start: /x/", sampling=frames.Sampling(0.5, 0.9, 5, top_k=3, seed=7, logprobs=2))
+    wanted = prompt(grammar="start: /x/", sampling=frames.Sampling(0.5, 0.9, 5, top_k=3, seed=7, logprobs=2))
     engine = ScriptedEngine(Script(TOKENS))
-    await generated(engine, asked)
-    assert engine.prompts == [msgspec.structs.replace(asked)]
+    await generated(engine, wanted)
+    assert engine.prompts == [wanted]

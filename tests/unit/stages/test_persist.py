@@ -42,7 +42,6 @@ CUT: Frames = (started(), *message("Hel", complete=False))
 
 @pytest.fixture
 def live(store: Store) -> RunRegistry:
-    """A registry without running responses."""
     return RunRegistry(store)
 
 
@@ -61,13 +60,11 @@ def stream(
 async def persisted(
     live: RunRegistry, sequence: Iterable[frames.ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
-    """All checked events of a turn."""
     async with stream(live, frame_source(sequence, error)) as events:
         return checked([event async for event in events])
 
 
 async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
-    """The stored response and its stored events."""
     stored = await store.get("resp_1", "")
     assert stored is not None
     return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
@@ -85,8 +82,7 @@ async def endless(sequence: Iterable[frames.ConversedFrame]) -> AsyncGenerator[f
 
 @pytest.mark.defect("B21", "B22")
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
-async def test_response_is_stored_as_it_ended(live: RunRegistry, reason: frames.FinishReason) -> None:
-    """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
+async def test_ended_response_is_stored_with_input_and_log(live: RunRegistry, reason: frames.FinishReason) -> None:
     sequence = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, sequence)
     assert events == written_events(sequence)
@@ -96,7 +92,6 @@ async def test_response_is_stored_as_it_ended(live: RunRegistry, reason: frames.
 
 @pytest.mark.defect("V1", "B21")
 async def test_failed_background_response_is_stored(live: RunRegistry) -> None:
-    """The failure is an event first, then stored as the end."""
     events = await persisted(live, background_turn(CUT), EngineFailed("It died."))
     stored, log = await kept(live.store)
     assert stored.response == final(events)
@@ -105,14 +100,12 @@ async def test_failed_background_response_is_stored(live: RunRegistry) -> None:
 
 
 async def test_end_is_sent_after_it_is_stored(live: RunRegistry) -> None:
-    """At the terminal event the stored response has ended, and not before."""
     async with stream(live, frame_source(TURN)) as events:
         statuses = [(await kept(live.store))[0].response.status async for _ in events]
     assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
 
 
 async def test_tokens_are_stored_and_not_sent(live: RunRegistry) -> None:
-    """They are in the store under the item's id, and not among the events."""
     thought = (frames.ReasoningOpened(), frames.ItemDelta("So."), frames.ItemClosed(complete=True, token_ids=(1, 2)))
     events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
     assert all(isinstance(event, Event) for event in events)
@@ -120,8 +113,6 @@ async def test_tokens_are_stored_and_not_sent(live: RunRegistry) -> None:
 
 
 async def test_results_are_stored_and_not_sent(live: RunRegistry) -> None:
-    """They are in the store under the item's id, and not among the events."""
-
     async def running(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if isinstance(frame, TerminalEvent):
@@ -134,7 +125,6 @@ async def test_results_are_stored_and_not_sent(live: RunRegistry) -> None:
 
 
 async def test_store_false_keeps_nothing(live: RunRegistry) -> None:
-    """The response never reaches the store."""
     events = await persisted(live, (started(store=False), *TURN[1:]))
     assert final(events).status == "completed"
     assert await live.store.get("resp_1", "") is None
@@ -146,7 +136,6 @@ async def test_store_false_keeps_nothing(live: RunRegistry) -> None:
 
 @pytest.mark.defect("B23")
 async def test_cancelled_task_leaves_a_cancelled_response(live: RunRegistry) -> None:
-    """The cancellation goes on, and the output so far is stored with an end."""
     seen = asyncio.Event()
 
     async def consume() -> None:
@@ -163,7 +152,6 @@ async def test_cancelled_task_leaves_a_cancelled_response(live: RunRegistry) -> 
 
 
 async def test_closed_stream_leaves_a_cancelled_response(live: RunRegistry) -> None:
-    """A stage that is closed in mid-stream stores an end as well."""
     async with stream(live, endless(CUT[:3])) as events:
         for _ in range(5):
             await anext(events)
@@ -172,8 +160,6 @@ async def test_closed_stream_leaves_a_cancelled_response(live: RunRegistry) -> N
 
 @pytest.mark.defect("V1")
 async def test_bug_after_emit_leaves_a_failed_response(live: RunRegistry) -> None:
-    """An error of a plug-in stage reaches the caller of the pipeline."""
-
     async def broken(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if isinstance(frame, TerminalEvent):
@@ -188,9 +174,7 @@ async def test_bug_after_emit_leaves_a_failed_response(live: RunRegistry) -> Non
     assert "Internal error" in response.error.message
 
 
-async def test_lost_end_leaves_a_failed_response(live: RunRegistry) -> None:
-    """A stream without a terminal event is a bug, and no reader waits for more."""
-
+async def test_stream_without_an_end_leaves_a_failed_response(live: RunRegistry) -> None:
     async def losing(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
         async for frame in source:
             if not isinstance(frame, TerminalEvent):
@@ -203,8 +187,6 @@ async def test_lost_end_leaves_a_failed_response(live: RunRegistry) -> None:
 
 
 async def test_lost_beginning_is_a_bug(live: RunRegistry) -> None:
-    """A response without a request is not begun."""
-
     async def late() -> AsyncGenerator[frames.EmittedFrame, None]:
         for event in EVENTS:
             yield event
@@ -216,7 +198,6 @@ async def test_lost_beginning_is_a_bug(live: RunRegistry) -> None:
 
 @pytest.mark.defect("B22")
 async def test_broken_off_run_stops_the_stage(live: RunRegistry) -> None:
-    """It stops at the next frame, and the log has the end."""
     async with stream(live, frame_source(TURN)) as events:
         seen = [await anext(events) for _ in range(5)]
         (run,) = live
@@ -240,8 +221,7 @@ async def settled(live: RunRegistry, status: str) -> Any:
 
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
-    """All events pass at once without the store; only the end waits, for a bounded time."""
+async def test_only_the_end_waits_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
     database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     store = Store(database)
     await store.open()
