@@ -69,7 +69,6 @@ def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.Da
 
 @given(st.sampled_from(NAMES), st.lists(st.integers(1, 9), min_size=1))
 async def test_rechunked_tokens_are_no_difference(name: str, sizes: list[int]) -> None:
-    """Chunks of other sizes give the same frames at all junctions, unless these are compared exactly."""
     frames = list(read_frames(HARMONY / name / "tokens.jsonl", TokenFrame))
     others = list(rechunked(frames, cycle(sizes)))
     lines = [await through(made) for made in (frames, others)]
@@ -105,37 +104,35 @@ async def through(frames: list[TokenFrame]) -> list[list[Line]]:
     ]
 
 
-def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -> None:
-    """Ids and times may differ between two runs; ``--exact`` reports them."""
+def test_ids_and_times_are_no_difference_unless_compared_exactly(penstock: RunCommand, tmp_path: Path) -> None:
     for path in RECORDING.glob("*.jsonl"):
         text = path.read_text().replace("66756e6374696f6e5f63616c6c000000", "0123456789abcdef0123456789abcdef")
         text = text.replace("1790000000", "1790000077").replace('"duration":0.71', '"duration":3.14')
         (tmp_path / path.name).write_text(text)
     assert penstock("diff", RECORDING, tmp_path).status == 0
-    told = penstock("diff", RECORDING, tmp_path, "--exact")
-    assert told.status == 1
-    assert told.out.startswith(
+    result = penstock("diff", RECORDING, tmp_path, "--exact")
+    assert result.status == 1
+    assert result.out.startswith(
         b"conversation.jsonl:2: ResolvedRequest facts.response.id 'resp_66756e6374696f6e5f63616c6c000000' != "
     )
 
 
 def test_reference_to_another_item_is_a_difference(penstock: RunCommand, tmp_path: Path) -> None:
-    """Ids may differ, but must refer to the same items."""
     events = RECORDING / "events.jsonl"
     wrong = events.read_text().replace('"sequence_number":9,"item_id":"rs_6', '"sequence_number":9,"item_id":"rs_5')
     (tmp_path / "events.jsonl").write_text(wrong)
-    told = penstock("diff", events, tmp_path / "events.jsonl")
-    assert told.status == 1
-    assert told.out.startswith(b"events.jsonl:12: response.reasoning_text.delta item_id ")
+    result = penstock("diff", events, tmp_path / "events.jsonl")
+    assert result.status == 1
+    assert result.out.startswith(b"events.jsonl:12: response.reasoning_text.delta item_id ")
 
 
 def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Path) -> None:
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     parsed = tmp_path / "parsed.jsonl"
     parsed.write_text(parsed.read_text().replace('"Paris"', '"paris"'))
-    told = penstock("diff", RECORDING, tmp_path, "--context", "1")
-    assert (told.status, told.err) == (1, "")
-    assert told.out.decode().splitlines() == [
+    result = penstock("diff", RECORDING, tmp_path, "--context", "1")
+    assert (result.status, result.err) == (1, "")
+    assert result.out.decode().splitlines() == [
         "parsed.jsonl:17: ItemDelta text 'Paris' != 'paris'",
         '    16  {"type":"ItemDelta","text":"\\":\\""}',
         '-   17  {"type":"ItemDelta","text":"Paris"}',
@@ -147,15 +144,14 @@ def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Pa
 def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
-    told = penstock("diff", RECORDING, tmp_path)
-    assert (told.status, told.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
+    result = penstock("diff", RECORDING, tmp_path)
+    assert (result.status, result.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
 
 
 def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
-    """Only the replayed junctions are compared, and stderr names the reason."""
-    told = penstock("diff", CHAT_CALL)
-    assert (told.status, told.out) == (0, b"")
-    assert told.err.startswith(f"penstock: {CHAT_CALL}: the tokens cannot be parsed without their model")
+    result = penstock("diff", CHAT_CALL)
+    assert (result.status, result.out) == (0, b"")
+    assert result.err.startswith(f"penstock: {CHAT_CALL}: the tokens cannot be parsed without their model")
 
 
 @pytest.mark.parametrize(

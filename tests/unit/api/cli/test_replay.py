@@ -73,7 +73,6 @@ def test_replay_from_any_stage_yields_recorded_stream(penstock: RunCommand) -> N
 
 
 def test_tool_results_are_replayed(penstock: RunCommand) -> None:
-    """If tools ran between the turns, a replay begins after them, or later if the command says so."""
     replayed = penstock("replay", SERVED, "--sse").out
     assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
     assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
@@ -87,7 +86,6 @@ def test_replay_ends_at_named_stage(penstock: RunCommand) -> None:
 
 
 def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -> None:
-    """Without the chat model, the events are those of the recorded items, and the reason is reported."""
     replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
     assert replayed.status == 0
     assert "the tokens cannot be parsed without their model" in replayed.err
@@ -95,14 +93,14 @@ def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -
 
 
 def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
-    told = penstock("replay", RECORDING, SERVED).out.decode()
-    assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
+    shown = penstock("replay", RECORDING, SERVED).out.decode()
+    assert shown.index(str(RECORDING)[-30:]) < shown.index(str(SERVED)[-30:])
 
 
 def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "112")
-    told = penstock("replay", HARMONY / "start_missing").out.decode()
-    assert told[told.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
+    shown = penstock("replay", HARMONY / "start_missing").out.decode()
+    assert shown[shown.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
 
 
 # Plug-in stages
@@ -130,7 +128,6 @@ def test_plugin_stage_takes_part_in_replay(penstock: RunCommand, install: Callab
 
 
 def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
-    """The output has the events so far, then the stage, the error and its place; the status is 1."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
     assert replayed.status == 1
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
@@ -142,7 +139,6 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
 def test_stage_that_drops_a_frame_is_reported_by_broken_rule(
     penstock: RunCommand, install: Callable[[str], str]
 ) -> None:
-    """The next stage ends the response; other recordings of the command are not blamed."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
     assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
@@ -165,7 +161,6 @@ def install(pipeline):
 
 
 def test_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Path) -> None:
-    """There are no events, and their absence is not the reported error."""
     (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
     replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
     assert (replayed.status, replayed.out) == (1, b"")
@@ -182,7 +177,6 @@ def test_tokens_pass_plugin_stages_after_generate(penstock: RunCommand, tmp_path
 
 
 def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: Path) -> None:
-    """The timeline has the texts that a client gets; a line marks the first event that differs from the recording."""
     greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
     tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
     frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
@@ -218,12 +212,11 @@ def ending(tmp_path: Path, end: End) -> Path:
 
 
 def test_recorded_failure_is_replayed(penstock: RunCommand, tmp_path: Path) -> None:
-    """The failure is no fault of a stage; timeline and events both show it."""
     path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
     assert penstock("replay", path, "--sse").status == 0
-    told = " ".join(penstock("replay", path).out.decode().split())
-    assert "the recorded stream failed: EngineFailed: out of memory" in told
-    assert "failed (server_error: out of memory)" in told
+    shown = " ".join(penstock("replay", path).out.decode().split())
+    assert "the recorded stream failed: EngineFailed: out of memory" in shown
+    assert "failed (server_error: out of memory)" in shown
 
 
 def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, tmp_path: Path) -> None:

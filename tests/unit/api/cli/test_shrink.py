@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.api.cli.__main__ import main
 from penstock.pipeline.frames import GenerationFinished, Prompt, ResolvedRequest, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import FILES, read_frames, read_header, write_frames
 from tests.support.paths import FIXTURES
+from tests.support.processes import RunCommand
 
 pytestmark = pytest.mark.io
 
@@ -54,16 +54,6 @@ print("so many tokens:", len(tokens))
 """
 
 
-def shrink(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the command and return its exit code."""
-    monkeypatch.setattr("sys.argv", ["penstock", "shrink", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    return 0
-
-
 def judge(folder: Path, says: str) -> str:
     """Write a script that reads the tokens of a candidate and then runs ``says``, and return its command."""
     path = folder / "judge.py"
@@ -80,21 +70,22 @@ def long_call(folder: Path) -> Path:
     """A recording of a call after 250 tokens of reasoning."""
     folder.mkdir()
     call = HARMONY / "calls_in_and_out_of_namespaces"
-    started, *said = read_frames(call / "tokens.jsonl", TokenFrame)
+    started, *called = read_frames(call / "tokens.jsonl", TokenFrame)
     _, *thought, _ = read_frames(HARMONY / "long_reasoning" / "tokens.jsonl", TokenFrame)
-    write_frames(folder / "tokens.jsonl", [started, *thought, *said], read_header(call / "tokens.jsonl"))
+    write_frames(folder / "tokens.jsonl", [started, *thought, *called], read_header(call / "tokens.jsonl"))
     for name in ("request.json", "conversation.jsonl"):
         (folder / name).write_bytes((call / name).read_bytes())
     return folder
 
 
-def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of hundreds of tokens two are left, in a complete recording that can be replayed."""
+def test_stage_bug_shrinks_to_its_trigger(
+    tmp_path: Path, penstock: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "buggy_stage.py").write_text(BUGGY)
     recording, out = long_call(tmp_path / "recording"), tmp_path / "out"
     assert len(tokens_of(recording)) > 250
-    assert shrink(monkeypatch, recording, "--with", "buggy_stage:install", "-o", out) == 0
+    assert penstock("shrink", recording, "--with", "buggy_stage:install", "-o", out).status == 0
     assert tokens_of(out) == [200003, 200012]
     assert {path.name for path in out.iterdir()} == {
         *(FILES[stage][0] for stage in ("normalize", "render", "generate", "parse", "emit")),
@@ -107,60 +98,56 @@ def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.Mo
     assert conversation.facts.tools.tools == prompt.facts.tools.tools == started.facts.tools.tools == ()
     assert started.prompt_tokens == len(prompt.token_ids)
     assert isinstance(finished, GenerationFinished)
-    assert shrink(monkeypatch, out, "--with", "buggy_stage:install", "-o", tmp_path / "again") == 0
+    assert penstock("shrink", out, "--with", "buggy_stage:install", "-o", tmp_path / "again").status == 0
     assert tokens_of(tmp_path / "again") == tokens_of(out)
 
 
-def test_command_decides_which_candidates_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_decides_which_candidates_fail(tmp_path: Path, penstock: RunCommand) -> None:
     recording = HARMONY / "unicode_final"
     command = judge(tmp_path, "sys.exit(1 if 200008 in tokens and len(tokens) > 2 else 0)")
-    assert shrink(monkeypatch, recording, "--fails", command, "-o", tmp_path / "out") == 0
+    ended = penstock("shrink", recording, "--fails", command, "-o", tmp_path / "out")
+    assert ended.status == 0
     assert len(tokens_of(tmp_path / "out")) == 3
     assert 200008 in tokens_of(tmp_path / "out")
     count = len(tokens_of(recording))
-    assert f"{count} tokens -> 3, " in capsys.readouterr().err
+    assert f"{count} tokens -> 3, " in ended.err
 
 
-def test_placeholder_in_command_becomes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholder_in_command_becomes_the_folder(tmp_path: Path, penstock: RunCommand) -> None:
     command = "if grep -q 200008 {}/tokens.jsonl; then exit 1; fi"
-    assert shrink(monkeypatch, HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out") == 0
+    assert penstock("shrink", HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out").status == 0
     assert tokens_of(tmp_path / "out") == [200008]
 
 
-def test_unjudged_candidate_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate whose output lacks the expected text does not fail either."""
+def test_candidate_unjudged_or_without_the_text_does_not_fail(tmp_path: Path, penstock: RunCommand) -> None:
     for name, says, options in (
         ("judged", "sys.exit(125 if len(tokens) < 5 else 1)", ()),
         ("saying", "sys.exit(print('oh dear') or 1 if len(tokens) >= 5 else 1)", ("--saying", "oh dear")),
     ):
         command = judge(tmp_path, says)
         out = tmp_path / name
-        assert shrink(monkeypatch, HARMONY / "unicode_final", "--fails", command, "-o", out, *options) == 0
+        assert penstock("shrink", HARMONY / "unicode_final", "--fails", command, "-o", out, *options).status == 0
         assert len(tokens_of(out)) == 5
 
 
-def test_candidate_that_times_out_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its command is killed, with all processes that it started."""
+def test_candidate_that_times_out_does_not_fail(tmp_path: Path, penstock: RunCommand) -> None:
     recording, out = HARMONY / "greeting", tmp_path / "out"
     slow = "grep -q TokenChunk {}/tokens.jsonl || sleep 600; false"
-    assert shrink(monkeypatch, recording, "--fails", slow, "-o", out, "--timeout", "2", "--tries", "2") == 0
+    assert penstock("shrink", recording, "--fails", slow, "-o", out, "--timeout", "2", "--tries", "2").status == 0
     assert tokens_of(out) == tokens_of(recording)
 
 
-def test_no_process_outlives_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Background processes of a command end with it, even if the command itself is over."""
+def test_no_process_outlives_its_command(tmp_path: Path, penstock: RunCommand) -> None:
     leaving = f"sleep 600 > {tmp_path}/out 2>&1 & echo $! >> {tmp_path}/started; false"
     options = ("--fails", f"{leaving} #", "-o", tmp_path / "small", "--tries", "1")
-    assert shrink(monkeypatch, HARMONY / "greeting", *options) == 0
+    assert penstock("shrink", HARMONY / "greeting", *options).status == 0
     (started,) = (tmp_path / "started").read_text().split()
     with suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(started)).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--fails", "true"], "the command does not fail on the recording as it is: it exits with 0"),
         (["--fails", "no-such-command"], "the command does not fail on the recording as it is: it exits with 127"),
@@ -172,39 +159,38 @@ def test_no_process_outlives_its_command(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_senseless_arguments_are_reported(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, penstock: RunCommand
 ) -> None:
     out = [] if "-o" in arguments else ["-o", tmp_path / "out"]
-    assert shrink(monkeypatch, HARMONY / "greeting", *out, *arguments) == 2
-    assert told in capsys.readouterr().err
+    ended = penstock("shrink", HARMONY / "greeting", *out, *arguments)
+    assert ended.status == 2
+    assert message in ended.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_tokens_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert shrink(monkeypatch, tmp_path, "--fails", "false", "-o", tmp_path / "out") == 2
-    assert f"penstock: {tmp_path / 'tokens.jsonl'}: there is no recording here" in capsys.readouterr().err
+def test_a_folder_without_tokens_is_named(tmp_path: Path, penstock: RunCommand) -> None:
+    ended = penstock("shrink", tmp_path, "--fails", "false", "-o", tmp_path / "out")
+    assert ended.status == 2
+    assert f"penstock: {tmp_path / 'tokens.jsonl'}: there is no recording here" in ended.err
 
 
-def test_number_of_tries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest case found until then is kept."""
+def test_smallest_case_within_the_number_of_tries_is_written(tmp_path: Path, penstock: RunCommand) -> None:
     command = judge(tmp_path, "sys.exit(len(tokens) >= 3)")
-    assert shrink(monkeypatch, HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out", "--tries", "5") == 0
+    options = ("--fails", command, "-o", tmp_path / "out", "--tries", "5")
+    assert penstock("shrink", HARMONY / "greeting", *options).status == 0
     assert 3 <= len(tokens_of(tmp_path / "out")) < len(tokens_of(HARMONY / "greeting"))
 
 
-def test_chat_recording_shrinks_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_recording_shrinks_without_its_vocabulary(tmp_path: Path, penstock: RunCommand) -> None:
     recording = FIXTURES / "chat" / "qwen3_two_calls"
     needed = tokens_of(recording)[7]
     command = judge(tmp_path, f"sys.exit({needed} in tokens)")
-    assert shrink(monkeypatch, recording, "--fails", command, "-o", tmp_path / "out") == 0
+    assert penstock("shrink", recording, "--fails", command, "-o", tmp_path / "out").status == 0
     assert tokens_of(tmp_path / "out") == [needed]
 
 
-@pytest.mark.parametrize("said", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_search_writes_smallest_case(tmp_path: Path, said: signal.Signals) -> None:
-    """A signal ends the search and its processes, and the smallest case so far is written."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_search_writes_smallest_case(tmp_path: Path, sent: signal.Signals) -> None:
     out = tmp_path / "out"
     command = judge(tmp_path, "import time; time.sleep(60 if 0 < len(tokens) < 20 else 0); sys.exit(bool(tokens))")
     arguments = ["shrink", str(HARMONY / "long_reasoning"), "--fails", command, "-o", str(out)]
@@ -216,8 +202,8 @@ def test_interrupted_search_writes_smallest_case(tmp_path: Path, said: signal.Si
     ) as process:
         assert process.stderr
         assert "tokens" in process.stderr.readline()
-        os.kill(process.pid, said)
-        _, told = process.communicate(timeout=240)
+        os.kill(process.pid, sent)
+        _, message = process.communicate(timeout=240)
         assert process.returncode == 130
-    assert ", stopped: " in told
+    assert ", stopped: " in message
     assert 0 < len(tokens_of(out)) < len(tokens_of(HARMONY / "long_reasoning"))

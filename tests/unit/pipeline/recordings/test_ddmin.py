@@ -44,7 +44,6 @@ counts = st.integers(0, 40)
 
 @given(counts, st.data(), st.booleans())
 def test_exactly_the_needed_parts_are_found(count: int, data: st.DataObject, coarse: bool) -> None:
-    """If some parts are needed regardless of the others, exactly these are left, in their order."""
     needed = data.draw(st.sets(st.integers(0, count - 1)) if count else st.just(set()))
     found, tried = search(partial(minimal, range(count), coarse=coarse), lambda kept: needed <= set(kept))
     assert found == tuple(sorted(needed))
@@ -53,8 +52,6 @@ def test_exactly_the_needed_parts_are_found(count: int, data: st.DataObject, coa
 
 @given(counts, st.integers(), st.booleans())
 def test_no_single_part_can_be_left_out(count: int, salt: int, coarse: bool) -> None:
-    """The selection suffices, no part of it is superfluous, and it is the same each time."""
-
     def suffices(kept: tuple[int, ...]) -> bool:
         return len(kept) == count or hash((salt, kept)) % 3 == 0
 
@@ -67,7 +64,6 @@ def test_no_single_part_can_be_left_out(count: int, salt: int, coarse: bool) -> 
 
 @given(counts, st.integers())
 def test_selections_only_get_smaller(count: int, salt: int) -> None:
-    """After a selection that suffices, only subsets of it are tried."""
     sufficient: list[set[int]] = [set(range(count))]
 
     def suffices(kept: tuple[int, ...]) -> bool:
@@ -83,9 +79,9 @@ def test_selections_only_get_smaller(count: int, salt: int) -> None:
 
 tokens = st.builds(CaseToken, st.integers(1, 9), st.booleans())
 turns = st.lists(tokens, max_size=12).map(
-    lambda said: CaseTurn(GenerationStarted(facts(), 1), tuple(said), GenerationFinished("stop", 0, 0.0))
+    lambda drawn: CaseTurn(GenerationStarted(facts(), 1), tuple(drawn), GenerationFinished("stop", 0, 0.0))
 )
-cases = st.lists(turns, min_size=1, max_size=3).map(lambda said: FailingCase(Header(FORMAT), tuple(said)))
+cases = st.lists(turns, min_size=1, max_size=3).map(lambda drawn: FailingCase(Header(FORMAT), tuple(drawn)))
 
 
 def ids(case: FailingCase) -> list[int]:
@@ -126,7 +122,6 @@ def test_arbitrary_tokens_become_letters() -> None:
 
 @pytest.mark.parametrize("folder", sorted(HARMONY.glob("*/")), ids=lambda folder: folder.name)
 def test_recording_is_read_and_written_unchanged(folder: Path, tmp_path: Path) -> None:
-    """An uncut case is its recording, except for the times."""
     for name, data in read_case(folder).files().items():
         (tmp_path / name).write_bytes(data)
         stage = next(stage for stage, (file, _) in FILES.items() if file == name)
@@ -135,7 +130,6 @@ def test_recording_is_read_and_written_unchanged(folder: Path, tmp_path: Path) -
 
 
 def test_request_shrinks_too() -> None:
-    """Tools, items and fields that are not needed go; a call goes with its output."""
     case = read_case(HARMONY / "function_call_result")
     assert case.conversation
     assert len(case.conversation.facts.input) > 1
@@ -161,7 +155,6 @@ def test_needed_tool_stays() -> None:
 
 
 def test_namesakes_in_and_out_of_a_namespace_go_separately() -> None:
-    """A function goes without its namesake in a namespace, which goes with that namespace."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
     inner = next(tool for tool in case.turns[0].started.facts.tools.tools if tool.namespace == "agents")
     outer = {"type": "function", "name": inner.name, "parameters": None, "strict": None, "description": None}
@@ -194,7 +187,6 @@ def test_mcp_server_goes_with_its_tool() -> None:
 
 
 def test_recording_without_one_conversation_is_refused(tmp_path: Path) -> None:
-    """A case holds exactly one request."""
     shutil.copy(HARMONY / "greeting" / "tokens.jsonl", tmp_path)
     write_frames(tmp_path / "conversation.jsonl", [])
     with pytest.raises(UnreadableRecording, match=r"conversation\.jsonl:2: 0 conversations"):

@@ -42,7 +42,7 @@ CASE = HARMONY / "served_mcp"
 
 FRAMES = (frames.TokenChunk((1, 2)), frames.GenerationFinished("stop", 0, 0.5))
 
-TOLD = re.compile(r"^(.+?\.jsonl)(?::(\d+))?: (.+)$", re.DOTALL)
+MESSAGE = re.compile(r"^(.+?\.jsonl)(?::(\d+))?: (.+)$", re.DOTALL)
 
 INTRUDERS = [b"\n", b"{}", b"\xff\xfe", b"[" * 5000, b"null", b'{"headers":{}}', b"1e999"]
 
@@ -54,10 +54,10 @@ def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
     with pytest.raises(UnreadableRecording) as refused:
         read_recording(path, FILES[stage][1])
     assert refused.value.path == path
-    told = TOLD.match(str(refused.value))
-    assert told is not None
-    assert told[1] == str(path)
-    return refused.value.line, told[3]
+    message = MESSAGE.match(str(refused.value))
+    assert message is not None
+    assert message[1] == str(path)
+    return refused.value.line, message[3]
 
 
 # Complete recordings
@@ -82,7 +82,6 @@ def test_frames_are_read_as_written(tmp_path: Path) -> None:
     ],
 )
 async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, raised: type[BaseException]) -> None:
-    """A recorded error is raised again with its message, and an abandoned stream ends."""
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(line(Header(FORMAT)) + line(end))
     with pytest.raises(raised) as again:
@@ -150,7 +149,6 @@ def test_facts_of_format_1_are_read(tmp_path: Path, stage: str, frame: dict[str,
 @shared
 @given(data=st.data())
 def test_truncated_file_is_reported_with_its_line(tmp_path: Path, stage: str, data: st.DataObject) -> None:
-    """The message names the line for a cut at any byte."""
     name, _ = FILES[stage]
     whole = (CASE / name).read_bytes()
     rest = whole[: data.draw(st.integers(0, len(whole) - 1))]
@@ -163,7 +161,6 @@ def test_truncated_file_is_reported_with_its_line(tmp_path: Path, stage: str, da
 @shared
 @given(data=st.data())
 def test_broken_line_is_no_traceback(tmp_path: Path, stage: str, data: st.DataObject) -> None:
-    """A file with any bytes replaced is read, or refused with file and line."""
     name, junction = FILES[stage]
     whole = (CASE / name).read_bytes()
     start = data.draw(st.integers(0, len(whole)))
@@ -200,13 +197,13 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
-    breaks, number, told = BROKEN[what]
+    breaks, number, message = BROKEN[what]
     path = tmp_path / "tokens.jsonl"
     write_frames(path, FRAMES)
     path.write_bytes(breaks(path.read_bytes().splitlines(keepends=True)))
     found, why = problem(path)
     assert found == number
-    assert told in why
+    assert message in why
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "file of a folder"])
@@ -243,14 +240,13 @@ def test_replay_command_reports_broken_recordings(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert "penstock" in told
-    assert str(folder) in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "penstock" in message
+    assert str(folder) in message
+    assert "Traceback" not in message
 
 
 def test_recording_is_json_lines() -> None:
-    """Each line is an object with a type, which any tool can read."""
     for name, _ in FILES.values():
         kinds = [json.loads(each)["type"] for each in (CASE / name).read_text().splitlines()]
         assert (kinds[0], kinds[-1]) == ("Recording", "End")

@@ -16,7 +16,6 @@ SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
 
 @given(st.text())
 def test_shape_has_the_length_of_its_text(text: str) -> None:
-    """Letters and digits are replaced, all other characters stay."""
     shaped = mask(text)
     assert len(shaped) == len(text)
     assert mask(shaped) == shaped
@@ -37,13 +36,11 @@ def test_template_variables_are_left_out() -> None:
     ],
 )
 def test_names_inside_tools_are_left_out(tool: dict[str, object]) -> None:
-    """Schemas go, and environments with the names of their variables."""
-    told = mask_texts(replace(response(), tools=[tool]))
-    assert "lice" not in str(told).lower()
-    assert told.tools[0]["type"] == tool["type"]
+    masked = mask_texts(replace(response(), tools=[tool]))
+    assert "lice" not in str(masked).lower()
+    assert masked.tools[0]["type"] == tool["type"]
 
 
-def test_answer_schema_is_left_out() -> None:
-    """Its name stays."""
+def test_answer_schema_is_left_out_and_its_name_stays() -> None:
     form = {"type": "json_schema", "name": "person", "schema": SCHEMA}
     assert mask_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}

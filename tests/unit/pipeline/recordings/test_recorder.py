@@ -74,7 +74,7 @@ async def request_of(text: str = "Hi") -> CreateResponse:
     return await read_request(body, Envelope(body=body, is_recorded=True))
 
 
-async def asked(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
+async def answered(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
     """All frames that the pipeline makes of a request."""
     return await passed(pipeline, await request_of(text))
 
@@ -94,10 +94,9 @@ class Refusing(ScriptedEngine):
 
 
 async def test_turn_that_waited_for_room_is_recorded_once(tmp_path: Path) -> None:
-    """The recording has the prompt that the engine accepted, and no failure."""
     engine = Refusing(turns=(script(LOST), script()), refusals=[EngineOverloaded("full")] * 3)
     async with recorder(tmp_path / "r") as taps:
-        assert (await asked(flow(taps, engine)))[-1].response.status == "completed"
+        assert (await answered(flow(taps, engine)))[-1].response.status == "completed"
     assert not engine.refusals
     folder = only_recording(tmp_path / "r")
     assert len(read_stage(folder, "render").frames) == 2
@@ -108,10 +107,9 @@ async def test_turn_that_waited_for_room_is_recorded_once(tmp_path: Path) -> Non
 
 
 async def test_refused_turn_is_recorded_as_a_failure(tmp_path: Path) -> None:
-    """The failure is recorded although the turn has no frames."""
     engine = Refusing(turns=(script(LOST),), refusals=[EngineFailed("no more")])
     async with recorder(tmp_path / "r") as taps:
-        assert (await asked(flow(taps, engine)))[-1].response.status == "failed"
+        assert (await answered(flow(taps, engine)))[-1].response.status == "failed"
     for stage in ("generate", "parse"):
         failure = read_stage(only_recording(tmp_path / "r"), stage).end.failure
         assert failure is not None
@@ -123,19 +121,18 @@ async def test_request_is_recorded_with_its_own_response_only(tmp_path: Path) ->
     engine = ScriptedEngine(script())
     async with recorder(tmp_path / "r") as taps:
         pipeline = flow(taps, engine)
-        [waiting] = await asked(pipeline.through("normalize"))
+        [waiting] = await answered(pipeline.through("normalize"))
         assert isinstance(waiting, ResolvedRequest)
-        await asked(pipeline, "Another one.")
+        await answered(pipeline, "Another one.")
         await passed(pipeline.from_stage("record normalize"), waiting)
     assert "request.json" not in recorded_files(tmp_path / "r" / waiting.facts.response.id)
     assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
 
 async def test_frame_times_count_from_start_of_response(tmp_path: Path) -> None:
-    """Times are in microseconds from the start of the response."""
     ticks = count(start=1000)
     async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
-        await asked(flow(taps, ScriptedEngine(script())))
+        await answered(flow(taps, ScriptedEngine(script())))
     folder = only_recording(tmp_path / "r")
     stages = ("normalize", "render", "generate", "parse", "emit")
     times = sorted(timed.at for stage in stages for timed in read_stage(folder, stage).timed if timed.at is not None)
@@ -148,7 +145,7 @@ async def test_frame_times_count_from_start_of_response(tmp_path: Path) -> None:
 async def test_conversed_frames_are_kept_if_recorded_alone(tmp_path: Path) -> None:
     """The file stays even after a single turn, if no other file has the parsed frames."""
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
-        await asked(flow(taps, ScriptedEngine(script())))
+        await answered(flow(taps, ScriptedEngine(script())))
     assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
 
 
@@ -156,7 +153,7 @@ async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
     """A message may quote anything, so without texts only the kind of the error is written."""
     engine = ScriptedEngine(script(error=EngineFailed("It broke at quokka 7.")))
     async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
-        await asked(flow(taps, engine))
+        await answered(flow(taps, engine))
     folder = only_recording(tmp_path / "r")
     failure = read_stage(folder, "generate").end.failure
     assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
@@ -168,7 +165,7 @@ async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
 async def test_refused_request_leaves_no_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(EngineOverloaded):
-            await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
+            await answered(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
     assert list((tmp_path / "r").iterdir()) == []
     assert "cut" not in caplog.text
 
@@ -180,16 +177,15 @@ def tokens_in(path: Path) -> list[int]:
     """The tokens in the complete lines of a cut file."""
     lines = [json.loads(data) for data in path.read_bytes().splitlines(keepends=True) if data.endswith(b"\n")]
     assert lines[-1]["type"] == "TokenChunk"
-    return [token for told in lines for token in told.get("token_ids", ())]
+    return [token for each in lines for token in each.get("token_ids", ())]
 
 
-def is_beginning(told: Sequence[int], whole: Sequence[int]) -> bool:
+def is_beginning(first: Sequence[int], whole: Sequence[int]) -> bool:
     """True if only the last tokens are missing."""
-    return 0 < len(told) < len(whole) and [*whole[: len(told)]] == [*told]
+    return 0 < len(first) < len(whole) and [*whole[: len(first)]] == [*first]
 
 
 async def test_recording_ends_at_its_first_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After a frame for which there was no room, no frame is recorded, even if there is room again."""
     engine = ScriptedEngine(script(COUNT))
     async with recorder(tmp_path / "r", most_waiting=40, after=("generate",)) as taps:
         async with flow(taps, engine).open(source_of([await request_of()])) as events:
@@ -205,7 +201,7 @@ async def test_recording_ends_at_its_first_gap(tmp_path: Path, caplog: pytest.Lo
 
 async def test_nothing_is_recorded_without_room(tmp_path: Path) -> None:
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
-        await asked(flow(taps, ScriptedEngine(script())))
+        await answered(flow(taps, ScriptedEngine(script())))
     assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 
 
@@ -224,12 +220,11 @@ class Failing(Redaction):
 
 
 async def test_failing_redaction_cuts_its_recording_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The whole recording is cut once, with the traceback in the log; others are written."""
     engine = ScriptedEngine(script(COUNT))
     redactions = iter([Failing(), Redaction()])
     async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
         pipeline = flow(taps, engine)
-        cut, whole = [(await asked(pipeline))[-1].response for _ in range(2)]
+        cut, whole = [(await answered(pipeline))[-1].response for _ in range(2)]
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
     assert record.exc_info
@@ -250,7 +245,6 @@ async def until(happened: Callable[[], object]) -> None:
 async def test_disk_that_was_full_leaves_no_gap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames before the failure can be read, and none follow, even if there is room again."""
     write, is_full = os.write, False
 
     def fill(file: int, data: Any) -> int:
@@ -280,13 +274,15 @@ async def test_disk_that_was_full_leaves_no_gap(
     assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 
-@pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
-async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, name: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "name", "reason"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")]
+)
+async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, name: str, reason: str) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
     pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
     steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
-        with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
+        with pytest.raises(CannotRun, match=f"^--record: .*{reason}"):
             taps.tapped(Pipeline(steps))
 
 
@@ -321,19 +317,18 @@ async def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:
-        await asked(flow(taps, ScriptedEngine(script())))
+        await answered(flow(taps, ScriptedEngine(script())))
     assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script().token_ids) + 2)
 
 
 async def test_shutdown_does_not_wait_for_a_hanging_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops, and the log reports the cut recordings."""
     write, hangs = os.write, threading.Event()
     monkeypatch.setattr(module, "LAST_WRITES", 0.05)
     monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))
     taps = Recorder(tmp_path / "r", after=("generate",))
-    await asked(flow(taps, ScriptedEngine(script())))
+    await answered(flow(taps, ScriptedEngine(script())))
     await taps.close()
     assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
     hangs.set()

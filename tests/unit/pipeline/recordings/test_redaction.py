@@ -21,12 +21,12 @@ SHOWN: dict[str, Any] = {"type": "mcp", "server_label": "wiki", "server_url": "h
 POLICY = {"type": "allowlist", "domain_secrets": [{"domain": "a.example", "name": "KEY", "value": "canary"}]}
 
 
-def told(**body: Any) -> dict[str, Any]:
+def redacted(**body: Any) -> dict[str, Any]:
     return redacted_request(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("sent", "shown"),
     [
         ({"tools": [SERVER]}, {"tools": [SHOWN]}),
         ({"tool_choice": SERVER | {"name": "ask"}}, {"tool_choice": SHOWN | {"name": "ask"}}),
@@ -49,9 +49,8 @@ def told(**body: Any) -> dict[str, Any]:
         ({"cache_salt": "canary", "api_key": "canary", "store": False}, {"store": False}),
     ],
 )
-def test_secrets_are_left_out_at_any_place(said: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Keys, paths and queries go; owner, server and tool stay."""
-    assert told(**said) == shown
+def test_secrets_are_left_out_at_any_place(sent: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert redacted(**sent) == shown
 
 
 def test_parameters_named_like_secrets_stay() -> None:
@@ -59,10 +58,10 @@ def test_parameters_named_like_secrets_stay() -> None:
     properties = {name: {"type": "string"} for name in ("headers", "authorization", "tools", "network_policy")}
     function = {"type": "function", "name": "fetch", "parameters": {"type": "object", "properties": properties}}
     body: dict[str, Any] = {"input": "Hi", "tool_choice": "auto", "tools": [function]}
-    assert told(**body) == body
+    assert redacted(**body) == body
 
 
 def test_malformed_url_is_left_out() -> None:
     """A tool choice is checked less strictly than a tool, but is redacted as well."""
     choice: dict[str, Any] = {"type": "mcp", "server_label": "wiki", "server_url": ["canary"]}
-    assert "canary" not in str(told(tool_choice=choice))
+    assert "canary" not in str(redacted(tool_choice=choice))

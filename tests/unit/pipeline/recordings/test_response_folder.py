@@ -21,14 +21,13 @@ def test_lost_folder_is_not_written_further(tmp_path: Path) -> None:
     folder.save()
     written = file.path.read_bytes()
     folder.lose(OSError("the disk is full"))
-    for said in (TokenChunk((2,)), TokenChunk((3,)), OVER):
-        file.add(2.0, said)
+    for entry in (TokenChunk((2,)), TokenChunk((3,)), OVER):
+        file.add(2.0, entry)
         folder.save()
     assert file.path.read_bytes() == written
 
 
 def test_files_of_a_dead_servers_run_are_removed(tmp_path: Path) -> None:
-    """Files of two runs of a response do not mix; other files stay."""
     for name in ("request.json", "response.json", "conversed.jsonl", "notes.txt"):
         (tmp_path / name).write_text("old")
     folder = ResponseFolder(tmp_path, Header(FORMAT), 0.0, Redaction())
@@ -37,7 +36,6 @@ def test_files_of_a_dead_servers_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_lost_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line covers all its files, and none gets an end, even if the loss comes after the last frame."""
     folder = ResponseFolder(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
     files = [folder.junction(stage, ("generate", "parse")) for stage in ("generate", "parse")]
     for file in files:

@@ -17,7 +17,7 @@ IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" f
 
 
 @pytest.mark.parametrize(
-    ("said", "condition"),
+    ("text", "condition"),
     [
         ("x-record", Condition("x-record")),
         ("x-record=yes", Condition("x-record", "yes")),
@@ -26,29 +26,25 @@ IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" f
         ("1", ALWAYS),
     ],
 )
-def test_condition_is_a_rate_or_a_header(said: str, condition: Condition) -> None:
-    """A number is a rate, anything else is a header."""
-    assert Condition.parse(said) == condition
+def test_condition_is_a_rate_or_a_header(text: str, condition: Condition) -> None:
+    assert Condition.parse(text) == condition
 
 
-@pytest.mark.parametrize("said", ["0", "-1", "1.5", "nan", "inf", "", "=yes", "x record", "x:y"])
-def test_senseless_condition_is_refused(said: str) -> None:
-    """A rate out of bounds and a name that no header can have are errors."""
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "nan", "inf", "", "=yes", "x record", "x:y"])
+def test_senseless_condition_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="rate between 0 and 1"):
-        Condition.parse(said)
+        Condition.parse(text)
 
 
 @examples(20)
 @given(st.floats(0.01, 1))
 def test_rate_selects_about_its_share(rate: float) -> None:
-    """The share is close to the rate, and a higher rate selects all that a lower one does."""
     chosen = [name for name in IDS if Condition(rate=rate).chooses(name, Origin())]
     assert abs(len(chosen) / len(IDS) - rate) < 0.06
     assert all(Condition(rate=min(1, rate * 2)).chooses(name, Origin()) for name in chosen)
 
 
 def test_header_condition_ignores_response_id() -> None:
-    """The name matches in any case, the value exactly."""
     any_value, yes = Condition("x-record"), Condition("x-record", "yes")
     for headers, met in (
         ({}, (False, False)),

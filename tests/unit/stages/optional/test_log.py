@@ -13,14 +13,13 @@ from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_
 
 
 async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    """Events pass unchanged, and every item gets one line."""
     events = written_events(whole_turn())
     with caplog.at_level(logging.INFO):
         logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
         async with logged.open(source_of(events)) as stream:
             assert [event async for event in stream] == events
-    said = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]
-    assert [record.getMessage() for record in caplog.records] == said
+    lines = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
 @pytest.mark.parametrize(
@@ -52,12 +51,10 @@ async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixt
     ],
 )
 def test_item_is_logged_in_one_line(item: items.OutputItem, line: str) -> None:
-    """The line begins with the item's type."""
     assert in_words(item) == line
 
 
 def test_log_line_names_its_response() -> None:
-    """The filter adds the id of the task's response, or a dash."""
     record = logging.makeLogRecord({"msg": "words", "name": "stages", "levelname": "INFO"})
     assert name_response(record)
     assert " INFO - stages: words" in logging.Formatter(FORMAT).format(record)

@@ -25,7 +25,6 @@ async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
 
 
 async def test_raw_reasoning_events_are_renamed() -> None:
-    """They have the names of Open Responses, with the same fields in the same order."""
     events = await renamed(frames.written_events(frames.whole_turn()))
     wire = [frames.sse_json(event) for event in events[4:7]]
     place = {"item_id": "rs_10000", "output_index": 0, "content_index": 0}
@@ -40,7 +39,6 @@ async def test_raw_reasoning_events_are_renamed() -> None:
 @examples(50)
 @given(turn=frames.response_frames())
 async def test_other_events_are_unchanged(turn: frames.Frames) -> None:
-    """No event is added, lost, moved or changed except for the two names."""
     events = frames.written_events(turn)
     ours = [frames.sse_json(event) for event in events]
     theirs = [frames.sse_json(event) for event in await renamed(events)]
@@ -48,7 +46,6 @@ async def test_other_events_are_unchanged(turn: frames.Frames) -> None:
 
 
 async def test_unchanged_events_are_not_copied() -> None:
-    """Most events pass as the same object."""
     events = frames.written_events(
         (frames.started(), *frames.message("Hel", AnnotationAdded({}), "lo!"), frames.finished())
     )
@@ -60,8 +57,8 @@ async def test_server_side_calls_are_unchanged() -> None:
     """Open Responses has no names of its own for them."""
     events = frames.written_events(frames.server_turns())
     passed = await renamed(events)
-    told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
-    assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
+    changed = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
+    assert {given.__struct_config__.tag for _, given in changed} == set(RENAMED)
 
 
 async def test_absent_fields_are_left_out() -> None:

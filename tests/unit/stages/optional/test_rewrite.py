@@ -38,13 +38,11 @@ def rewritten(held: re.Pattern[str], *pieces: str) -> list[str]:
     ],
 )
 def test_any_pattern_may_hold_text(held: re.Pattern[str]) -> None:
-    """It may have flags, comments and alternatives."""
     assert rewritten(held, "SEC", "RET", " 1") == ["[] 1"]
 
 
 @pytest.mark.parametrize("opened", [MessageOpened(), ReasoningOpened(), RefusalOpened()])
-def test_displayed_text_is_rewritten(opened: ParsedFrame) -> None:
-    """This includes reasoning and refusals, but not arguments of calls."""
+def test_text_is_rewritten_but_no_arguments_of_calls(opened: ParsedFrame) -> None:
     for first, text in ((opened, "A"), (FunctionCallOpened("call_1", "f"), "a")):
         rewriter = Rewriter(str.upper, re.compile("x"))
         assert list(rewriter.feed(first)) == [first]
@@ -52,7 +50,6 @@ def test_displayed_text_is_rewritten(opened: ParsedFrame) -> None:
 
 
 def test_held_text_belongs_to_its_item() -> None:
-    """It comes before the item's end, and the next item begins without it."""
     rewriter = Rewriter(str.upper, re.compile("[a-z]+"))
     frames: list[ParsedFrame] = [
         MessageOpened("final_answer"),
@@ -63,8 +60,7 @@ def test_held_text_belongs_to_its_item() -> None:
     assert given == 2 * [MessageOpened("final_answer"), ItemDelta("AB"), ItemClosed(complete=True, token_ids=())]
 
 
-def test_unchanged_item_keeps_its_tokens() -> None:
-    """A changed one loses them."""
+def test_only_an_unchanged_item_keeps_its_tokens() -> None:
     rewriter = Rewriter(lambda text: text.replace("a", "b"), re.compile("x"))
     for texts, token_ids in ((("c", "d"), (1,)), (("a", "d"), ())):
         frames: list[ParsedFrame] = [

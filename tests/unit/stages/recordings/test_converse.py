@@ -25,7 +25,6 @@ GREETING = HARMONY / "greeting"
 
 @pytest.mark.parametrize("cut", [None, 100, -10])
 async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None) -> None:
-    """The client gets the recording's name; the cause of the error has the file and the line."""
     tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
     pipeline = responses_pipeline(
         recorded_stages(encoding_on_demand(), read_recordings(tmp_path)),
@@ -36,9 +35,9 @@ async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None
         shutil.rmtree(tmp_path / "greeting")
     else:
         tokens.write_bytes(tokens.read_bytes()[:cut])
-    asked = source_of(read_frames(GREETING / "conversation.jsonl", ResolvedRequest))
+    conversations = source_of(read_frames(GREETING / "conversation.jsonl", ResolvedRequest))
     with pytest.raises(EngineFailed) as failed:
-        async with pipeline.from_stage("converse").open(asked) as events:
+        async with pipeline.from_stage("converse").open(conversations) as events:
             await anext(events)
     assert failed.value.message == "The recording 'greeting' can no longer be read."
     assert isinstance(failed.value.__cause__, UnreadableRecording)

@@ -31,11 +31,11 @@ def tool(name: str, description: str = "") -> dict[str, Any]:
     return {"type": "function", "name": name, "description": description}
 
 
-def asked(*items: Item, tools: tuple[dict[str, Any], ...] = (), **facts: Any) -> ComparableRequest:
+def request(*items: Item, tools: tuple[dict[str, Any], ...] = (), **facts: Any) -> ComparableRequest:
     return ComparableRequest(replace(response("resp_1"), tools=tools, **facts), items)
 
 
-def said(text: str, item_id: str = "msg_1") -> Message:
+def message(text: str, item_id: str = "msg_1") -> Message:
     return Message(item_id, "completed", "user", (InputText(text),))
 
 
@@ -52,12 +52,11 @@ names = st.text("abc", min_size=1, max_size=3)
 
 @given(st.lists(names, min_size=2, max_size=5, unique=True), st.data())
 def test_ids_do_not_count_but_references_do(ids: list[str], data: st.DataObject) -> None:
-    """Other ids for the same calls give the same key; outputs of other calls do not."""
     others = data.draw(st.lists(names, min_size=len(ids), max_size=len(ids), unique=True))
     order = data.draw(st.permutations(range(len(ids))))
 
     def talk(names: list[str], order: list[int]) -> ComparableRequest:
-        return asked(*map(call, names), *(output(names[at]) for at in order))
+        return request(*map(call, names), *(output(names[at]) for at in order))
 
     assert talk(ids, order).key == talk(others, order).key
     straight = list(range(len(ids)))
@@ -67,46 +66,42 @@ def test_ids_do_not_count_but_references_do(ids: list[str], data: st.DataObject)
 def test_dates_and_reasoning_do_not_count() -> None:
     """They differ between runs, or are not sent again."""
     thought = Reasoning("rs_1", content=(ReasoningText("Hm."),))
-    first = asked(said("Today is 2026-11-22."), thought, said("So?"))
-    second = asked(said("Today is 2027-01-01.", "msg_2"), said("So?", "msg_3"))
+    first = request(message("Today is 2026-11-22."), thought, message("So?"))
+    second = request(message("Today is 2027-01-01.", "msg_2"), message("So?", "msg_3"))
     assert first.key == second.key
-    assert first.key != asked(said("Today is not 2026-11-22."), said("So?")).key
+    assert first.key != request(message("Today is not 2026-11-22."), message("So?")).key
 
 
 def test_tools_count_by_name() -> None:
-    """Order and descriptions only decide between several matches."""
     one, two = tool("one"), tool("two")
-    wanted = asked(said("Hi"), tools=(one, two))
-    assert wanted.key == asked(said("Hi"), tools=(two, tool("one", "Another one."))).key
-    assert wanted.key != asked(said("Hi"), tools=(one,)).key
-    assert wanted.likeness(wanted) > wanted.likeness(asked(said("Hi"), tools=(two, one)))
+    wanted = request(message("Hi"), tools=(one, two))
+    assert wanted.key == request(message("Hi"), tools=(two, tool("one", "Another one."))).key
+    assert wanted.key != request(message("Hi"), tools=(one,)).key
+    assert wanted.likeness(wanted) > wanted.likeness(request(message("Hi"), tools=(two, one)))
 
 
 def test_history_may_come_from_the_request_or_the_store() -> None:
-    """The keys are equal; a history that was not recorded is left out."""
-    whole = asked(said("One."), said("Two."))
-    continued = ComparableRequest(whole.response, (said("Two."),), (said("One."),))
+    whole = request(message("One."), message("Two."))
+    continued = ComparableRequest(whole.response, (message("Two."),), (message("One."),))
     assert whole.key == continued.key
-    unknown = ComparableRequest(whole.response, (said("Two."),), None)
+    unknown = ComparableRequest(whole.response, (message("Two."),), None)
     assert unknown.key in continued.keys
     assert unknown.key not in whole.keys
 
 
 @pytest.mark.parametrize(
-    ("recorded", "told"),
+    ("recorded", "problem"),
     [
-        (asked(said("Hello.")), "its item 1 is"),
-        (asked(said("Hi."), said("Hi.")), "it has 2 items, and this request has 1"),
-        (asked(said("Hi."), tools=(tool("f"),)), "its tools are f, and here they are none"),
+        (request(message("Hello.")), "its item 1 is"),
+        (request(message("Hi."), message("Hi.")), "it has 2 items, and this request has 1"),
+        (request(message("Hi."), tools=(tool("f"),)), "its tools are f, and here they are none"),
     ],
 )
-def test_difference_of_two_requests_is_described(recorded: ComparableRequest, told: str) -> None:
-    """The developer of a client can act on the message."""
-    assert told in asked(said("Hi.")).difference(recorded)
+def test_difference_of_two_requests_is_described(recorded: ComparableRequest, problem: str) -> None:
+    assert problem in request(message("Hi.")).difference(recorded)
 
 
 def test_recording_is_found_without_its_conversation(tmp_path: Path) -> None:
-    """If only tokens were recorded, their first frame has the request."""
     for name in ("function_call", "function_call_result", "greeting"):
         folder = tmp_path / name
         folder.mkdir()

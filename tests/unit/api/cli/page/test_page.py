@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 from html import unescape
 from pathlib import Path
@@ -17,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.__main__ import main
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
 from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import UnreadableRecording, read_recording
+from tests.support.processes import RunCommand
 
 HARMONY = Path("fixtures/harmony")
 CASES = sorted(path.parent for path in HARMONY.glob("*/tokens.jsonl"))
@@ -34,14 +33,8 @@ def data_of(page: str) -> Any:
     return msgspec.json.decode(found[1])
 
 
-def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
-    main()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
-    """Each frame is on the page once, and each token is beside the item that it belongs to."""
     timeline = await replayed_or_recorded(case)
     layout = layout_of(timeline, case.name)
     for kind, expected in (
@@ -63,10 +56,10 @@ async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
     for row in layout["rows"]:
         closed = timeline.items[row["frames"][-1]].frame if row.get("frames") else None
         if isinstance(closed, ItemClosed) and closed.token_ids:
-            assert told(closed.token_ids) in told(ids[number] for number in row["tokens"])
+            assert joined(closed.token_ids) in joined(ids[number] for number in row["tokens"])
 
 
-def told(token_ids: Iterable[int]) -> str:
+def joined(token_ids: Iterable[int]) -> str:
     return f" {' '.join(map(str, token_ids))} "
 
 
@@ -81,7 +74,6 @@ def test_recorded_text_is_escaped(text: str) -> None:
 
 
 def test_page_is_self_contained() -> None:
-    """The content security policy admits only the page's own scripts and styles, each by its hash."""
     page = page_of({"name": "x"})
     policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)
     assert policy is not None
@@ -107,33 +99,31 @@ async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
 
 
 async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
-    """The page shows the prompt, and a note says why there is no more."""
     timeline = await copied("function_call", tmp_path, "prompt.jsonl")
     prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
     assert layout_of(timeline, "x")["prompts"][0]["count"] == len(prompt.token_ids)
     assert timeline.notes
 
 
+async def without_model(folder: Path, *names: str) -> Timeline:
+    header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
+    for name in names:
+        _, *lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
+        (folder / name).write_bytes(b"".join([header, *lines]))
+    return await replayed_or_recorded(folder)
+
+
 async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -> None:
-    for name in ("tokens.jsonl", "parsed.jsonl"):
-        lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
-        header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
-        (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
-    timeline = await replayed_or_recorded(tmp_path)
+    timeline = await without_model(tmp_path, "tokens.jsonl", "parsed.jsonl")
     layout = layout_of(timeline, "x")
-    assert [row["title"] for row in layout["rows"] if row["kind"] == "item"] == [
-        "reasoning",
-        "function call · get_weather",
-    ]
+    titles = [row["title"] for row in layout["rows"] if row["kind"] == "item"]
+    assert titles == ["reasoning", "function call · get_weather"]
     assert {layout["texts"][number][1] for number in layout["tokens"]["texts"]} == {None}
     assert "does not say where its model is" in " ".join(timeline.notes)
 
 
 async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
-    lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
-    header = b'{"type":"Recording","format":2,"model":"m","encoding":"chat"}\n'
-    (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
-    layout = layout_of(await replayed_or_recorded(tmp_path), "x")
+    layout = layout_of(await without_model(tmp_path, "tokens.jsonl"), "x")
     assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32
 
 
@@ -144,24 +134,18 @@ async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
     assert "from number 6 on" in (await replayed_or_recorded(tmp_path)).difference
 
 
-def test_inspect_writes_a_page_and_prints_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_writes_a_page_and_prints_its_path(penstock: RunCommand, tmp_path: Path) -> None:
     page = tmp_path / "there.html"
-    penstock(["inspect", HARMONY / "greeting", page], monkeypatch)
-    assert capsys.readouterr().out == f"{page}\n"
+    assert penstock("inspect", HARMONY / "greeting", page).out.decode() == f"{page}\n"
     assert data_of(page.read_text("utf-8"))["name"] == "greeting"
 
 
-def test_broken_recording_is_reported_with_file_and_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, tmp_path: Path) -> None:
     lines = (HARMONY / "greeting" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([*lines[:3], b"nonsense\n", *lines[4:]]))
-    with pytest.raises(SystemExit) as ended:
-        penstock(["inspect", tmp_path], monkeypatch)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path}/tokens.jsonl:4: ")
+    ended = penstock("inspect", tmp_path)
+    assert ended.status == 2
+    assert ended.err.startswith(f"penstock: {tmp_path}/tokens.jsonl:4: ")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +155,10 @@ def test_broken_recording_is_reported_with_file_and_line(
         (["nowhere/page.html"], "nowhere/page.html: the page cannot be written: "),
     ],
 )
-def test_unusable_arguments_are_one_line_errors(
-    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        penstock(["inspect", HARMONY / "greeting", *arguments], monkeypatch)
-    told = capsys.readouterr().err
-    assert (ended.value.code, told.count("\n")) == (2, 1)
-    assert told.startswith(f"penstock: {problem}")
+def test_unusable_arguments_are_one_line_errors(penstock: RunCommand, arguments: list[str], problem: str) -> None:
+    ended = penstock("inspect", HARMONY / "greeting", *arguments)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith(f"penstock: {problem}")
 
 
 async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:

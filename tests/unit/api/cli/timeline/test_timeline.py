@@ -80,7 +80,6 @@ def drawn(timeline: Timeline, width: int) -> str:
 
 @pytest.mark.parametrize("case", HARMONY[::5], ids=lambda case: case.name)
 async def test_terminal_shows_all_tokens_and_events(case: Path) -> None:
-    """All tokens can be read in their order, unless a stage rewrote their item; each event is counted once."""
     timeline = await timeline_of(case)
     text = drawn(timeline, 80)
     shown, at = "".join(text.split()), 0
@@ -104,7 +103,6 @@ def visible_words(timeline: Timeline, row: Row) -> list[str]:
 
 @pytest.mark.parametrize("case", CHAT[::5], ids=lambda case: case.name)
 async def test_items_of_unreadable_tokens_are_shown_as_text(case: Path) -> None:
-    """Without a vocabulary, the lines have the texts of the items, and a note gives the reason."""
     timeline = await timeline_of(case)
     assert timeline.attributed == ()
     assert "does not say where its model is" in timeline.notes[0]
@@ -114,7 +112,6 @@ async def test_items_of_unreadable_tokens_are_shown_as_text(case: Path) -> None:
 
 
 async def test_causes_cross_tool_runs() -> None:
-    """If tools ran between the turns, each frame still has a cause, and causes do not go back."""
     timeline = await timeline_of(FIXTURES / "harmony" / "served_two_calls_at_once")
     assert [junction.stage for junction in timeline.junctions] == ["generate", "parse", "converse", "emit", "persist"]
     for crossings in (timeline.items, timeline.events):
@@ -125,7 +122,6 @@ async def test_causes_cross_tool_runs() -> None:
 
 @pytest.mark.parametrize("case", ["served_browser", "served_max_tool_calls"])
 async def test_frames_changed_by_tools_have_causes(case: str) -> None:
-    """A delta or an end that was changed is caused by its original, or by the frame before it."""
     timeline = await timeline_of(FIXTURES / "harmony" / case)
     parsed = [crossing.frame for crossing in timeline.after("parse")]
     causes = {crossing.cause for crossing in timeline.after("converse")}
@@ -137,7 +133,6 @@ async def test_frames_changed_by_tools_have_causes(case: str) -> None:
 
 
 def test_frames_are_aligned_by_the_last_common_frame() -> None:
-    """A frame without a counterpart is caused by the last frame that has one."""
     assert aligned("abc", "xaybcz") == [None, 0, 0, 1, 2, 2]
 
 
@@ -160,7 +155,6 @@ def test_speed_leaves_out_first_chunk(chunks: list[tuple[float | None, int]], fa
 
 
 async def test_times_count_from_the_start_of_the_response(tmp_path: Path) -> None:
-    """A line has the time of its first token, and facts have the time of the first of all and the speed."""
     recording = read_recording(FIXTURES / "harmony" / "greeting" / "tokens.jsonl", frames.TokenFrame)
     lines = [line(frame, 0.5 + number / 4) for number, frame in enumerate(recording.frames)]
     data = b"".join([line(recording.header), *lines, line(recording.end)])
