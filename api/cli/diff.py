@@ -59,7 +59,6 @@ def _other(chosen: argparse.Namespace) -> Lines:
 
 
 def _common(one: Lines, other: Lines) -> list[str]:
-    """Return the stages whose output is on both sides, in pipeline order.  Raise `NoReplay` if there are none."""
     stages = [stage for stage in FILES if stage in one and stage in other]
     if not stages:
         raise NoReplay(f"the recordings have no file in common: {_names(one)}, and {_names(other)}")

@@ -77,7 +77,6 @@ class _Bugs(logging.Handler):
 
 
 def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
-    """Replay and show one recording.  Return True if a stage raised an error."""
     bugs.met.clear()
     timeline = asyncio.run(timeline_of(path, chosen.since, chosen.upto, install))
     for note in timeline.notes:

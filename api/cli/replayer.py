@@ -79,7 +79,6 @@ async def replay_of(
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
-    """Return the pipeline with taps that add the output of each stage inside ``converse`` to ``turns``."""
     for stage in ("render", "generate", "parse"):
         pipeline = pipeline.insert_after(stage, f"tap {stage}", Tap(turns.setdefault(stage, [])))
     return pipeline
@@ -126,7 +125,6 @@ def _has_source(files: dict[str, Path], stage: str) -> bool:
 
 
 def _checked(path: Path, files: dict[str, Path], since: str) -> str:
-    """Return the stage ``since``.  Raise `NoReplay` if a replay cannot begin with it."""
     if since not in SOURCES:
         raise NoReplay(f"a replay can begin with {', '.join(SOURCES)}, not with {since}")
     if not _has_source(files, since):

@@ -167,8 +167,7 @@ class Stages:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Disable logging, since every candidate would log the same failure."""
-    before = logging.root.manager.disable
+    before = logging.root.manager.disable  # every candidate would log the same failure
     logging.disable()
     try:
         yield

@@ -144,7 +144,6 @@ class Drawing:
     # Rows
 
     def _lines(self, row: Row) -> list[Line]:
-        """Return the lines of a row; each event is in the line of the frame that caused it."""
         tokens = [self._timeline.attributed[index] for index in row.tokens] if self._timeline.attributed else []
         lines = self._item_lines(row, tokens) if row.opened else [self._other(index, row) for index in row.frames]
         if tokens and not row.opened:
@@ -274,7 +273,6 @@ def long_gap(timeline: Timeline) -> float:
 
 
 def _parts_of(tokens: Sequence[AttributedToken]) -> tuple[Sequence[AttributedToken], ...]:
-    """Return the tokens of an item's beginning, text and end."""
     texts = [at for at, token in enumerate(tokens) if token.is_text]
     start = texts[0] if texts else next((at + 1 for at, token in enumerate(tokens) if token.borders), len(tokens))
     end = texts[-1] + 1 if texts else start
@@ -282,7 +280,6 @@ def _parts_of(tokens: Sequence[AttributedToken]) -> tuple[Sequence[AttributedTok
 
 
 def _written(tokens: Iterable[AttributedToken]) -> Text:
-    """Return the text of tokens, with each repair after the token at which it was made."""
     runs: list[tuple[str, str]] = []
     for (style, repairs), run in groupby(tokens, lambda token: (_token_style(token), token.repairs)):
         runs.append((b"".join(token.written for token in run).decode(errors="replace"), style))
@@ -341,13 +338,8 @@ def folded(events: Iterable[Event]) -> Iterator[list[Event]]:
 
 def visible(text: str) -> str:
     """Escape all characters that are not printable, so that text cannot control the terminal, and mark line ends."""
-    return "".join(_visible(character) for character in text).removesuffix("\n")
-
-
-def _visible(character: str) -> str:
-    if character == "\n":
-        return "⏎\n"
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+    parts = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
+    return "".join("⏎\n" if part == r"\n" else part for part in parts).removesuffix("\n")
 
 
 def short(text: str, limit: int) -> str:

@@ -103,7 +103,6 @@ def _tokens(case: FailingCase) -> Parts:
 
 
 def _other_tokens(case: FailingCase, letter: int) -> Parts:
-    """Replace tokens by ``letter``."""
     others = [[place] for place, token in _places(case) if token.id != letter]
     return _changes(case, others, lambda token: replace(token, id=letter))
 

@@ -51,19 +51,10 @@ def mask(text: str) -> str:
 
 
 class _Masks(dict[int, str]):
-    """A table for `str.translate` that computes each character's replacement once."""
-
     def __missing__(self, point: int) -> str:
         character = chr(point)
-        match unicodedata.category(character)[0]:
-            case "L" | "M":
-                shown = "x"
-            case "N":
-                shown = "0"
-            case _:
-                shown = character
-        self[point] = shown
-        return shown
+        self[point] = {"L": "x", "M": "x", "N": "0"}.get(unicodedata.category(character)[0], character)
+        return self[point]
 
 
 _MASKS = _Masks()

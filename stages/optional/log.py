@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import OutputItemDone
@@ -43,13 +43,9 @@ def in_words(item: items.OutputItem) -> str:
         case items.CodeInterpreterCall():
             return f"code, {item.status}: {item.text!r}"
         case items.WebSearchCall():
-            return f"web search, {item.status}: {_shown(item.action)}"
+            action = {name: value for name, value in item.action.items() if name != "sources"}
+            return f"web search, {item.status}: {action!r}"
         case items.ShellCallOutput():
             return f"output of a shell, {item.status}: {len(item.output)} commands"
         case _:
             return f"{item.__struct_config__.tag}: {item.text!r}"
-
-
-def _shown(action: dict[str, Any]) -> str:
-    """Return a browser action without the sources that it found."""
-    return repr({name: value for name, value in action.items() if name != "sources"})

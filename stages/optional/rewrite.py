@@ -102,7 +102,6 @@ class Rewriter:
         self._rest = None
 
     def _everywhere(self, value: Any) -> Any:
-        """Return a copy of the value with every string in it rewritten."""
         if isinstance(value, str):
             return self._change(value)
         if isinstance(value, dict):

@@ -14,18 +14,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import (
-    ConversedFrame,
-    GenerationStarted,
-    McpCallOpened,
-    ParsedFrame,
-    Prompt,
-    ResolvedRequest,
-    ResponseStarted,
-    TurnFinished,
-)
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.stages.recordings.recorded_request import ComparableRequest
@@ -57,9 +48,9 @@ class RenderIfRecorded:
     """Renders a conversation that a recording answers; raises `NotRecorded` for any other."""
 
     recordings: Recordings
-    render: Stage[ResolvedRequest, Prompt]
+    render: Stage[frames.ResolvedRequest, frames.Prompt]
 
-    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
+    async def __call__(self, source: AsyncIterator[frames.ResolvedRequest]) -> AsyncGenerator[frames.Prompt, None]:
         """Yield one prompt for each conversation."""
         async for request in source:
             self.recordings.find(request)
@@ -72,11 +63,13 @@ class RenderIfRecorded:
 class ConverseAsRecorded:
     """Answers each conversation from a recording, ``speed`` times as fast as recorded; None means without waiting."""
 
-    inner: Pipeline[ResolvedRequest, ParsedFrame]
+    inner: Pipeline[frames.ResolvedRequest, frames.ParsedFrame]
     recordings: Recordings
     speed: float | None = None
 
-    async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ConversedFrame, None]:
+    async def __call__(
+        self, source: AsyncIterator[frames.ResolvedRequest]
+    ) -> AsyncGenerator[frames.ConversedFrame, None]:
         """Yield the recorded frames, and raise a recorded failure again, even if it came before the first frame.
 
         Raise `EngineFailed` if the recording can no longer be read, or was abandoned.
@@ -88,12 +81,11 @@ class ConverseAsRecorded:
             except UnreadableRecording as error:
                 raise EngineFailed(f"The recording {recorded.name!r} can no longer be read.") from error
             answer = _answering(request, recorded, _paced(recording, self.speed))
-            async with self._stages_after(recorded.stage).open(answer) as frames:
-                async for frame in frames:
+            async with self._stages_after(recorded.stage).open(answer) as answered:
+                async for frame in answered:
                     yield frame
 
     def _stages_after(self, stage: str) -> Pipeline[Any, Any]:
-        """Return the stages that frames recorded after ``stage`` still have to pass."""
         if stage == "converse":
             return Pipeline.start(stage, passed)
         return self.inner.from_stage(stage).replace(stage, passed)
@@ -120,23 +112,23 @@ async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[An
 
 
 async def _answering(
-    request: ResolvedRequest, recorded: Recorded, frames: AsyncGenerator[Any, None]
+    request: frames.ResolvedRequest, recorded: Recorded, source: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
     """Yield the frames with the response, the input and the approval ids of this conversation."""
     approvals = dict(zip(recorded.request.approvals, ComparableRequest.of(request).approvals, strict=False))
     facts = request.facts
     try:
-        async for frame in frames:
+        async for frame in source:
             match frame:
-                case GenerationStarted() if not facts.wants_raw_messages:
+                case frames.GenerationStarted() if not facts.wants_raw_messages:
                     yield replace(frame, facts=facts, raw_messages=None)
-                case GenerationStarted() | ResponseStarted():
+                case frames.GenerationStarted() | frames.ResponseStarted():
                     yield replace(frame, facts=facts)
-                case TurnFinished() if not facts.wants_raw_messages:
+                case frames.TurnFinished() if not facts.wants_raw_messages:
                     yield replace(frame, raw_messages=None)
-                case McpCallOpened(approval_request_id=str(request_id)):
+                case frames.McpCallOpened(approval_request_id=str(request_id)):
                     yield replace(frame, approval_request_id=approvals.get(request_id, request_id))
                 case _:
                     yield frame
     finally:
-        await frames.aclose()
+        await source.aclose()

@@ -141,7 +141,6 @@ def _normalized(data: Any, names: dict[str, str]) -> Any:
 
 
 def _named(tool: Mapping[str, Any]) -> str:
-    """Return the name of a tool, or its server's label or its type if it has none."""
     inner = sorted(map(_named, tool.get("tools", ()))) if tool["type"] == "namespace" else ()
     name = next((str(tool[key]) for key in ("name", "server_label", "type") if tool.get(key)), "")
     return f"{name}({', '.join(inner)})" if inner else name

@@ -46,7 +46,6 @@ def _sentence(text: str) -> str:
 
 
 def _row(row: Row, timeline: Timeline) -> Json:
-    """Return a row without its empty fields."""
     shown = {**vars(row), "title": row.title, "opened": row.opened and _plain(row.opened)}
     details: Json = {"kind": row.kind, "turn": row.turn, "channel": row.channel}
     for index in row.frames:

@@ -48,5 +48,4 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the hash of an inline style or script for the content security policy."""
     return b64encode(sha256(text.encode()).digest()).decode()

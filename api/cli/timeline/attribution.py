@@ -139,7 +139,6 @@ class _Attribution:
         self.began_at, self.earlier = len(self.tokens), self.items
 
     def add(self, token_id: int, frame: int) -> None:
-        """Add the next token, from the frame with that index."""
         token = AttributedToken(token_id, self.spelling(token_id), self.is_mark(token_id), frame)
         self.tokens.append(token)
         (self.strays if token.is_mark else self.waiting).append(token)
@@ -149,7 +148,6 @@ class _Attribution:
             self.between.append(token)
 
     def feed(self, frames: Sequence[Any]) -> None:
-        """Take the frames that the parser yielded for the latest token."""
         has_opened = False
         for frame in frames:
             if isinstance(frame, OPENINGS):

@@ -47,7 +47,6 @@ def request_of(timeline: Timeline) -> dict[str, Any]:
 
 
 def _response(timeline: Timeline) -> dict[str, Any]:
-    """Return the response of the first frame that has one, as JSON values; empty if there is none."""
     frames = (crossing.frame for junction in timeline.junctions for crossing in junction.crossings)
     responses = (getattr(getattr(frame, "facts", frame), "response", None) for frame in frames)
     response = next((response for response in responses if response is not None), None)
@@ -70,7 +69,6 @@ def _result(timeline: Timeline) -> Iterator[Fact]:
 
 
 def _times(timeline: Timeline) -> Iterator[Fact]:
-    """Yield the times and the speed, as far as they were recorded."""
     yield from speed_of(timeline.tokens)
     finished = [each.frame for each in timeline.tokens if isinstance(each.frame, GenerationFinished)]
     if not any(each.at is not None for each in timeline.tokens) and (spent := sum(each.duration for each in finished)):
