@@ -29,7 +29,7 @@ def kind_of(start: bytes) -> str:
     for signature, kind in _SIGNATURES:
         if signature.match(start):
             return kind
-    raise NoImage("It is no PNG, JPEG, WebP or GIF.")
+    raise NoImage("It is not a PNG, JPEG, WebP or GIF.")
 
 
 def as_data_url(image: bytes) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -16,6 +17,7 @@ from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NOT_LISTED, 
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import CallStatus, ItemStatus, Logprob, OutputItem
 from penstock.pipeline.protocol.response import Response, item_key
+from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models import client_actions
 from penstock.stages.models.shell_calls import shell_action
 
@@ -144,23 +146,19 @@ def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft,
     return items.Message(items.Message.new_id(draft.key), status, "assistant", parts, phase or UNSET)
 
 
+_CLIENT_CALLS: dict[ClientForm, tuple[Any, Callable[[str], dict[str, Any]]]] = {
+    "local_shell": (items.LocalShellCall, client_actions.local_shell_action),
+    "shell": (items.ShellCall, client_actions.shell_action),
+    "apply_patch": (items.ApplyPatchCall, client_actions.patch_operation),
+}
+
+
 def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: ItemStatus) -> OutputItem:
-    kind: Any
-    match opening.form:
-        case "function":
-            return _call(items.FunctionCall, opening, draft, status)
-        case "local_shell":
-            kind, action = items.LocalShellCall, client_actions.local_shell_action(draft.text)
-        case "shell":
-            kind, action = items.ShellCall, client_actions.shell_action(draft.text)
-        case "apply_patch":
-            kind, action = items.ApplyPatchCall, client_actions.patch_operation(draft.text)
-    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action, status)
+    if opening.form == "function":
+        return _call(items.FunctionCall, opening, draft, status)
+    kind, action = _CLIENT_CALLS[opening.form]
+    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action(draft.text), status)
     return call
-
-
-def _custom_tool_call(opening: frames.CustomToolCallOpened, draft: Draft, status: ItemStatus) -> OutputItem:
-    return _call(items.CustomToolCall, opening, draft, status)
 
 
 def _call(
@@ -227,7 +225,7 @@ def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatu
 
 def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemStatus) -> items.ShellCallOutput:
     if draft.shell_call_id is None:
-        raise RuntimeError("the output of a shell came without a call")
+        raise RuntimeError("the output of a shell has no call")
     finished = draft.finished
     outputs = finished.data.outputs if finished and isinstance(finished.data, frames.ShellOutput) else ()
     if finished and finished.error is not None and not outputs and draft.is_shown:  # no shell could run any command
@@ -241,7 +239,7 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.MessageOpened: _message,
     frames.RefusalOpened: _message,
     frames.FunctionCallOpened: _function_call,
-    frames.CustomToolCallOpened: _custom_tool_call,
+    frames.CustomToolCallOpened: partial(_call, items.CustomToolCall),
     frames.McpListToolsOpened: _mcp_list_tools,
     frames.McpCallOpened: _mcp_call,
     frames.McpApprovalOpened: _mcp_approval,

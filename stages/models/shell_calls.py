@@ -34,7 +34,7 @@ class _Written(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class ShellCall:
+class ShellCommands:
     """Commands to run one after another, each as the argument list of a program."""
 
     commands: tuple[tuple[str, ...], ...]
@@ -46,13 +46,13 @@ class ShellCall:
     """Limit on the output of each command, in characters; None if the model set none."""
 
 
-def shell_call(text: str) -> ShellCall:
+def shell_call(text: str) -> ShellCommands:
     """Parse the arguments that the model wrote; raises `ArgumentsInvalid`."""
     try:
         written = msgspec.json.decode(text, type=_Written)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise ArgumentsInvalid(f"The arguments are not as the tool takes them: {exc}") from None
-    return ShellCall(
+        raise ArgumentsInvalid(f"The arguments do not have the form that the tool takes: {exc}") from None
+    return ShellCommands(
         commands=_commands(written),
         workdir=_clean(written.workdir),
         env={_variable(name): _clean(value) or "" for name, value in (written.env or {}).items()},
@@ -124,7 +124,7 @@ def _clean(value: str | None) -> str | None:
 
 def _variable(name: str) -> str:
     if not name or "=" in name or "\0" in name:
-        raise ArgumentsInvalid(f"{name!r} is no name of a variable.")
+        raise ArgumentsInvalid(f"{name!r} is not a name for a variable.")
     return name
 
 
@@ -132,5 +132,5 @@ def _positive(number: float | None, name: str) -> int | None:
     if number is None:
         return None
     if not math.isfinite(number) or number < 1:
-        raise ArgumentsInvalid(f"{name} is at least 1.")
+        raise ArgumentsInvalid(f"{name} must be at least 1.")
     return int(min(number, 2**31 - 1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, Toolset
 from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
 LARGEST = 500_000
@@ -98,20 +99,14 @@ def lark_body(definition: str) -> str:
     return f"%lark {{\n{definition}\n}}"
 
 
+def tool_body(rule: Grammar) -> str:
+    """Return the rule body for the input of a custom tool.  Raises `Unenforceable`."""
+    return (lark_body if rule.syntax == "lark" else regex_body)(rule.definition)
+
+
 def escaped(text: str) -> str:
     """Return a regular expression that matches only ``text``."""
     return "".join(f"\\{char}" if char in _SYNTAX else char for char in text)
-
-
-def schema_problem(body: str) -> str:
-    """Return the mistake in a `json_body`; empty if there is none."""
-    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix("%json "))))
-
-
-def grammar_problem(grammar: str) -> str:
-    """Return the mistake in a whole grammar; empty if there is none.  Raises `Unenforceable` if it is too large."""
-    _refuse_large(grammar)
-    return _grammar_problem(grammar)
 
 
 @lru_cache(_KEPT_CHECKS)
@@ -157,28 +152,68 @@ def _readable(problem: str) -> str:
 STRUCTURAL_TAG = "structural_tag"
 """The only kind of ``structured_outputs`` that constrains the whole turn."""
 
-_ANY_OBJECT = json_body({"type": "object"})
+MOST_CALLS = 16
+"""The most calls in one turn."""
+
+ANY_OBJECT = json_body({"type": "object"})
 
 
 @dataclass(frozen=True)
-class Answer:
+class Constraint:
     """A constraint on the answer: the body of a grammar rule, and the request parameter that sets it."""
 
     body: str
     param: str
 
-    @property
-    def is_json(self) -> bool:
-        """True if the answer must be JSON that matches a schema."""
-        return self.body.startswith("%json")
 
-    def refuse_wrong_schema(self) -> None:
-        """Raise `InvalidRequest` if the schema by itself is wrong."""
-        if self.is_json and (reason := schema_problem(self.body)):
-            raise unenforceable(self.param, reason)
+def is_json(body: str) -> bool:
+    """True if a rule body is a `json_body`."""
+    return body.startswith("%json")
 
 
-def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Answer | None:
+def check(grammar: str, constraint: Constraint | None, inputs: Iterable[tuple[Tool, str]]) -> None:
+    """Raise `InvalidRequest` if a whole grammar is wrong, for the schema that is the reason if there is one.
+
+    ``inputs`` are the tools that may be called, with the rule bodies for their inputs.
+    """
+    try:
+        _refuse_large(grammar)
+        problem = _grammar_problem(grammar)
+    except Unenforceable as error:
+        problem = str(error)
+    if not problem:
+        return
+    if constraint and (reason := _schema_problem(constraint.body)):
+        raise unenforceable(constraint.param, reason)
+    for tool, body in inputs:
+        if reason := _schema_problem(body):
+            raise bad_tool(tool, reason)
+    raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
+
+
+def _schema_problem(body: str) -> str:
+    """Return the mistake in a rule body; empty if there is none, or if it holds no schema."""
+    if not is_json(body):
+        return ""
+    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix("%json "))))
+
+
+def is_bound(tools: Toolset) -> bool:
+    """Return True if the request constrains calls in any way."""
+    if tools.choice == "none":
+        return False
+    if tools.choice == "required" or tools.allowed is not None:
+        return True
+    return any(not tools.parallel or _is_strict(tool) for tool in tools.callable)
+
+
+def _is_strict(tool: Tool) -> bool:
+    if isinstance(tool, FunctionTool):
+        return tool.strict is True
+    return isinstance(tool, CustomTool) and tool.grammar is not None
+
+
+def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint on the answer; None if there is none.
 
     A structural tag is none, since it constrains the whole turn.  Raises `InvalidRequest` for a constraint that cannot
@@ -186,7 +221,7 @@ def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Ans
     """
     kind = text_format.get("type")
     if kind == "json_object":
-        return Answer(_ANY_OBJECT, "text.format")
+        return Constraint(ANY_OBJECT, "text.format")
     if kind == "json_schema":
         schema, strict = text_format.get("schema") or {}, text_format.get("strict") is True
         return _answer("text.format.schema", lambda: json_body(schema, lenient=not strict))
@@ -206,13 +241,21 @@ def as_lark(definition: str) -> str:
 
 def unenforceable(param: str, reason: str) -> InvalidRequest:
     """Return the error for a parameter that cannot be enforced."""
-    what = "schema" if param == "text.format.schema" else param.rpartition(".")[2]
-    return InvalidRequest(f"This {what} cannot be enforced: {reason}.", param=param)
+    kind = "schema" if param == "text.format.schema" else param.rpartition(".")[2]
+    return InvalidRequest(f"This {kind} cannot be enforced: {reason}.", param=param)
 
 
-def _answer(param: str, body: Callable[[], str]) -> Answer:
+def bad_tool(tool: Tool, reason: str) -> InvalidRequest:
+    """Return the error for a tool whose calls cannot be enforced."""
+    kind = "parameters" if isinstance(tool, FunctionTool) else "format"
+    return InvalidRequest(
+        f"The {kind} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
+    )
+
+
+def _answer(param: str, body: Callable[[], str]) -> Constraint:
     try:
-        return Answer(body(), param)
+        return Constraint(body(), param)
     except Unenforceable as error:
         raise unenforceable(param, str(error)) from error
 
@@ -221,9 +264,9 @@ def _json(schema: str | Mapping[str, Any]) -> str:
     try:
         read = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
-        raise Unenforceable("it is no JSON") from error
+        raise Unenforceable("it is not JSON") from error
     if not isinstance(read, Mapping):
-        raise Unenforceable("a schema is an object")
+        raise Unenforceable("a schema must be an object")
     return json_body(read)
 
 
@@ -233,7 +276,7 @@ def _choice(texts: list[str]) -> str:
 
 _STRUCTURED: Mapping[str, Callable[[Any], str]] = {
     "json": _json,
-    "json_object": lambda _: _ANY_OBJECT,
+    "json_object": lambda _: ANY_OBJECT,
     "regex": regex_body,
     "choice": _choice,
     "grammar": lambda definition: lark_body(as_lark(definition)),

@@ -59,7 +59,7 @@ class _Group:
         return max(self.longest, self.branch)
 
 
-class _Reader:
+class _Lengths:
     """Adds up the lengths of parts, group by group."""
 
     def __init__(self) -> None:
@@ -67,7 +67,6 @@ class _Reader:
 
     @property
     def length(self) -> int:
-        """The length of all parts so far, unclosed groups included."""
         return sum(group.length for group in self._groups)
 
     def read(self, kind: str | None, times: int = 0) -> None:
@@ -89,7 +88,6 @@ class _Reader:
                 self.add(1)
 
     def add(self, length: int) -> None:
-        """Take a part of ``length`` characters."""
         self._groups[-1].add(length)
 
 
@@ -100,7 +98,7 @@ def _times(digits: str | None) -> int:
 
 def shortest(pattern: str) -> int:
     """Estimate the characters of the shortest text that matches a regular expression."""
-    reader = _Reader()
+    reader = _Lengths()
     for part in _PART.finditer(pattern):
         reader.read(part.lastgroup, _times(part["least"]))
     return reader.length
@@ -123,7 +121,7 @@ def _shortest_of(name: str, bodies: Mapping[str, str], lengths: dict[str, int]) 
         return 1
     if name not in lengths:
         lengths[name] = 0
-        reader = _Reader()
+        reader = _Lengths()
         for part in _LARK_PART.finditer(bodies[name]):
             match part.lastgroup:
                 case "text":

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from penstock.pipeline.protocol.items import CallItem, Item, Message, Reasoning
-from penstock.stages.models.call_pairs import callers_of
+from penstock.stages.render.item_texts import callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:
@@ -41,11 +41,12 @@ def _groups(items: Sequence[Item]) -> list[list[int]]:
     groups: Mapping[int, list[int]] = defaultdict(list)
     for at in range(len(items)):
         groups[leader[at]].append(at)
-    last_user_position = _last_said(items)
+    positions = (at for at in reversed(range(len(items))) if _role(items[at]) == "user")
+    last_user_position = next(positions, len(items) - 1)
     return [
         group
         for group in groups.values()
-        if group[-1] < last_user_position and not any(_is_instruction(items[at]) for at in group)
+        if group[-1] < last_user_position and not any(_role(items[at]) in {"system", "developer"} for at in group)
     ]
 
 
@@ -63,18 +64,8 @@ def _leaders(items: Sequence[Item]) -> list[int]:
 
 
 def _is_led_to(item: Item) -> bool:
-    return isinstance(item, Reasoning | CallItem) or (isinstance(item, Message) and item.role == "assistant")
+    return isinstance(item, Reasoning | CallItem) or _role(item) == "assistant"
 
 
-def _is_instruction(item: Item) -> bool:
-    return isinstance(item, Message) and item.role in {"system", "developer"}
-
-
-def _last_said(items: Sequence[Item]) -> int:
-    """Return the position of the user's last message, or of the last item if there is no such message."""
-    positions = (at for at in reversed(range(len(items))) if _is_user(items[at]))
-    return next(positions, len(items) - 1)
-
-
-def _is_user(item: Item) -> bool:
-    return isinstance(item, Message) and item.role == "user"
+def _role(item: Item) -> str | None:
+    return item.role if isinstance(item, Message) else None

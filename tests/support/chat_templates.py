@@ -14,8 +14,9 @@ from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out
 from penstock.stages.render.chat.render import RenderChat
+from penstock.stages.render.item_texts import split
 from tests.support.chat_families import fast_tokenizer
 from tests.support.event_streams import run_stage
 from tests.support.paths import TINY_QWEN

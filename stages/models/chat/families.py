@@ -135,4 +135,4 @@ def guess(signs: tuple[Sign, ...], template: str, model_type: str) -> Guess:
             marked = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
             typed = [f"it is a {model_type} model"] if sign.types else []
             return Guess(sign.parser, " and ".join(marked + typed))
-    return Guess(None, "nothing in its template tells of any")
+    return Guess(None, "nothing in its template shows which one it needs")

@@ -36,7 +36,6 @@ def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
 
 
 def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
-    """Return the description of the namespace of ``tool``, empty if it has none."""
     if isinstance(tool, HostedTool):
         return described()[tool.namespace][0]
     return descriptions.get(tool.namespace, "") if tool.namespace else ""
@@ -54,7 +53,6 @@ def _function(tool: Tool, name: str, introduction: str) -> Function:
 
 
 def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Return the description of a tool and the JSON schema of its arguments."""
     match tool:
         case FunctionTool() | McpTool():
             return tool.description, tool.parameters

@@ -41,7 +41,6 @@ class ValueEnd:
         return None
 
     def _step(self, text: str, at: int) -> int:
-        """Advance past the next character that matters."""
         if self._is_escaped:
             self._is_escaped = False
             return at + 1

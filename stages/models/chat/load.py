@@ -34,7 +34,7 @@ class ChatModelsNeedVllm(CannotStart):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"{model} has a chat template, for which penstock needs vLLM's code also where the engine runs elsewhere: "
+            f"{model} has a chat template, for which penstock needs vLLM's code even if the engine runs elsewhere: "
             "install vllm, or its CPU build as `make install` does."
         )
 
@@ -72,7 +72,9 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         source = load_chat_template(options.chat_template)
     except (VLLMValidationError, OSError) as error:
         raise WrongChatOptions(f"--chat-template: {error}") from error
-    reasoning, tool_calls = _parsers(model, tokenizer, source, options)
+    own, model_type = source or _own_template(model, tokenizer), model.hf_config.model_type
+    reasoning = _parser("reasoning", options.reasoning_parser, guess(REASONING, own, model_type), tokenizer)
+    tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, own, model_type), tokenizer)
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),
         template=VllmTemplate(renderer, source, options.chat_template_content_format),
@@ -98,20 +100,6 @@ def read_config(model: str) -> VllmConfig:
     return VllmConfig(model_config=model_config)
 
 
-def _parsers(
-    model: ModelConfig, tokenizer: Any, source: str | None, options: ChatOptions
-) -> tuple[str | None, str | None]:
-    """Return the names of the reasoning and the tool call parser, by the operator's choice or by a guess."""
-    template = source or _own_template(model, tokenizer)
-    kind = model.hf_config.model_type
-    reasoning = _Parser("reasoning")
-    tool_calls = _Parser("tool-call")
-    return (
-        reasoning.chosen(options.reasoning_parser, guess(REASONING, template, kind), tokenizer),
-        tool_calls.chosen(options.tool_call_parser, guess(TOOL_CALLS, template, kind), tokenizer),
-    )
-
-
 def _own_template(model: ModelConfig, tokenizer: Any) -> str:
     """Return the template that the model came with; empty if it has none in text form."""
     from vllm.renderers.hf import resolve_chat_template
@@ -122,40 +110,27 @@ def _own_template(model: ModelConfig, tokenizer: Any) -> str:
     return resolve_chat_template(tokenizer, None, [], model_config=model) or ""
 
 
-@dataclass(frozen=True)
-class _Parser:
-    """The choice of one of the two parsers."""
+def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, tokenizer: Any) -> str | None:
+    """Return the name of the parser to use: the operator's ``option``, or else the guess; None for no parser.
 
-    what: Literal["reasoning", "tool-call"]
-
-    def chosen(self, name: str | None, guessed: Guess, tokenizer: Any) -> str | None:
-        """Return the name of the parser to use, or None.
-
-        Raises `WrongChatOptions` if the operator named a parser that does not fit.  A guess that does not fit is only
-        logged.
-        """
-        if name == NO_PARSER:
-            return None
-        if name is not None:
-            if problem := self._problem(name, tokenizer):
-                raise WrongChatOptions(f"--{self.what}-parser {name}: {problem}")
-            return name
-        if guessed.parser is None:
-            logger.info("No %s parser: %s", self.what, guessed.why)
-            return None
-        if problem := self._problem(guessed.parser, tokenizer):
-            logger.warning("No %s parser: %s would fit, as %s, but %s", self.what, guessed.parser, guessed.why, problem)
-            return None
-        logger.info("The %s parser is %s, as %s", self.what, guessed.parser, guessed.why)
-        return guessed.parser
-
-    def _problem(self, name: str, tokenizer: Any) -> str | None:
-        """Return vLLM's objection to this parser with this tokenizer, or None."""
-        try:
-            composed((name, None) if self.what == "reasoning" else (None, name), tokenizer)
-        except UnknownParser as error:
-            return str(error)
+    Raises `WrongChatOptions` if the option does not fit.  A guess that does not fit is only logged.
+    """
+    name = guessed.parser if option is None else option
+    if name == NO_PARSER:
         return None
+    if name is None:
+        logger.info("No %s parser: %s", kind, guessed.why)
+        return None
+    try:
+        composed((name, None) if kind == "reasoning" else (None, name), tokenizer)
+    except UnknownParser as error:
+        if option is not None:
+            raise WrongChatOptions(f"--{kind}-parser {name}: {error}") from error
+        logger.warning("No %s parser: %s would fit, as %s, but %s", kind, name, guessed.why, error)
+        return None
+    if option is None:
+        logger.info("The %s parser is %s, as %s", kind, name, guessed.why)
+    return name
 
 
 def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:

@@ -83,11 +83,9 @@ class ParsedOutput:
 
     @property
     def has_called(self) -> bool:
-        """True if the arguments of the latest call are complete."""
         return self._arguments is not None and self._arguments.have_ended
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:
-        """Take one token and the text that it completes; return the pieces that are now certain."""
         self._batch.append(token)
         self._batched += text
         if self._since_mark is not None and self._traits.takes_batches:
@@ -106,7 +104,6 @@ class ParsedOutput:
         self._written, self._returned, self._called = [], [], set()
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
-        """Return the pieces held back until the end; ``cut`` is True if the model did not end its turn itself."""
         pieces = list(self._read()) if self._batch else []
         last = self._pieces(self._parsed([], "", finished=True))
         if cut:  # calls that the parser completes now were not completed by the model
@@ -234,12 +231,10 @@ class WholeOutput:
         self._text = ""
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more of the answer; nothing is returned before the end."""
         self._text += text
         yield from ()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """Return all that the parser finds."""
         begun = self._begins.search(self._text)
         before_calls = self._text[: begun.start()] if begun else self._text
         yield from self._read(before_calls if cut else self._text, before_calls)

@@ -80,10 +80,6 @@ class VllmParsers:
         self.thinking = (start, end) if start and end else None
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """Return a parser for one generation; ``functions`` are all that the model may call.
-
-        This takes milliseconds, more with many functions.
-        """
         try:
             return self._started(turn, functions)
         except Exception:  # schemas and variables come from the client, and vLLM fails on unusual ones
@@ -113,11 +109,6 @@ class VllmParsers:
         return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
-        """Return the syntax of tool calls as the ``format`` of an xgrammar structural tag.
-
-        With ``parallel``, it allows several calls.  None if vLLM does not describe the syntax; the caller then has the
-        model write its calls as a JSON list.
-        """
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
 
         request = self._request(self._names[1], functions, choice="required")
@@ -179,26 +170,19 @@ def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**function, "parameters": {**parameters, "properties": described}}
 
 
-def _check_names(reasoning: str | None, tool_call: str | None) -> None:
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    for kind, name, registered in (
-        ("reasoning", reasoning, ReasoningParserManager.list_registered()),
-        ("tool call", tool_call, ToolParserManager.list_registered()),
-    ):
-        if name is not None and name not in registered:
-            raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(registered))}")
-
-
 def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
     """Return vLLM's parser class that combines two parsers, or None without any.
 
     Raises `UnknownParser`, also if a parser does not fit the tokenizer.
     """
     from vllm.parser import ParserManager
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
-    _check_names(*names)
+    registered = (ReasoningParserManager.list_registered(), ToolParserManager.list_registered())
+    for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
+        if name is not None and name not in known:
+            raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
     try:
         parser: type[Parser] | None = ParserManager.get_parser(
             reasoning_parser_name=names[0], tool_parser_name=names[1], enable_auto_tools=True, tokenizer=tokenizer

@@ -33,7 +33,6 @@ class BareArguments:
         self._has_begun = False
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more of the answer; yield the pieces that are now certain."""
         if not self._has_begun and text.strip():
             self._has_begun = True
             yield CallPiece(self._name)
@@ -41,7 +40,6 @@ class BareArguments:
             yield ArgumentsPiece(text)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """Return nothing: no text is held back."""
         yield from ()
 
 
@@ -53,7 +51,6 @@ class ListedCalls:
         self._value: ValueEnd | None = None
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Take more of the answer; yield the pieces that are now certain."""
         while text:
             if self._value:
                 end = self._value.feed(text)

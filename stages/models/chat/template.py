@@ -53,7 +53,6 @@ class VllmTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """Render the prompt of the next turn; see `penstock.stages.models.chat.model.Template`."""
         from vllm.renderers.params import ChatParams
 
         params = ChatParams(

@@ -55,8 +55,6 @@ def read(schema: Any, inlining: Inlining) -> shapes.Node:
 
 
 class _Reader:
-    """Reads one schema document; keeps track of the references it is following, to stop at recursion."""
-
     def __init__(self, root: Any, inlining: Inlining) -> None:
         self._root = root
         self._following = ["#"]
@@ -146,7 +144,6 @@ def _list(schema: dict[str, Any], key: str) -> list[Any]:
 
 
 def _type_names(schema: dict[str, Any]) -> list[str]:
-    """Return the types that the schema names, or else the type that its keywords imply."""
     if "type" in schema:
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return [name for name in names if isinstance(name, str) and name in _KEYWORDS]

@@ -19,7 +19,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of several types, short enough for one line."""
 
     options: tuple[Shape, ...]
@@ -60,7 +60,7 @@ class Object:
         return not self.properties and self.index is None
 
 
-Shape: TypeAlias = Word | Choice | Union | Intersection | Array | Object
+Shape: TypeAlias = Word | OneOf | Union | Intersection | Array | Object
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _is_loose(shape: Shape) -> bool:
     match shape:
         case Word(text):
             return shape in _LOOSE or text.startswith("any")
-        case Choice(options):
+        case OneOf(options):
             return all(_is_loose(option) for option in options)
         case Object():
             return shape.is_empty
@@ -159,7 +159,7 @@ def choice(options: Iterable[Shape]) -> Shape:
     several = tuple(options)
     if not several:
         return ANY
-    return several[0] if len(several) == 1 else Choice(several)
+    return several[0] if len(several) == 1 else OneOf(several)
 
 
 def or_null(shape: Shape) -> Shape:
@@ -167,17 +167,17 @@ def or_null(shape: Shape) -> Shape:
     match shape:
         case Union(variants):
             return shape if _admits_null(shape) else Union((*variants, Node(NULL)))
-        case Choice(options):
-            return shape if _admits_null(shape) else Choice((*options, NULL))
+        case OneOf(options):
+            return shape if _admits_null(shape) else OneOf((*options, NULL))
         case _:
-            return shape if _admits_null(shape) else Choice((shape, NULL))
+            return shape if _admits_null(shape) else OneOf((shape, NULL))
 
 
 def _admits_null(shape: Shape) -> bool:
     match shape:
         case Union(variants):
             return any(_admits_null(variant.shape) for variant in variants)
-        case Choice(options):
+        case OneOf(options):
             return NULL in options
         case _:
             return shape == NULL

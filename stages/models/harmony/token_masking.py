@@ -146,7 +146,6 @@ class WithoutTexts(Redaction):
             yield frame
 
     def _without_tokens(self, frame: Any) -> Any:
-        """Return the frame with the tokens in its fields redacted."""
         match frame:
             case ResolvedRequest():
                 return replace(frame, tokens={name: self._tokens(ids) for name, ids in frame.tokens.items()})

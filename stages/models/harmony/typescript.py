@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, McpTool
 from penstock.stages.models.harmony.schema import Inlining, literal, read
-from penstock.stages.models.harmony.shapes import Array, Choice, Intersection, Node, Notes, Object, Union, Word
+from penstock.stages.models.harmony.shapes import Array, Intersection, Node, Notes, Object, OneOf, Union, Word
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\u2028\u2029]")
@@ -89,7 +89,7 @@ def typescript(node: Node, indent: str = "") -> str:
     match node.shape:
         case Word(text):
             return text
-        case Choice(options):
+        case OneOf(options):
             return " | ".join(typescript(Node(option), indent) for option in options)
         case Intersection(parts):
             return " & ".join(_operand(Node(part), indent) for part in parts)
@@ -105,7 +105,7 @@ def _operand(node: Node, indent: str) -> str:
     """Return the type as an operand of a larger type, in parentheses if precedence requires them."""
     text = typescript(node, indent)
     match node.shape:
-        case Choice() | Intersection():
+        case OneOf() | Intersection():
             return f"({text})"
         case Union():
             return f"({text}\n{indent})"
@@ -175,7 +175,6 @@ def _ends_incomment(node: Node) -> bool:
 
 
 def _remarks(notes: Notes) -> list[str]:
-    """Return the notes for the comment after a variant."""
     default = [f"default: {notes.default}"] if notes.default is not None else []
     return [*_one_line(notes.description), *default]
 

@@ -166,7 +166,6 @@ class _OnDemand(Mapping[int, Spelled]):
 
 @cache
 def _read_vocabulary() -> Callable[[int], bytes]:
-    """Load the embedded vocabulary; return a function from a text token to its bytes."""
     if all(_is_installed(name) for name in _OWNERS):
         raise ClobberedInstall(
             f"{' and '.join(_OWNERS)} both own the module openai_harmony: uninstall both, then install oss-harmony"

@@ -22,26 +22,13 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
 from penstock.stages.models.chat.model import ChatModel, Function
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.render import constraint
 from penstock.stages.render.chat.lark_rules import SPACE, Free, Mark, Part, Rules, Words
 from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
-from penstock.stages.render.constraint import (
-    STRUCTURAL_TAG,
-    Answer,
-    Unenforceable,
-    answer,
-    grammar_problem,
-    json_body,
-    lark_body,
-    regex_body,
-    schema_problem,
-    unenforceable,
-)
-from penstock.stages.render.harmony.grammar import MOST_CALLS, is_bound
+from penstock.stages.render.constraint import ANY_OBJECT, MOST_CALLS, STRUCTURAL_TAG, Constraint, Unenforceable
 
 _TAIL = 64
 """Tokens at the end of a prompt to check for an open thought."""
-
-_ANY_OBJECT = json_body({"type": "object"})
 
 
 def grammar(
@@ -59,11 +46,11 @@ def grammar(
     cannot be enforced.
     """
     tools, structured = request.facts.tools, request.facts.structured
-    constraint = answer(request.facts.response.text.get("format") or {}, structured)
+    answer = constraint.answer(request.facts.response.text.get("format") or {}, structured)
     tag = structured.get(STRUCTURAL_TAG)
-    if not constraint and tag is None and not is_bound(tools):
+    if not answer and tag is None and not constraint.is_bound(tools):
         return None, "native"
-    turn = _Turn(chat, tools, constraint)
+    turn = _Turn(chat, tools, answer)
     branches, syntax = turn.branches(functions) if tag is None else (turn.tagged(tag), "native")
     if not branches:
         return None, syntax
@@ -96,30 +83,26 @@ class _Callable:
 
     @property
     def body(self) -> str:
-        """The rule body for the arguments, as JSON."""
-        return _ANY_OBJECT if self.schema is None else json_body(self.schema)
+        return ANY_OBJECT if self.schema is None else constraint.json_body(self.schema)
 
     def function(self, shown: Mapping[str, Function]) -> Function:
-        """The tool as a function, strict if its arguments are held to a schema."""
         parameters = self.schema or shown.get(self.name, {}).get("parameters")
         return _function(self.name, parameters, strict=self.schema is not None)
 
 
 class _Turn:
-    """Writes the grammar of one turn."""
-
-    def __init__(self, chat: ChatModel, tools: Toolset, constraint: Answer | None) -> None:
+    def __init__(self, chat: ChatModel, tools: Toolset, answer: Constraint | None) -> None:
         self.rules = Rules(chat.vocabulary)
         self._chat = chat
         self._tools = tools
-        self._constraint = constraint
+        self._answer = answer
         self._tags = Tags(self.rules, MOST_CALLS)
         names = ToolNames(tools)
         self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
 
     def branches(self, functions: Sequence[Function]) -> tuple[list[list[Part]], CallSyntax]:
         """Return the alternatives after the thought, none if nothing is enforced, and the syntax of calls in them."""
-        answers: list[list[Part]] = [] if self._must_call else [self._answer()]
+        answers = [] if self._must_call else [self._final()]
         if not self._callable:
             return answers, "native"
         try:
@@ -132,42 +115,29 @@ class _Turn:
     def tagged(self, tag: str | Format) -> list[list[Part]]:
         """Return the alternatives for a client's structural tag: a single one."""
         param = f"structured_outputs.{STRUCTURAL_TAG}"
-        if is_bound(self._tools):
-            raise InvalidRequest("What is promised of tools and a structural tag exclude each other.", param=param)
+        if constraint.is_bound(self._tools):
+            raise InvalidRequest("A structural tag cannot be combined with limits on tool calls.", param=param)
         try:
             return [Tags(self.rules).parts(structural_tag(tag))]
         except Undescribed as error:
-            raise unenforceable(param, f"the format {shortened(str(error))!r} is not supported") from error
+            raise constraint.unenforceable(param, f"the format {shortened(str(error))!r} is not supported") from error
         except Unenforceable as error:
-            raise unenforceable(param, str(error)) from error
+            raise constraint.unenforceable(param, str(error)) from error
 
     def grammar(self, opening: Iterable[Part], branches: Iterable[Iterable[Part]]) -> str:
-        """The whole grammar."""
         ends = [[Mark(token)] for token in self._chat.stop_token_ids]
         turn = [*opening, self.rules.either(branches), *([self.rules.either(ends)] if ends else [])]
         return self.rules.grammar(self.rules.joined(turn))
 
     def check(self, text: str) -> None:
-        """Raise `InvalidRequest` if the grammar is wrong, for the schema that is the reason if there is one."""
-        try:
-            problem = grammar_problem(text)
-        except Unenforceable as error:
-            problem = str(error)
-        if not problem:
-            return
-        if self._constraint:
-            self._constraint.refuse_wrong_schema()
-        for called in self._callable:
-            if reason := schema_problem(called.body):
-                raise _bad_tool(called.tool, reason)
-        raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
+        constraint.check(text, self._answer, ((called.tool, called.body) for called in self._callable))
 
     @property
     def _must_call(self) -> bool:
         return bool(self._callable) and self._tools.choice == "required"
 
-    def _answer(self) -> list[Part]:
-        return [self.rules.body(self._constraint.body)] if self._constraint else [Free()]
+    def _final(self) -> list[Part]:
+        return [self.rules.body(self._answer.body)] if self._answer else [Free()]
 
     # Calls
 
@@ -175,7 +145,7 @@ class _Turn:
         """Return the alternatives with calls in the model's own markup.  Raises `Undescribed` and `Unenforceable`."""
         shown = {function["function"]["name"]: function["function"] for function in functions}
         calls = self._calls([called.function(shown) for called in self._callable])
-        if self._must_call or self._constraint:
+        if self._must_call or self._answer:
             return [*answers, self._tags.parts(calls)]
         begin = lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
         if not begin:
@@ -191,7 +161,7 @@ class _Turn:
 
     def _undescribed(self, answers: list[list[Part]]) -> tuple[list[list[Part]], CallSyntax]:
         """Return the alternatives with calls in JSON; none if the request limits neither the answer nor the tools."""
-        if not self._must_call and not self._constraint and self._tools.allowed is None:
+        if not self._must_call and not self._answer and self._tools.allowed is None:
             return [], "native"
         if self._must_call and len(self._callable) == 1:
             return [[self.rules.body(self._callable[0].body)]], "arguments"
@@ -218,7 +188,7 @@ def _schema(tool: Tool) -> Mapping[str, Any] | None:
     try:
         match tool, text_argument(tool):
             case FunctionTool(strict=True, parameters=dict() as parameters), _:
-                json_body(parameters)
+                constraint.json_body(parameters)
                 return parameters
             case _, str(argument):
                 text = {"type": "string", **(_pattern(tool) if isinstance(tool, CustomTool) else {})}
@@ -227,22 +197,12 @@ def _schema(tool: Tool) -> Mapping[str, Any] | None:
             case _:
                 return None
     except Unenforceable as error:
-        raise _bad_tool(tool, str(error)) from error
+        raise constraint.bad_tool(tool, str(error)) from error
 
 
 def _pattern(tool: CustomTool) -> Mapping[str, str]:
     """Return the schema keyword for the tool's regular expression; a Lark grammar is checked, but not enforced."""
     if tool.grammar is None:
         return {}
-    if tool.grammar.syntax == "lark":
-        lark_body(tool.grammar.definition)
-        return {}
-    regex_body(tool.grammar.definition)
-    return {"pattern": f"^(?:{tool.grammar.definition})$"}
-
-
-def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
-    what = "parameters" if isinstance(tool, FunctionTool) else "format"
-    return InvalidRequest(
-        f"The {what} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
-    )
+    constraint.tool_body(tool.grammar)
+    return {"pattern": f"^(?:{tool.grammar.definition})$"} if tool.grammar.syntax == "regex" else {}

@@ -83,7 +83,9 @@ def _unused(text: str) -> str:
     for code in _PRIVATE:
         if code not in taken:
             return chr(code)
-    raise InvalidRequest("There are too many characters for private use in this conversation.", param="input")
+    raise InvalidRequest(
+        "This conversation uses all private-use characters of Unicode: the server needs one of them.", param="input"
+    )
 
 
 def _escaped(char: str) -> str:

@@ -46,13 +46,13 @@ class Free:
 
 
 @dataclass(frozen=True)
-class Body:
+class Reference:
     """A reference to a rule: its name, followed by Lark's repetition operator if it repeats."""
 
     name: str
 
 
-Part: TypeAlias = Mark | Words | Free | Body
+Part: TypeAlias = Mark | Words | Free | Reference
 """An element of the sequence that makes a rule."""
 
 
@@ -84,47 +84,32 @@ class Rules:
 
     def named(self, expression: str, options: str = "") -> str:
         """The name of a rule for ``expression``."""
-        key = expression, options
-        if key not in self._names:
-            self._names[key] = f"r{len(self._names)}"
-        return self._names[key]
+        new_name = f"{'T' if options == 'terminal' else 'r'}{len(self._names)}"
+        return self._names.setdefault((expression, options), new_name)
 
     def terminal(self, free: Free) -> str:
         """The name of a terminal for ``free``; a terminal matches as much text as possible."""
-        key = self._pattern(free), "terminal"
-        if key not in self._names:
-            self._names[key] = f"T{len(self._names)}"
-        return self._names[key]
-
-    def up_to(self, free: Free, words: str) -> str:
-        """The name of a rule for text up to the first occurrence of ``words``, which it includes."""
-        pattern = Free(f"(?:{free.pattern}){escaped(words)}", free.excluded)
-        return self.named(self._pattern(pattern), "[lazy]")
+        return self.named(self._pattern(free), "terminal")
 
     def joined(self, parts: Iterable[Part]) -> str:
         """The expression for ``parts`` in sequence."""
         return " ".join(self._expressions(_merged(parts))) or '""'
 
-    def body(self, expression: str, times: str = "") -> Body:
+    def body(self, expression: str, times: str = "") -> Reference:
         """A rule for ``expression``; ``times`` is a repetition operator of Lark, such as ``*`` or ``{0,3}``."""
-        return Body(self.named(expression) + times)
+        return Reference(self.named(expression) + times)
 
-    def either(self, branches: Iterable[Iterable[Part]], times: str = "") -> Body:
+    def either(self, branches: Iterable[Iterable[Part]], times: str = "") -> Reference:
         """A rule for any of the branches, with the repetition operator ``times``."""
         return self.body(" | ".join(dict.fromkeys(map(self.joined, branches))), times)
 
     def grammar(self, start: str) -> str:
         """The whole grammar."""
-        return "\n".join(
-            [
-                f"start: {start}",
-                *(
-                    f"{name}{'' if options == 'terminal' else options}: {expression}"
-                    for (expression, options), name in self._names.items()
-                ),
-                "",
-            ]
+        rules = (
+            f"{name}{'' if options == 'terminal' else options}: {expression}"
+            for (expression, options), name in self._names.items()
         )
+        return "\n".join([f"start: {start}", *rules, ""])
 
     def _expressions(self, parts: Sequence[Part]) -> Iterator[str]:
         rest = deque(parts)
@@ -133,8 +118,8 @@ class Rules:
                 case Mark(token):
                     yield f"<[{token}]>"
                 case Words(text):
-                    yield quoted(text)
-                case Body(name):
+                    yield json.dumps(text, ensure_ascii=False)
+                case Reference(name):
                     yield name
                 case Free() as free:
                     yield self._text(free, rest)
@@ -144,9 +129,10 @@ class Rules:
         if not rest or not isinstance(words := rest[0], Words):
             return self.terminal(free)
         rest.popleft()
+        with_words = Free(f"(?:{free.pattern}){escaped(words.text)}", free.excluded)
         if rest and isinstance(rest[0], Mark):  # the mark ends the match, so the text may contain the words
-            return self.terminal(Free(f"(?:{free.pattern}){escaped(words.text)}", free.excluded))
-        return self.up_to(free, words.text)
+            return self.terminal(with_words)
+        return self.named(self._pattern(with_words), "[lazy]")  # up to the first occurrence of the words
 
     def _pattern(self, free: Free) -> str:
         """Return the pattern in Lark's notation.  Text with a mark need not be excluded, since nothing matches it."""
@@ -157,13 +143,7 @@ class Rules:
         return f"{pattern} & ~/{regex_to_lark(f'{ANY_TEXT}(?:{excluded}){ANY_TEXT}', '')}/"
 
 
-def quoted(text: str) -> str:
-    """A string literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _merged(parts: Iterable[Part]) -> list[Part]:
-    """Return the parts, with adjacent words joined."""
     merged: list[Part] = []
     for part in parts:
         match merged, part:

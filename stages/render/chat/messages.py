@@ -10,33 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
-from penstock.pipeline.protocol.items import (
-    Call,
-    CallItem,
-    CallOutput,
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    InputImage,
-    Item,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    Message,
-    MessagePart,
-    Reasoning,
-    Refusal,
-    ServedCall,
-    ShellCallOutput,
-)
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.params.json_body import DEEPEST
-from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
-from penstock.stages.render.call_texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
+from penstock.stages.render.item_texts import arguments_of, callers_of, json_text, output_of, refusals_in, result_of
 
 
 @dataclass
@@ -57,7 +38,7 @@ class Turn:
     returned: bool = False
     ran: bool = False
 
-    def is_left_by(self, item: Item) -> bool:
+    def is_left_by(self, item: items.Item) -> bool:
         """Return True if ``item``, also written by the model, begins another turn.
 
         If no tokens are known, the order decides: in one turn, no reasoning follows text or a call, and no text follows
@@ -66,9 +47,9 @@ class Turn:
         if self.returned or self.is_over is not None:
             return self.returned or bool(self.is_over)
         match item:
-            case Reasoning():
+            case items.Reasoning():
                 return bool(self.calls or self.texts)
-            case Message():
+            case items.Message():
                 return self.ran
             case _:
                 return False
@@ -149,14 +130,6 @@ class Layout:
     continues: bool
 
 
-def split(request: ResolvedRequest) -> tuple[str, tuple[Item, ...]]:
-    """Return the instructions, including system and developer messages at the start, and the other items."""
-    items = request.items
-    leading = tuple(takewhile(is_leading, items))
-    added = (item.text for item in leading if isinstance(item, Message))
-    return "\n\n".join(filter(None, (request.facts.response.instructions, *added))), items[len(leading) :]
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """The context that turns items into messages.
@@ -170,36 +143,30 @@ class Surroundings:
     stops: Collection[int]
 
 
-def lay_out(instructions: str, items: Sequence[Item], around: Surroundings) -> Layout:
+def lay_out(instructions: str, history: Sequence[items.Item], around: Surroundings) -> Layout:
     """Lay out the messages of a prompt with these ``items`` of the conversation."""
-    messages = _Messages(items, around)
+    messages = _Messages(history, around)
     if instructions:
         messages.add({"role": "system", "content": instructions})
-    for at, item in enumerate(items):
+    for at, item in enumerate(history):
         messages.read(item, at)
     messages.close()
-    last = items[-1] if items else None
-    continues = isinstance(last, Message) and last.role == "assistant" and last.status != "completed"
+    last = history[-1] if history else None
+    continues = isinstance(last, items.Message) and last.role == "assistant" and last.status != "completed"
     return Layout(tuple(messages.added), tuple(messages.turns), tuple(messages.images), continues)
 
 
 class _Messages:
-    """Turns items into messages."""
-
-    def __init__(self, items: Sequence[Item], around: Surroundings) -> None:
+    def __init__(self, history: Sequence[items.Item], around: Surroundings) -> None:
         self.added: list[ChatMessage] = []
         self.turns: list[TokenIds] = []
         self.images: list[str] = []
         self._around = around
         self._tokens = around.request.tokens
         self._results = around.request.results
-        self._callers = callers_of(items)
-        self._outputs = {caller: items[at] for at, caller in self._callers.items()}
-        self._refusals = {
-            item.approval_request_id: item
-            for item in items
-            if isinstance(item, McpApprovalResponse) and not item.approve
-        }
+        self._callers = callers_of(history)
+        self._outputs = {caller: history[at] for at, caller in self._callers.items()}
+        self._refusals = refusals_in(history)
         self._turn: Turn | None = None
 
     def add(self, message: ChatMessage) -> None:
@@ -208,61 +175,59 @@ class _Messages:
         self.added.append(message)
 
     def close(self) -> None:
-        """End the current turn, if there is one, and append its messages."""
         if self._turn:
             self.added += self._turn.messages()
             self.turns += [self._turn.tokens] if self._turn.tokens else []
         self._turn = None
 
-    def read(self, item: Item, at: int) -> None:
-        """Take the item at position ``at``."""
+    def read(self, item: items.Item, at: int) -> None:
         match item:
-            case Message(role="assistant"):
+            case items.Message(role="assistant"):
                 self._written(item).texts.append(item.text)
-            case Message():
+            case items.Message():
                 self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
-            case Reasoning():
+            case items.Reasoning():
                 self._think(item)
-            case _ if isinstance(item, Call):
+            case _ if isinstance(item, items.Call):
                 self._call(item, self._outputs.get(at))
-            case _ if isinstance(item, CallOutput):
+            case _ if isinstance(item, items.CallOutput):
                 self._return(item, is_orphan=at not in self._callers)
-            case _ if isinstance(item, ServedCall):
+            case _ if isinstance(item, items.ServedCall):
                 self._run(item)
-            case McpApprovalRequest():  # an approved request becomes a call of its own
+            case items.McpApprovalRequest():  # an approved request becomes a call of its own
                 if refusal := self._refusals.get(item.id):
-                    self._add_call(self._written(item), item, item.id, refusal_of(refusal))
+                    self._add_call(self._written(item), item, item.id, refusal)
             case _:
                 pass  # no message: all tools are declared before the conversation
 
-    def _written(self, item: Item) -> Turn:
+    def _written(self, item: items.Item) -> Turn:
         """Return the turn in which the model wrote ``item``, and add the item's tokens to it."""
         if self._turn and self._turn.is_left_by(item):
             self.close()
         turn = self._turn = self._turn or Turn()
         written = self._tokens.get(item.id) or ()
-        if isinstance(item, McpCall) and item.approval_request_id:  # the model wrote it as an approval request
+        if isinstance(item, items.McpCall) and item.approval_request_id:  # the model wrote it as an approval request
             written = self._tokens.get(item.approval_request_id, written)
         turn.tokens = (*turn.tokens, *written) if written and turn.tokens is not None else None
         turn.is_over = written[-1] in self._around.stops if written else None
         return turn
 
-    def _think(self, item: Reasoning) -> None:
+    def _think(self, item: items.Reasoning) -> None:
         if item.text or item.id in self._tokens:
             turn = self._written(item)
             turn.thoughts += [item.text] if item.text else []
 
-    def _call(self, call: Call, output: Item | None) -> None:
+    def _call(self, call: items.Call, output: items.Item | None) -> None:
         """Add a call, with its output if there is one anywhere in the conversation.
 
         A call that was cut and has no output is left out.
         """
-        if isinstance(output, CallOutput):
+        if isinstance(output, items.CallOutput):
             self._add_call(self._written(call), call, call.call_id, self._output(output, call))
         elif call.status != "incomplete":
             self._add_call(self._written(call), call, call.call_id, None)
 
-    def _run(self, call: ServedCall) -> None:
+    def _run(self, call: items.ServedCall) -> None:
         """Add a call that this server made, with its result.  A call that never ran is left out."""
         result = self._results.get(call.id)
         if result or call.status not in {"in_progress", "incomplete"}:
@@ -270,37 +235,37 @@ class _Messages:
             self._add_call(turn, call, call.id, result_of(call) if result is None else result)
             turn.ran = True
 
-    def _return(self, output: CallOutput, *, is_orphan: bool) -> None:
+    def _return(self, output: items.CallOutput, *, is_orphan: bool) -> None:
         """Take an output at its own place.  It was added with its call already, unless the call is gone."""
         if is_orphan:
             self.close()
             self._turn = Turn(calls=[_call_of(output.call_id, _UNKNOWN, "")], tokens=None, returned=True)
             self._turn.results.append(_result_of(output.call_id, _UNKNOWN, self._output(output, None)))
-        elif self._turn and not (isinstance(output, ShellCallOutput) and self._turn.is_over is False):
+        elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 
-    def _add_call(self, turn: Turn, call: CallItem, call_id: str, result: _Content | None) -> None:
+    def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: _Content | None) -> None:
         name, argument, text = self._around.names.of_call(call), text_argument(call), arguments_of(call)
         turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
         if result is not None:
             turn.results.append(_result_of(call_id, name, result))
 
-    def _output(self, output: CallOutput, call: Call | None) -> _Content:
+    def _output(self, output: items.CallOutput, call: items.Call | None) -> _Content:
         if result := self._results.get(output.id):
             return result
         match output:
-            case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
+            case items.FunctionCallOutput(output=tuple(parts)) | items.CustomToolCallOutput(output=tuple(parts)):
                 return self._content(parts)
             case _:
                 return output_of(output, call)
 
-    def _content(self, parts: Sequence[MessagePart]) -> _Content:
+    def _content(self, parts: Sequence[items.MessagePart]) -> _Content:
         """Return plain text, which all templates accept; a list of parts only if there are images."""
-        if not any(isinstance(part, InputImage) for part in parts):
+        if not any(isinstance(part, items.InputImage) for part in parts):
             return "".join(map(_text, parts))
         content: list[dict[str, Any]] = []
         for part in parts:
-            if isinstance(part, InputImage):
+            if isinstance(part, items.InputImage):
                 url = self._around.images[part.image_url]
                 self.images.append(url)
                 content.append({"type": "image_url", "image_url": {"url": url}})
@@ -311,8 +276,8 @@ class _Messages:
         return content
 
 
-def _text(part: MessagePart) -> str:
-    return part.refusal if isinstance(part, Refusal) else part.text
+def _text(part: items.MessagePart) -> str:
+    return part.refusal if isinstance(part, items.Refusal) else part.text
 
 
 def _call_of(call_id: str, name: str, text: str) -> ChatMessage:

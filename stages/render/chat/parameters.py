@@ -64,8 +64,6 @@ def parameters(rules: Rules, schema: bool | Schema, style: Style) -> list[Part]:
 
 
 class _Writer:
-    """Writes the parameters of one schema."""
-
     def __init__(self, rules: Rules, schema: Schema, style: Style) -> None:
         self._rules = rules
         self._schema = schema
@@ -87,7 +85,6 @@ class _Writer:
         return [*written, _GAP]
 
     def _any(self) -> Part:
-        """Any parameters at all."""
         name = Free(_NAME)
         kinds: list[list[Part]] = [self._spelled(name, self._style.of_text, [Free()])]
         if self._style.of_json != self._style.of_text:
@@ -151,7 +148,7 @@ class _Writer:
         for step in reference.removeprefix("#/").split("/"):
             target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
         if target is None:
-            raise Unenforceable(f"nothing is at {json.dumps(reference)}")
+            raise Unenforceable(f"the reference {json.dumps(reference)} leads nowhere")
         return target
 
 

@@ -14,9 +14,10 @@ from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.render.chat.guard import Guard
-from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out, split
+from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out
 from penstock.stages.render.chat.simplify import simplified
 from penstock.stages.render.chat.verbatim import spelled
+from penstock.stages.render.item_texts import split
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ class Rendering:
 
     def __init__(self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str]) -> None:
         names = ToolNames(request.facts.tools)
-        self.items: Sequence[Item]
         self._instructions, self.items = split(request)
         self.functions = functions(request.facts.tools, names)
         self.variables = variables(chat, request)
@@ -86,15 +86,13 @@ class Rendering:
         if not self.functions or any(function["function"]["name"] in text for function in self.functions):
             return
         if self._around.request.facts.tools.choice == "required":
-            raise InvalidRequest(
-                "The chat template of this model shows it no tools: it cannot call any.", param="tools"
-            )
+            raise InvalidRequest("The model cannot call tools: its chat template does not show it any.", param="tools")
         _warn_of_hidden_tools()
 
 
 @cache
 def _warn_of_hidden_tools() -> None:
-    logger.warning("The chat template shows the model no tools: it will not call those that requests bring")
+    logger.warning("The chat template does not show tools to the model: it will not call those of requests")
 
 
 def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:
@@ -114,23 +112,9 @@ def _texts(message: ChatMessage) -> Iterator[str]:
 
 _OURS = frozenset(
     {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "model_config",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "tokenize",
-        "tokenizer",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages"),
+        *("model_config", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self"),
+        *("tokenize", "tokenizer", "tokenizer_kwargs", "tools", "truncation"),
     }
 )
 """The renderer's own parameters, which only the server may set."""
@@ -144,9 +128,11 @@ def variables(chat: ChatModel, request: ResolvedRequest) -> Mapping[str, Any]:
     """
     options = request.facts.template
     if reserved := sorted(_OURS & options.variables.keys()):
-        raise InvalidRequest(f"Not a variable of the template: {', '.join(reserved)}.", param="chat_template_kwargs")
+        raise InvalidRequest(
+            f"Only the server may set these template variables: {', '.join(reserved)}.", param="chat_template_kwargs"
+        )
     if options.source is not None and not chat.trusts_templates:
-        raise InvalidRequest("This server takes no chat templates from requests.", param="chat_template")
+        raise InvalidRequest("This server does not accept chat templates from requests.", param="chat_template")
     return {**chat.variables, **_of_effort(request.facts.response.reasoning.effort), **options.variables}
 
 

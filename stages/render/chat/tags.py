@@ -60,7 +60,7 @@ class Tags:
         try:
             return reader(form)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise Unenforceable(f"the {form['type']} lacks something, or holds what it should not") from error
+            raise Unenforceable(f"the {form['type']} lacks a field, or has one with a wrong value") from error
 
     def _json_schema(self, form: Format) -> list[Part]:
         style, schema = form.get("style") or "json", form["json_schema"]
@@ -157,7 +157,7 @@ def structural_tag(value: str | Format) -> Format:
         ]
         return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Unenforceable("it is no structural tag") from error
+        raise Unenforceable("it is not a structural tag") from error
 
 
 def of_calls(form: Format) -> Format:

@@ -41,7 +41,6 @@ def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_firs
 
 
 def _places(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
-    """Yield start, end and tokens of each turn that the text contains, in order."""
     if not turns:
         return
     words = _Words(text)
@@ -67,8 +66,6 @@ def _place(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) ->
 
 
 class _Words:
-    """A text that can be searched with or without regard to white space."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         words = [*_WORD.finditer(text)]

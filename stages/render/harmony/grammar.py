@@ -17,30 +17,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+from penstock.pipeline.errors import UnsupportedParameter
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, HostedTool, McpTool, Tool, Toolset
 from penstock.stages.models.harmony import vocabulary
-from penstock.stages.render.constraint import (
-    STRUCTURAL_TAG,
-    Answer,
-    Unenforceable,
-    answer,
-    grammar_problem,
-    json_body,
-    lark_body,
-    regex_body,
-    schema_problem,
-)
+from penstock.stages.render import constraint
+from penstock.stages.render.constraint import ANY_OBJECT, MOST_CALLS, STRUCTURAL_TAG, is_json
 
 MOST_BEFORE = 8
 """The most messages before an answer or a call: without a limit, a model might never come to the point."""
 
-MOST_CALLS = 16
-"""The most calls in one turn."""
-
 _FREE = "FREE"
-_ANY_OBJECT = json_body({"type": "object"})
 
 
 def grammar(
@@ -53,41 +39,18 @@ def grammar(
     """
     if STRUCTURAL_TAG in structured:
         raise UnsupportedParameter(
-            "This model has a markup of its own: give no structural tag.", param=f"structured_outputs.{STRUCTURAL_TAG}"
+            "This model does not support structural tags: it has a markup of its own.",
+            param=f"structured_outputs.{STRUCTURAL_TAG}",
         )
-    constraint = answer(text_format, structured)
-    final = constraint.body if constraint else _FREE
-    if not constraint and not is_bound(tools):
+    answer = constraint.answer(text_format, structured)
+    if not answer and not constraint.is_bound(tools):
         return None
+    final = answer.body if answer else _FREE
     calls = {vocabulary.recipient_of(tool): _rule(tool) for tool in tools.callable}
     must_call = bool(calls) and tools.choice == "required"
     turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
-    try:
-        problem = grammar_problem(turn)
-    except Unenforceable as error:
-        problem = str(error)
-    if problem:
-        _blame(tools, constraint, problem)
+    constraint.check(turn, answer, ((tool, _input(tool)) for tool in tools.callable))
     return turn
-
-
-def is_bound(tools: Toolset) -> bool:
-    """Return True if the request constrains calls in any way."""
-    if tools.choice == "none":
-        return False
-    if tools.choice == "required" or tools.allowed is not None:
-        return True
-    return any(not tools.parallel or _is_strict(tool) for tool in tools.callable)
-
-
-def _is_strict(tool: Tool) -> bool:
-    match tool:
-        case FunctionTool():
-            return tool.strict is True
-        case CustomTool():
-            return tool.grammar is not None
-        case McpTool() | HostedTool():
-            return False
 
 
 # The contents of messages
@@ -107,53 +70,23 @@ def _rule(tool: Tool) -> _Rule:
     body = _input(tool)
     if isinstance(tool, HostedTool):
         return _Rule("analysis", "code" if body == _FREE else "form", body)
-    return _Rule("commentary", "json" if body.startswith("%json") else "code", body)
+    return _Rule("commentary", "json" if is_json(body) else "code", body)
 
 
 def _input(tool: Tool) -> str:
     """Return the rule body for the input of ``tool``; the input of tools that this server runs follows no schema."""
     try:
         match tool:
-            case FunctionTool():
-                return _function_input(tool)
-            case CustomTool():
-                return _custom_input(tool)
-            case McpTool():
-                return _ANY_OBJECT
-            case HostedTool(namespace=kind):
-                return _FREE if kind == "python" else _ANY_OBJECT
-    except Unenforceable as error:
-        raise _bad_tool(tool, str(error)) from error
-
-
-def _function_input(tool: FunctionTool) -> str:
-    return json_body(tool.parameters) if tool.strict and tool.parameters is not None else _ANY_OBJECT
-
-
-def _custom_input(tool: CustomTool) -> str:
-    if tool.grammar is None:
-        return _FREE
-    return (lark_body if tool.grammar.syntax == "lark" else regex_body)(tool.grammar.definition)
-
-
-# Errors
-
-
-def _blame(tools: Toolset, constraint: Answer | None, problem: str) -> None:
-    """Raise `InvalidRequest` for the schema that causes ``problem``, or for all of them if each is right by itself."""
-    if constraint:
-        constraint.refuse_wrong_schema()
-    for tool in tools.callable:
-        if (body := _input(tool)).startswith("%json") and (reason := schema_problem(body)):
-            raise _bad_tool(tool, reason)
-    raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
-
-
-def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
-    what = "parameters" if isinstance(tool, FunctionTool) else "format"
-    return InvalidRequest(
-        f"The {what} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
-    )
+            case FunctionTool(parameters=parameters) if tool.strict and parameters is not None:
+                return constraint.json_body(parameters)
+            case CustomTool(grammar=Grammar() as rule):
+                return constraint.tool_body(rule)
+            case CustomTool() | HostedTool(namespace="python"):
+                return _FREE
+            case FunctionTool() | McpTool() | HostedTool():
+                return ANY_OBJECT
+    except constraint.Unenforceable as error:
+        raise constraint.bad_tool(tool, str(error)) from error
 
 
 # The turn
@@ -177,7 +110,7 @@ def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> s
     if len(openings) > 1:
         rules.append(f'preamble: <[{vocabulary.CHANNEL}]> "commentary" <[{vocabulary.MESSAGE}]> {_FREE}')
     if final:
-        marked = "" if not final.startswith("%json") else f' (" " <[{vocabulary.CONSTRAIN}]> "json")?'
+        marked = f' (" " <[{vocabulary.CONSTRAIN}]> "json")?' if is_json(final) else ""
         rules.append(
             f'final: <[{vocabulary.CHANNEL}]> "final"{marked} <[{vocabulary.MESSAGE}]> answer <[{vocabulary.RETURN}]>'
         )
@@ -208,5 +141,5 @@ def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
     return f"({headers}) <[{vocabulary.MESSAGE}]> {names[rule.body]}"
 
 
-WARM_UP = _turn({}, _ANY_OBJECT, parallel=False)
+WARM_UP = _turn({}, ANY_OBJECT, parallel=False)
 """A minimal grammar to warm up an engine: its first grammar takes seconds, however small."""

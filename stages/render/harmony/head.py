@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from hashlib import sha256
+from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache, cached
+
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.items import Item, Message
 from penstock.pipeline.protocol.response import Effort
-from penstock.pipeline.protocol.tools import HostedTool, Tool, Toolset
+from penstock.pipeline.protocol.tools import HostedTool
 from penstock.stages.models.harmony.hosted import hosted_section
 from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, comment, tools_section
 from penstock.stages.render.harmony.message import HarmonyMessage
@@ -35,22 +36,17 @@ _EFFORTS: Mapping[Effort | None, str] = {
 }
 """gpt-oss has three reasoning efforts, and cannot skip reasoning."""
 
-_KEPT_SECTIONS = 32
-_KEPT_LENGTH = 200_000
-"""Characters of the largest tools whose section is cached.  The cache takes 30 MB at most."""
+_KEPT_CHARACTERS = 6_400_000
+"""Limit on the sections of tools in the cache: an agent declares the same tools in every turn."""
 
 
-def head(request: ResolvedRequest, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
-    """Yield the system message and, if it has any content, the developer message.
-
-    ``leading`` are the items at the start of the conversation that only add instructions or tools.
-    """
-    shown = _shown(request.facts.tools)
+def head(request: ResolvedRequest, instructions: str) -> Iterator[HarmonyMessage]:
+    """Yield the system message and, if it has any content, the developer message."""
+    # all tools are declared, callable or not, so that the prefix cache still matches
+    shown = () if request.facts.tools.choice == "none" else request.facts.tools.tools
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
     yield HarmonyMessage("system", (_system_text(request, hosted, tools),))
-    added = [item.text for item in leading if isinstance(item, Message)]
-    instructions = "\n\n".join(filter(None, [request.facts.response.instructions, *added]))
     text_format: dict[str, Any] = request.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
@@ -63,34 +59,12 @@ def head(request: ResolvedRequest, leading: Sequence[Item]) -> Iterator[HarmonyM
         yield HarmonyMessage("developer", texts)
 
 
-@dataclass(frozen=True)
-class _Declaration:
-    """Tools to declare, as a cache key.
-
-    Declarations are equal if their ``picture``, the tools as a string, is equal: schemas cannot be hashed.
-    """
-
-    picture: str
-    tools: Sequence[NamedTool] = field(compare=False)
-    descriptions: Mapping[str, str] = field(compare=False)
+def _key(tools: Sequence[NamedTool], descriptions: Mapping[str, str]) -> bytes:
+    return sha256(f"{tools}{descriptions}".encode("utf-8", "surrogatepass")).digest()  # schemas cannot be hashed
 
 
-def _tools_section(tools: Sequence[NamedTool], descriptions: Mapping[str, str]) -> str:
-    """Return the section that declares ``tools``.  It is cached: an agent declares the same tools in every turn."""
-    declaration = _Declaration(f"{tools}{descriptions}", tools, descriptions)
-    return _kept_section(declaration) if len(declaration.picture) <= _KEPT_LENGTH else _section(declaration)
-
-
-def _section(declaration: _Declaration) -> str:
-    return tools_section(declaration.tools, declaration.descriptions)
-
-
-_kept_section = lru_cache(_KEPT_SECTIONS)(_section)
-
-
-def _shown(tools: Toolset) -> tuple[Tool, ...]:
-    """Return all tools, callable or not, so that the prefix cache still matches; none if calls are forbidden."""
-    return () if tools.choice == "none" else tools.tools
+_sections: LRUCache[bytes, str] = LRUCache(_KEPT_CHARACTERS, len)
+_tools_section = cached(_sections, _key, Lock())(tools_section)
 
 
 def _system_text(request: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:

@@ -4,40 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, takewhile
+from itertools import chain, pairwise
 
 from msgspec import UNSET
 
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.items import (
-    Call,
-    CallItem,
-    CallOutput,
-    CustomToolCall,
-    FormCall,
-    HostedCall,
-    Item,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    Message,
-    Reasoning,
-    ServedCall,
-    ShellCall,
-    WebSearchCall,
-)
-from penstock.stages.models.call_pairs import callers_of
+from penstock.pipeline.protocol import items
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.render.call_texts import arguments_of, is_leading, output_of, refusal_of, result_of
 from penstock.stages.render.harmony.head import head
 from penstock.stages.render.harmony.message import Channel, HarmonyMessage
+from penstock.stages.render.item_texts import arguments_of, callers_of, output_of, refusals_in, result_of, split
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole prompt: its head, then the items, with the messages of each item in ``spoken`` (there may be none)."""
+    """A whole prompt: its head, then the history, with the messages of each item in ``spoken`` (there may be none)."""
 
     head: tuple[HarmonyMessage, ...]
-    items: tuple[Item, ...]
+    history: tuple[items.Item, ...]
     spoken: tuple[tuple[HarmonyMessage, ...], ...]
 
     @property
@@ -48,27 +32,21 @@ class Layout:
 
 def lay_out(request: ResolvedRequest) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
-    items = request.items
-    leading = tuple(takewhile(is_leading, items))
-    rest = items[len(leading) :]
-    return Layout(tuple(head(request, leading)), rest, tuple(_Items(rest, request.results).spoken()))
+    instructions, rest = split(request)
+    return Layout(tuple(head(request, instructions)), rest, tuple(_Items(rest, request.results).spoken()))
 
 
 class _Items:
     """The items after the head.  The messages of each item depend on the other items."""
 
-    def __init__(self, items: tuple[Item, ...], results: Mapping[str, str]) -> None:
-        self._items = items
+    def __init__(self, history: tuple[items.Item, ...], results: Mapping[str, str]) -> None:
+        self._items = history
         self._results = results
-        self._callers = callers_of(items)
+        self._callers = callers_of(history)
         self._run = frozenset(self._callers.values())
-        self._answers = _answers(items)
+        self._answers = _answers(history)
         self._answered = max(self._answers, default=0)
-        self._refusals = {
-            item.approval_request_id: item
-            for item in items
-            if isinstance(item, McpApprovalResponse) and not item.approve
-        }
+        self._refusals = refusals_in(history)
 
     def spoken(self) -> Iterator[tuple[HarmonyMessage, ...]]:
         """Yield the messages of each item.
@@ -79,28 +57,29 @@ class _Items:
             is_read = self._callers.get(at, at) >= self._answered
             yield tuple(message for message in self._messages(item, at) if is_read or message.channel != "analysis")
 
-    def _messages(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
-        if isinstance(item, Message):
+    def _messages(self, item: items.Item, at: int) -> Sequence[HarmonyMessage]:
+        if isinstance(item, items.Message):
             return (_spoken(item, "final" if at in self._answers else "commentary"),)
-        if isinstance(item, Reasoning):
+        if isinstance(item, items.Reasoning):
             return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
-        if isinstance(item, Call):
+        if isinstance(item, items.Call):
             was_cut = item.status == "incomplete" and at not in self._run
             return () if was_cut else (called(item),)
-        if isinstance(item, CallOutput):
+        if isinstance(item, items.CallOutput):
             return (self._output(item, at),)
-        if isinstance(item, ServedCall):
+        if isinstance(item, items.ServedCall):
             return self._run_here(item)
-        if isinstance(item, McpApprovalRequest):  # an approved request becomes a call of its own
-            return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
+        if isinstance(item, items.McpApprovalRequest):  # an approved request becomes a call of its own
+            refusal = self._refusals.get(item.id)
+            return () if refusal is None else (called(item), returned(item, refusal))
         return ()  # the head declares the tools of other items with all others, as in training
 
-    def _output(self, output: CallOutput, at: int) -> HarmonyMessage:
+    def _output(self, output: items.CallOutput, at: int) -> HarmonyMessage:
         caller = self._items[self._callers[at]] if at in self._callers else None
-        call = caller if isinstance(caller, Call) else None
+        call = caller if isinstance(caller, items.Call) else None
         return returned(call, self._results.get(output.id) or output_of(output, call))
 
-    def _run_here(self, call: ServedCall) -> Sequence[HarmonyMessage]:
+    def _run_here(self, call: items.ServedCall) -> Sequence[HarmonyMessage]:
         """Return a call with its result; nothing for a call that never ran."""
         result = self._results.get(call.id)
         if call.status in {"in_progress", "incomplete"} and not result:
@@ -108,7 +87,7 @@ class _Items:
         return called(call), returned(call, result_of(call) if result is None else result)
 
 
-def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
+def _spoken(message: items.Message, channel: Channel) -> HarmonyMessage:
     match message.role:
         case "user":
             return HarmonyMessage("user", (message.text,))
@@ -118,7 +97,7 @@ def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
             return HarmonyMessage("developer", (f"# Instructions\n\n{message.text}",))
 
 
-def _answers(items: Sequence[Item]) -> frozenset[int]:
+def _answers(history: Sequence[items.Item]) -> frozenset[int]:
     """Return the positions of the messages that answered the user.
 
     Some clients leave out the phase.  A message right before a call is then not an answer, as an answer would have
@@ -126,13 +105,13 @@ def _answers(items: Sequence[Item]) -> frozenset[int]:
     """
     return frozenset(
         at
-        for at, (item, after) in enumerate(pairwise((*items, None)))
-        if isinstance(item, Message) and item.role == "assistant" and _is_answer(item, after)
+        for at, (item, after) in enumerate(pairwise((*history, None)))
+        if isinstance(item, items.Message) and item.role == "assistant" and _is_answer(item, after)
     )
 
 
-def _is_answer(message: Message, after: Item | None) -> bool:
-    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, CallItem))
+def _is_answer(message: items.Message, after: items.Item | None) -> bool:
+    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, items.CallItem))
 
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"
@@ -140,33 +119,28 @@ _UNKNOWN = f"{FUNCTIONS}.unknown"
 reads the output."""
 
 
-def called(call: CallItem) -> HarmonyMessage:
+def called(call: items.CallItem) -> HarmonyMessage:
     """The message with which the model makes ``call``."""
     return HarmonyMessage(
         "assistant",
         (arguments_of(call),),
         _channel(call),
         recipient=recipient_of(call),
-        content_type="code" if _is_built_in(call) or isinstance(call, CustomToolCall) else "json",
-        rebuilt=isinstance(call, FormCall | WebSearchCall),
+        content_type="code" if _is_built_in(call) or isinstance(call, items.CustomToolCall) else "json",
+        rebuilt=isinstance(call, items.FormCall | items.WebSearchCall),
     )
 
 
-def returned(call: CallItem | None, text: str) -> HarmonyMessage:
+def returned(call: items.CallItem | None, text: str) -> HarmonyMessage:
     """The message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
     if call is None:
         return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
     return HarmonyMessage("tool", (text,), _channel(call), name=recipient_of(call), recipient="assistant")
 
 
-def refused(request: McpApprovalRequest, response: McpApprovalResponse) -> tuple[HarmonyMessage, HarmonyMessage]:
-    """A call that the client did not approve, and the refusal that the model reads instead of an output."""
-    return called(request), returned(request, refusal_of(response))
+def _is_built_in(call: items.CallItem) -> bool:
+    return isinstance(call, items.HostedCall) or (isinstance(call, items.ShellCall) and call.runs_here)
 
 
-def _is_built_in(call: CallItem) -> bool:
-    return isinstance(call, HostedCall) or (isinstance(call, ShellCall) and call.runs_here)
-
-
-def _channel(call: CallItem) -> Channel:
+def _channel(call: items.CallItem) -> Channel:
     return "analysis" if _is_built_in(call) else "commentary"

@@ -55,7 +55,7 @@ class RenderHarmony:
         head = [self._encoded(message) for message in layout.head]
         items = [
             self._item(messages, request.tokens.get(item.id, ()))
-            for item, messages in zip(layout.items, layout.spoken, strict=True)
+            for item, messages in zip(layout.history, layout.spoken, strict=True)
         ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
@@ -64,7 +64,7 @@ class RenderHarmony:
                 request.facts.sampling.max_tokens, self.context_length
             )
             if length > self.context_length:
-                dropped = to_drop(layout.items, list(map(len, items)), length - self.context_length)
+                dropped = to_drop(layout.history, list(map(len, items)), length - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
         return Prompt(
             facts=request.facts,

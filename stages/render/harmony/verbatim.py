@@ -19,9 +19,9 @@ from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.harmony.messages import Layout
 
 _HEADER = re.compile(
-    r"(?: to=(?P<ahead>[^\s<]+))?"
+    r"(?: to=(?P<before>[^\s<]+))?"
     r"<\|channel\|>(?P<channel>\w+)"
-    r"(?: to=(?P<behind>[^\s<]+))?"
+    r"(?: to=(?P<after>[^\s<]+))?"
     r"(?:(?: ?<\|constrain\|>| )(?:json|code|text|python))?"  # the content type
 )
 
@@ -35,19 +35,16 @@ def in_its_words(layout: Layout, tokens: Mapping[str, TokenIds], encoding: Harmo
         (_in_its_words(messages[0], tokens[item.id], encoding), *messages[1:])
         if messages and messages[0].rebuilt and item.id in tokens
         else messages
-        for item, messages in zip(layout.items, layout.spoken, strict=True)
+        for item, messages in zip(layout.history, layout.spoken, strict=True)
     )
     return replace(layout, spoken=spoken)
 
 
 def _in_its_words(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> HarmonyMessage:
-    if MESSAGE not in token_ids:
+    header, text = _read(token_ids, encoding)
+    if header is None or (header["before"] or header["after"]) != message.recipient:
         return message
-    at = token_ids.index(MESSAGE)
-    match = _HEADER.fullmatch(encoding.decode(token_ids[:at]))
-    if match is None or (match["ahead"] or match["behind"]) != message.recipient:
-        return message
-    return replace(message, texts=(encoding.decode(token_ids[at + 1 : -1]),))
+    return replace(message, texts=(text,))
 
 
 def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> Sequence[int]:
@@ -56,20 +53,17 @@ def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEn
     Empty if the tokens do not say the same as the message.  A final ``<|end|>`` stays; a token that ended the whole
     turn is replaced by the layout's.
     """
+    header, text = _read(token_ids, encoding)
+    if header is None or (header["before"] and header["after"]):
+        return ()
+    recipient = header["before"] or header["after"]
+    if (header["channel"], recipient, text) != (message.channel, message.recipient, "".join(message.texts)):
+        return ()
+    return [START, *encoding.encode("assistant"), *token_ids[:-1], END if token_ids[-1] == END else message.end]
+
+
+def _read(token_ids: TokenIds, encoding: HarmonyEncoding) -> tuple[re.Match[str] | None, str]:
     if MESSAGE not in token_ids:
-        return ()
+        return None, ""
     at = token_ids.index(MESSAGE)
-    text = encoding.decode(token_ids[at + 1 : -1])
-    if text != "".join(message.texts) or not _is_header_of(message, encoding.decode(token_ids[:at])):
-        return ()
-    end = END if token_ids[-1] == END else message.end
-    written = [START, *encoding.encode("assistant"), *token_ids]
-    written[-1] = end
-    return written
-
-
-def _is_header_of(message: HarmonyMessage, header: str) -> bool:
-    match = _HEADER.fullmatch(header)
-    if match is None or (match["ahead"] and match["behind"]):
-        return False
-    return (match["channel"], match["ahead"] or match["behind"]) == (message.channel, message.recipient)
+    return _HEADER.fullmatch(encoding.decode(token_ids[:at])), encoding.decode(token_ids[at + 1 : -1])

@@ -13,7 +13,7 @@ import asyncio
 from typing import Any, Final
 
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
-from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
+from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.tools import ToolResult
@@ -63,7 +63,7 @@ class ContainerSession:
     async def close(self) -> None:
         await self._lease.close()
 
-    async def _run(self, call: ShellCall, seconds: float, outputs: list[Output]) -> None:
+    async def _run(self, call: ShellCommands, seconds: float, outputs: list[Output]) -> None:
         """Append the output of each command to ``outputs``; stop after a command that times out."""
         now = asyncio.get_running_loop().time
         until = now() + seconds

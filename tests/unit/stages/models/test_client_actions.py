@@ -20,7 +20,7 @@ def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("said", "action"),
+    ("arguments", "action"),
     [
         ('{"command": ["ls"]}', {"env": {}, "command": ["ls"]}),
         (
@@ -34,14 +34,14 @@ def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
         (DEEP, {"env": {}, "command": [DEEP]}),
     ],
 )
-def test_local_shell_action_is_one_command(said: str, action: dict[str, Any]) -> None:
-    assert called("local_shell", said) == LocalShellCall(
+def test_local_shell_action_is_one_command(arguments: str, action: dict[str, Any]) -> None:
+    assert called("local_shell", arguments) == LocalShellCall(
         "lsh_10000", "call_10000", {"type": "exec", **action}, "completed"
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "action"),
+    ("arguments", "action"),
     [
         ('{"commands": ["ls", ""]}', {"commands": ["ls", ""]}),
         ('{"commands": [], "timeout_ms": 5}', {"commands": [], "timeout_ms": 5}),
@@ -54,12 +54,12 @@ def test_local_shell_action_is_one_command(said: str, action: dict[str, Any]) ->
         (DEEP, {"commands": [DEEP]}),
     ],
 )
-def test_shell_action_is_a_list_of_commands(said: str, action: dict[str, Any]) -> None:
-    assert called("shell", said) == ShellCall("sh_10000", "call_10000", action, "completed")
+def test_shell_action_is_a_list_of_commands(arguments: str, action: dict[str, Any]) -> None:
+    assert called("shell", arguments) == ShellCall("sh_10000", "call_10000", action, "completed")
 
 
 @pytest.mark.parametrize(
-    ("said", "operation"),
+    ("arguments", "operation"),
     [
         (FORMS["apply_patch"], {"type": "create_file", "path": "a.txt", "diff": "+a"}),
         ('{"type": "update_file", "path": "a", "diff": ""}', {"type": "update_file", "path": "a", "diff": ""}),
@@ -72,8 +72,8 @@ def test_shell_action_is_a_list_of_commands(said: str, action: dict[str, Any]) -
         (DEEP, {"type": "update_file", "path": "", "diff": DEEP}),
     ],
 )
-def test_patch_operation_changes_one_file(said: str, operation: dict[str, Any]) -> None:
-    assert called("apply_patch", said) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
+def test_patch_operation_changes_one_file(arguments: str, operation: dict[str, Any]) -> None:
+    assert called("apply_patch", arguments) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -92,8 +92,8 @@ def test_client_call_is_sent_when_it_is_complete(form: ClientForm) -> None:
 
 def test_shell_commands_have_their_own_events() -> None:
     events = checked(written_events((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
-    told = [sse_json(event) for event in events[3:-2]]
+    bodies = [sse_json(event) for event in events[3:-2]]
     names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]
     assert event_types(events[3:-2]) == [f"shell_call_command.{name}" for name in names]
-    assert [body["command_index"] for body in told] == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert [body.get("command", body.get("delta")) for body in told] == ["", "ls", "ls", "", "", "", "pwd", "pwd"]
+    assert [body["command_index"] for body in bodies] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert [body.get("command", body.get("delta")) for body in bodies] == ["", "ls", "ls", "", "", "", "pwd", "pwd"]

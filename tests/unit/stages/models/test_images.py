@@ -48,7 +48,7 @@ def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
     [
         (data_url(b"<svg/>", "image/svg+xml"), "Its type is not"),
         (data_url(b"%PDF-1.7", "application/pdf"), "Its type is not"),
-        (data_url(b"<html><body>Hello", "image/png"), "no PNG"),
+        (data_url(b"<html><body>Hello", "image/png"), "not a PNG"),
         ("data:image/png,plain", "begins with"),
         ("data:image/png;base64,", "empty"),
         ("data:image/png;base64,iVBORw0KGg", "base64"),

@@ -1,17 +1,17 @@
 import pytest
 
-from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCall, shell_action, shell_call, shown
+from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, shell_action, shell_call, shown
 
 
 def test_gpt_oss_call_is_read() -> None:
     text = '{"cmd": ["bash", "-lc", "ls -l"], "workdir": "/mnt/data", "env": {"A": "1"}, "timeout": 1500}'
-    assert shell_call(text) == ShellCall(
+    assert shell_call(text) == ShellCommands(
         commands=(("bash", "-lc", "ls -l"),), workdir="/mnt/data", env={"A": "1"}, timeout_ms=1500
     )
 
 
 def test_api_action_is_read() -> None:
-    assert shell_call('{"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": 10}') == ShellCall(
+    assert shell_call('{"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": 10}') == ShellCommands(
         commands=(("bash", "-c", "ls"), ("bash", "-c", "pwd")), timeout_ms=9, max_output_length=10
     )
 

@@ -61,10 +61,10 @@ def test_template_selects_parsers_of_its_model(case: str) -> None:
     template, model_type, reasoning, tool_calls = CASES[case]
     assert template is not None
     assert model_type is not None
-    assert (
-        guess(REASONING, template, model_type).parser,
-        guess(TOOL_CALLS, template, model_type).parser,
-    ) == (reasoning, tool_calls)
+    assert (guess(REASONING, template, model_type).parser, guess(TOOL_CALLS, template, model_type).parser) == (
+        reasoning,
+        tool_calls,
+    )
 
 
 @given(st.sampled_from([*TOOL_CALLS, *REASONING]), st.text(max_size=20))
@@ -79,4 +79,4 @@ def test_guess_gives_its_reason() -> None:
     assert guess(TOOL_CALLS, QWEN3_5, "mimo_v2").why == (
         "its template has <function= and <parameter= and it is a mimo_v2 model"
     )
-    assert guess(REASONING, CHATML, "qwen2").why == "nothing in its template tells of any"
+    assert guess(REASONING, CHATML, "qwen2").why == "nothing in its template shows which one it needs"

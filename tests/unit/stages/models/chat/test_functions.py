@@ -9,7 +9,7 @@ from penstock.stages.models.chat.names import ToolNames
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
-def told(toolset: Toolset) -> dict[str, dict[str, object]]:
+def offered(toolset: Toolset) -> dict[str, dict[str, object]]:
     """The offered functions by name; the name is removed from each function."""
     nested = functions(toolset, ToolNames(toolset))
     assert all(function["type"] == "function" for function in nested)
@@ -18,7 +18,7 @@ def told(toolset: Toolset) -> dict[str, dict[str, object]]:
 
 def test_functions_are_offered_unchanged() -> None:
     tools = (FunctionTool("one", "Says one.", SCHEMA, strict=True), FunctionTool("two"))
-    assert told(Toolset(tools)) == {
+    assert offered(Toolset(tools)) == {
         "one": {"description": "Says one.", "parameters": SCHEMA, "strict": True},
         "two": {"parameters": {"type": "object", "properties": {}}},
     }
@@ -27,13 +27,15 @@ def test_functions_are_offered_unchanged() -> None:
 def test_namespace_description_precedes_that_of_its_first_tool() -> None:
     """Chat templates have no other place for it."""
     tools = (McpTool("docs", "ask", "Asks.", SCHEMA), McpTool("docs", "list", "Lists.", SCHEMA))
-    descriptions = [tool["description"] for tool in told(Toolset(tools, descriptions={"docs": "The docs."})).values()]
+    descriptions = [
+        tool["description"] for tool in offered(Toolset(tools, descriptions={"docs": "The docs."})).values()
+    ]
     assert descriptions == ["The docs.\n\nAsks.", "Lists."]
 
 
 def test_custom_tool_takes_one_text() -> None:
     free, held = CustomTool("free", "Anything."), CustomTool("held", None, Grammar("regex", "a+"))
-    shown = told(Toolset((free, held)))
+    shown = offered(Toolset((free, held)))
     assert shown["free"]["description"] == "Anything."
     assert [list(tool["parameters"]["properties"].items()) for tool in shown.values()] == [  # type: ignore[index]
         [("input", {"type": "string", "description": "Any text."})],
@@ -42,7 +44,7 @@ def test_custom_tool_takes_one_text() -> None:
 
 
 def test_built_in_tools_have_harmony_descriptions() -> None:
-    shown = told(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
+    shown = offered(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
     assert list(shown) == ["python", "browser__search", "browser__open", "browser__find", "container__exec"]
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]
     assert all(tool["description"] for tool in shown.values())

@@ -51,8 +51,8 @@ def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
 def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOG):
         load_model.__wrapped__()
-    told = [record.getMessage() for record in caplog.records if record.name == LOG]
-    assert told == [
+    logged = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert logged == [
         "The reasoning parser is qwen3, as its template has <think> and </think>",
         "The tool-call parser is hermes, as its template has <tool_call>",
     ]
@@ -67,8 +67,8 @@ def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pyt
     (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
         assert load_model(folder).parsers.thinking is None
-    (told,) = [record.getMessage() for record in caplog.records if record.name == LOG]
-    assert told.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
+    (logged,) = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert logged.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
 
 
 @pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
@@ -85,8 +85,8 @@ def test_parser_that_does_not_fit_ends_the_start() -> None:
 def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
     source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     (tmp_path / "other.jinja").write_text(source)
-    for said in (str(tmp_path / "other.jinja"), source):
-        model = load_model(chat_template=said)
+    for given in (str(tmp_path / "other.jinja"), source):
+        model = load_model(chat_template=given)
         assert model.template.render([{"role": "user", "content": "Hi"}], [], {}).text == "<Hi>"
         assert model.parsers.thinking is None
 

@@ -28,15 +28,15 @@ NOON = ("FunctionCall", "get_time", "{}")
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "error"),
     [
         (("qwen33", None), r"no reasoning parser 'qwen33': there are .*deepseek_r1, .*qwen3, "),
         ((None, "hermez"), r"no tool call parser 'hermez': there are .*hermes, .*mistral, "),
         (("deepseek_r2", "hermes"), r"no reasoning parser 'deepseek_r2'"),
     ],
 )
-def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], said: str) -> None:
-    with pytest.raises(UnknownParser, match=said):
+def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], error: str) -> None:
+    with pytest.raises(UnknownParser, match=error):
         VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
 
 
@@ -168,8 +168,8 @@ def test_calls_are_read_at_the_end_of_the_output(parser: str, vocabulary: Vocabu
 @pytest.mark.parametrize("parser", [name for name in WHOLE if name != "xlam"])  # reads no call after a text
 def test_text_before_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
     text = f"I look it up.\n{WHOLE[parser]}"
-    said = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
-    assert said == ["I look it up."]
+    texts = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
+    assert texts == ["I look it up."]
     message, call = read_whole(vocabulary, parser, text[: text.index("Par")], is_cut=True)
     assert message[2] == "I look it up."
     assert call == ("FunctionCall", "get_weather", '{"city": "')

@@ -39,8 +39,8 @@ def built_in(*kinds: HostedKind) -> list[Tool]:
 
 
 def prompt(*tools: Tool, choice: str = "auto") -> str:
-    asked = conversation(message("user", "?"), tools=Toolset(tuple(tools), choice))  # type: ignore[arg-type]
-    return load_encoding().decode(prompt_ids(asked))
+    request = conversation(message("user", "?"), tools=Toolset(tuple(tools), choice))  # type: ignore[arg-type]
+    return load_encoding().decode(prompt_ids(request))
 
 
 KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
@@ -51,10 +51,10 @@ KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "p
 def test_built_in_tools_have_their_trained_descriptions(
     kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
 ) -> None:
-    asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
-    told = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
-    assert prompt_ids(asked) == reference_ids(
-        [told, *([reference_developer(tools=functions)] if functions else []), reference_message("user", "?")]
+    request = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
+    system = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
+    assert prompt_ids(request) == reference_ids(
+        [system, *([reference_developer(tools=functions)] if functions else []), reference_message("user", "?")]
     )
 
 

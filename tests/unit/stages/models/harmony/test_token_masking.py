@@ -52,17 +52,17 @@ WITHOUT_NAME = {"call_unknown_function"}
 """Cases with a call of an undeclared function: its name is text of the model, and is redacted."""
 
 
-def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def words(masked: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield each word of at least four letters with its key, except words that are redacted to x's."""
-    match told:
+    match masked:
         case dict():
-            for name, value in told.items():
+            for name, value in masked.items():
                 yield from words(value, name)
         case list():
-            for value in told:
+            for value in masked:
                 yield from words(value, key)
         case str():
-            yield from ((key, word) for word in re.findall(r"[^\W\d_]{4,}", told) if set(word) != {"x"})
+            yield from ((key, word) for word in re.findall(r"[^\W\d_]{4,}", masked) if set(word) != {"x"})
         case _:
             pass
 
@@ -70,7 +70,7 @@ def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
     """The redacted frames of a recorded file."""
     name, junction = FILES[stage]
-    return [told for frame in read_frames(folder / name, junction) for told in redaction.frames(stage, frame)]
+    return [masked for frame in read_frames(folder / name, junction) for masked in redaction.frames(stage, frame)]
 
 
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
@@ -87,9 +87,9 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
 
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding) -> None:
-    told = redacted(folder, "generate", WithoutTexts(harmony_words))
+    masked = redacted(folder, "generate", WithoutTexts(harmony_words))
     before = await run_stage(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", frames.TokenFrame))
-    after = await run_stage(ParseHarmony(encoding), told)
+    after = await run_stage(ParseHarmony(encoding), masked)
     assert kinds(after, folder) == kinds(before, folder)
 
 
@@ -123,20 +123,20 @@ def test_redacted_tokens_spell_the_shape_of_their_text(
     assert encoding.decode(written[1:-1]) == mask(text)
 
 
-@given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
-def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list[str]) -> None:
+@given(words_of_text=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
+def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, words_of_text: list[str]) -> None:
     machine = HarmonyWords(encoding, ["get_weather"])
-    written = encoding.decode([*machine.feed(encoding.encode(" ".join(said))), *machine.finish()])
+    written = encoding.decode([*machine.feed(encoding.encode(" ".join(words_of_text))), *machine.finish()])
     known = {"system", "developer", "user", "tool", "json", "code", "functions", "comm", "comme", "commen", "fina"}
     assert {word for _, word in words(written)} <= known
 
 
 @given(st.text())
 def test_shape_keeps_length_and_punctuation(text: str) -> None:
-    told = mask(text)
-    assert (len(told), mask(told)) == (len(text), told)
-    for said, shown in zip(text, told, strict=True):
-        assert shown == said or (shown == "x" and not said.isspace()) or shown == "0"
+    masked = mask(text)
+    assert (len(masked), mask(masked)) == (len(text), masked)
+    for words_of_text, shown in zip(text, masked, strict=True):
+        assert shown == words_of_text or (shown == "x" and not words_of_text.isspace()) or shown == "0"
 
 
 def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:

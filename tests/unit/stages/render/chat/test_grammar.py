@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
-from penstock.stages.render.harmony.grammar import MOST_CALLS
+from penstock.stages.render.constraint import MOST_CALLS
 from tests.support.chat_families import (
     THINKING_OFF,
     THOUGHT_OPEN,
@@ -268,8 +268,8 @@ def test_structural_tag_covers_the_whole_turn(as_text: bool) -> None:
     tag = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": COUNT}, "end": "</n>"}
     new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}
     old = {"structures": [{"begin": "<n>", "schema": COUNT, "end": "</n>"}], "triggers": ["<n>"]}
-    for said in ({"type": "structural_tag", "format": new}, old):
-        model = chat_grammar(structured={"structural_tag": json.dumps(said) if as_text else said})
+    for shown in ({"type": "structural_tag", "format": new}, old):
+        model = chat_grammar(structured={"structural_tag": json.dumps(shown) if as_text else shown})
         for text in ("Hello.", f"a <n>{JSON}</n> b", THOUGHT + f"<n>{JSON}</n><n>{JSON}</n>"):
             assert model.accepted(text + TURN_END) == text + TURN_END
         assert model.accepted(f"a <n>no</n>{TURN_END}").endswith("...")
@@ -305,8 +305,8 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_unenforceable_constraint_is_refused(name: str) -> None:
-    said, param = WRONG[name]
+    shown, param = WRONG[name]
     with pytest.raises(InvalidRequest) as caught:
-        chat_grammar(**said)  # type: ignore[arg-type]
+        chat_grammar(**shown)  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.param) == (400, param)
     assert str(caught.value)

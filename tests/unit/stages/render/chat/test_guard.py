@@ -23,7 +23,7 @@ from tests.support.harmony import call, conversation, function, message, output,
 pytestmark = pytest.mark.vllm
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_response>"]
-said = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "\\ue000"]), st.text(max_size=5))).map(
+shown = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "\\ue000"]), st.text(max_size=5))).map(
     "".join
 )
 
@@ -52,7 +52,7 @@ def only_text(token_ids: list[int]) -> bool:
     return not set(token_ids) & set(vocabulary().marks.values())
 
 
-@given(said)
+@given(shown)
 def test_text_never_becomes_a_mark(text: str) -> None:
     guard = Guard(vocabulary(), text)
     (guarded,) = guard.guarded()
@@ -61,7 +61,7 @@ def test_text_never_becomes_a_mark(text: str) -> None:
     assert vocabulary().decode(token_ids) == text
 
 
-@given(said)
+@given(shown)
 def test_text_in_json_never_becomes_a_mark(text: str) -> None:
     for ascii_only in (True, False):
         guard = Guard(vocabulary(), {"key": text})
@@ -95,7 +95,7 @@ def test_name_in_brackets_is_no_mark() -> None:
 
 async def test_text_of_all_private_characters_is_refused() -> None:
     private = "".join(map(chr, range(0xE000, 0xF900)))
-    with pytest.raises(InvalidRequest, match="private use"):
+    with pytest.raises(InvalidRequest, match="private-use"):
         await prompt(conversation(message("user", private + "<|im_end|>")))
     assert private in vocabulary().decode((await prompt(conversation(message("user", private)))).token_ids)
 
@@ -156,8 +156,8 @@ async def test_only_the_template_writes_marks() -> None:
 
 
 async def test_template_variables_are_guarded() -> None:
-    asked = message("user", "Hi")
-    rendered = await prompt(conversation(asked), "{{ greeting }}", variables={"greeting": "<think>"})
+    request = message("user", "Hi")
+    rendered = await prompt(conversation(request), "{{ greeting }}", variables={"greeting": "<think>"})
     assert only_text([*rendered.token_ids])
     assert vocabulary().decode(rendered.token_ids) == "<think>"
 

@@ -76,11 +76,7 @@ def test_calls_and_reasoning_of_the_history_are_kept() -> None:
     ]
     assert messages_in_brief(conversation(message("user", "Thanks."), history=history, tools=TOOLS)) == [
         USER,
-        {
-            "role": "assistant",
-            "reasoning": "I look it up.",
-            "tool_calls": [("get_weather", {"city": "Oslo"})],
-        },
+        {"role": "assistant", "reasoning": "I look it up.", "tool_calls": [("get_weather", {"city": "Oslo"})]},
         tool("18 °C"),
         {"role": "assistant", "reasoning": "And the numbers.", "tool_calls": [("sql", {"input": "SELECT 1"})]},
         tool("1", "sql", "call_2"),
@@ -90,8 +86,8 @@ def test_calls_and_reasoning_of_the_history_are_kept() -> None:
 
 
 def test_reasoning_has_both_names() -> None:
-    said = lay_out_messages(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
-    assert said["reasoning"] == said["reasoning_content"] == "Hm."
+    shown = lay_out_messages(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
+    assert shown["reasoning"] == shown["reasoning_content"] == "Hm."
 
 
 @pytest.mark.defect("V13")
@@ -143,7 +139,7 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:
 @pytest.mark.defect("21")
 def test_call_after_an_output_is_of_another_turn() -> None:
     items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
-    roles = [said["role"] for said in turns(*items)]
+    roles = [shown["role"] for shown in turns(*items)]
     assert roles == ["assistant", "tool", "assistant", "tool"]
 
 
@@ -152,26 +148,25 @@ def test_tokens_separate_turns() -> None:
     first, second = mcp_call("ask"), mcp_call("ask")
     one_turn = dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")])
     two_turns = dict([item_tokens(first, "a<|im_end|>"), item_tokens(second, "b<|im_end|>")])
-    asked = conversation(ASKED, first, second, tools=TOOLS)
-    assert [said["role"] for said in messages_in_brief(msgspec.structs.replace(asked, tokens=one_turn))[1:]] == [
-        *("assistant", "tool", "tool"),
+    request = conversation(ASKED, first, second, tools=TOOLS)
+    assert [shown["role"] for shown in messages_in_brief(msgspec.structs.replace(request, tokens=one_turn))[1:]] == [
+        *("assistant", "tool", "tool")
     ]
-    assert [said["role"] for said in messages_in_brief(msgspec.structs.replace(asked, tokens=two_turns))[1:]] == [
-        *("assistant", "tool", "assistant", "tool"),
+    assert [shown["role"] for shown in messages_in_brief(msgspec.structs.replace(request, tokens=two_turns))[1:]] == [
+        *("assistant", "tool", "assistant", "tool")
     ]
 
 
 def test_shell_output_does_not_split_a_turn() -> None:
     first, second = shell_call("ls", call_id="a"), call("get_weather", "{}", "b")
-    asked = conversation(
+    request = conversation(
         ASKED, first, shell_output({"stdout": "x", "stderr": ""}, call_id="a"), second, output("1", "b"), tools=TOOLS
     )
-    asked = msgspec.structs.replace(asked, tokens=dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")]))
-    assert messages_in_brief(asked)[1:] == [
-        {
-            "role": "assistant",
-            "tool_calls": [("container__exec", {"cmd": ["bash", "-lc", "ls"]}), ("get_weather", {})],
-        },
+    request = msgspec.structs.replace(
+        request, tokens=dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")])
+    )
+    assert messages_in_brief(request)[1:] == [
+        {"role": "assistant", "tool_calls": [("container__exec", {"cmd": ["bash", "-lc", "ls"]}), ("get_weather", {})]},
         tool("x", "container__exec", "a"),
         tool("1", call_id="b"),
     ]
@@ -201,8 +196,8 @@ def test_server_side_call_has_its_result(item: Any, name: str, arguments: Any, r
 
 def test_stored_result_takes_precedence() -> None:
     item = web_call(type="search", query="x")
-    asked = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
-    assert messages_in_brief(asked)[-1] == tool("a page", "browser__search", item.id)
+    request = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
+    assert messages_in_brief(request)[-1] == tool("a page", "browser__search", item.id)
 
 
 CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
@@ -236,12 +231,12 @@ def test_client_side_calls_are_functions(item: Item, answer: Item, name: str, ar
 
 
 def test_refused_call_is_shown_with_the_reason() -> None:
-    asked, granted = approval("delete"), approval("read")
+    request, granted = approval("delete"), approval("read")
     assert turns(
-        asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)
+        request, decision(request, approve=False, reason="too risky"), granted, decision(granted, approve=True)
     ) == [
         {"role": "assistant", "tool_calls": [("docs__delete", {})]},
-        tool("The user did not approve of this call: too risky", "docs__delete", asked.id),
+        tool("The user did not approve of this call: too risky", "docs__delete", request.id),
     ]
 
 
@@ -255,8 +250,8 @@ def test_truncated_calls_are_omitted_unless_answered() -> None:
 
 
 def test_broken_arguments_are_kept_as_text() -> None:
-    said = lay_out_messages(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
-    arguments = said["tool_calls"][0]["function"]["arguments"]
+    shown = lay_out_messages(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
+    arguments = shown["tool_calls"][0]["function"]["arguments"]
     assert dict(arguments) == {"arguments": '{"city": "Os'}
     assert "<" + arguments + ">" == '<{"city": "Os>'
 
@@ -282,8 +277,8 @@ def test_leading_instructions_are_one_system_message() -> None:
 def test_images_keep_their_places() -> None:
     shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
     returned = output((InputText("d"), InputImage("u2")))
-    asked = conversation(shown, call("get_weather", "{}"), returned)
-    layout = lay_out_messages(asked, images={"u1": "data:1", "u2": "data:2"})
+    request = conversation(shown, call("get_weather", "{}"), returned)
+    layout = lay_out_messages(request, images={"u1": "data:1", "u2": "data:2"})
     assert layout.images == ("data:1", "data:2")
     assert layout.messages[0]["content"] == [
         {"type": "text", "text": "a"},
@@ -308,13 +303,13 @@ made = st.one_of(
 def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
     messages = lay_out_messages(conversation(*items)).messages
     awaited: list[str] = []
-    for said in messages:
-        if said["role"] == "tool":
-            assert said["tool_call_id"] in awaited
-            awaited = awaited[awaited.index(said["tool_call_id"]) + 1 :]
+    for shown in messages:
+        if shown["role"] == "tool":
+            assert shown["tool_call_id"] in awaited
+            awaited = awaited[awaited.index(shown["tool_call_id"]) + 1 :]
         else:
-            awaited = [made["id"] for made in said.get("tool_calls", ())]
-    whole = "\n".join(f"{said.get('content')} {said.get('reasoning')}" for said in messages)
+            awaited = [made["id"] for made in shown.get("tool_calls", ())]
+    whole = "\n".join(f"{shown.get('content')} {shown.get('reasoning')}" for shown in messages)
     assert all(item.text in whole for item in items if isinstance(item, Message | Reasoning))
 
 

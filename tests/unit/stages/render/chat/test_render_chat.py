@@ -20,29 +20,29 @@ HELLO = message("user", "Hello.")
 TOOLS = (function("get_weather"),)
 
 
-def with_template(asked: ResolvedRequest, source: str | None = None, **variables: Any) -> ResolvedRequest:
-    return with_facts(asked, template=TemplateOptions(source, variables))
+def with_template(request: ResolvedRequest, source: str | None = None, **variables: Any) -> ResolvedRequest:
+    return with_facts(request, template=TemplateOptions(source, variables))
 
 
 async def test_prompt_is_the_rendered_template() -> None:
-    asked = conversation(HELLO, instructions="Be nice.", tools=TOOLS)
+    request = conversation(HELLO, instructions="Be nice.", tools=TOOLS)
     rendered = await chat_templates.prompt(conversation(HELLO, instructions="Be nice."))
     assert chat_templates.vocabulary().decode(rendered.token_ids) == (
         "<|im_start|>system\nBe nice.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
     )
     assert chat_templates.vocabulary().decode(rendered.stop_token_ids) == "<|im_end|><|endoftext|>"
-    assert '"name": "get_weather"' in await chat_templates.text(asked)
-    assert (await chat_templates.prompt(asked)).facts.tools == asked.facts.tools
+    assert '"name": "get_weather"' in await chat_templates.text(request)
+    assert (await chat_templates.prompt(request)).facts.tools == request.facts.tools
 
 
 @pytest.mark.defect("V11")
 async def test_continuation_has_its_own_parameters() -> None:
-    said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
-    asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
-    rendered = await chat_templates.text(asked)
+    shown = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
+    request = conversation(*shown, instructions="Be brief.", tools=TOOLS, effort="none")
+    rendered = await chat_templates.text(request)
     assert rendered.index("Be brief.") < rendered.index("Hello.") < rendered.index("Hello!")
     assert '"name": "get_weather"' in rendered
-    chat = (await chat_templates.prompt(asked, "{{ reasoning_effort }}")).chat
+    chat = (await chat_templates.prompt(request, "{{ reasoning_effort }}")).chat
     assert chat is not None
     assert chat.variables["reasoning_effort"] == "none"
 
@@ -59,8 +59,8 @@ async def test_tools_are_hidden_if_none_may_be_called() -> None:
 async def test_later_variables_override_earlier_ones() -> None:
     template = "{{ [reasoning_effort, enable_thinking, thinking, own] | tojson }}"
     nothing: dict[str, Any] = {"reasoning_effort": 0, "enable_thinking": 0, "thinking": 0, "own": 0}
-    asked = conversation(HELLO)
-    assert await chat_templates.text(asked, template, variables=nothing) == "[0, 0, 0, 0]"
+    request = conversation(HELLO)
+    assert await chat_templates.text(request, template, variables=nothing) == "[0, 0, 0, 0]"
     low, none = conversation(HELLO, effort="low"), conversation(HELLO, effort="none")
     assert await chat_templates.text(low, template, variables=nothing) == '["low", true, true, 0]'
     assert await chat_templates.text(none, template, variables=nothing) == '["none", false, false, 0]'
@@ -80,10 +80,10 @@ async def test_reserved_variables_are_refused(name: str) -> None:
 
 
 async def test_template_of_the_request_needs_the_operators_trust() -> None:
-    asked = with_template(conversation(HELLO), "{{ messages[0].content }}")
-    assert await chat_templates.text(asked, trusts_templates=True) == "Hello."
+    request = with_template(conversation(HELLO), "{{ messages[0].content }}")
+    assert await chat_templates.text(request, trusts_templates=True) == "Hello."
     with pytest.raises(InvalidRequest) as refused:
-        await chat_templates.prompt(asked)
+        await chat_templates.prompt(request)
     assert refused.value.param == "chat_template"
 
 
@@ -97,8 +97,8 @@ async def test_truncated_answer_is_continued() -> None:
 
 async def test_raw_messages_are_the_prompt() -> None:
     rendered = await chat_templates.prompt(with_facts(conversation(HELLO), wants_raw_messages=True))
-    said = chat_templates.vocabulary().decode(rendered.token_ids)
-    raw = {"type": "raw_message_tokens", "message": said, "tokens": list(rendered.token_ids)}
+    shown = chat_templates.vocabulary().decode(rendered.token_ids)
+    raw = {"type": "raw_message_tokens", "message": shown, "tokens": list(rendered.token_ids)}
     assert rendered.raw_messages == (raw,)
 
 
@@ -164,11 +164,11 @@ async def test_oldest_items_are_dropped_until_the_prompt_fits() -> None:
     limit = len(whole.token_ids) // 2
     cut = await chat_templates.prompt(long(truncation="auto"), context_length=limit)
     assert limit // 3 < len(cut.token_ids) <= limit - 100
-    said = chat_templates.vocabulary().decode(cut.token_ids)
-    assert said.startswith("<|im_start|>system\nBe nice.<|im_end|>\n")
-    assert said.endswith("Hello.<|im_end|>\n<|im_start|>assistant\n")
-    assert "user 0 " not in said
-    assert "assistant 19 " in said
+    shown = chat_templates.vocabulary().decode(cut.token_ids)
+    assert shown.startswith("<|im_start|>system\nBe nice.<|im_end|>\n")
+    assert shown.endswith("Hello.<|im_end|>\n<|im_start|>assistant\n")
+    assert "user 0 " not in shown
+    assert "assistant 19 " in shown
 
 
 async def test_nothing_is_dropped_without_truncation() -> None:
@@ -176,5 +176,5 @@ async def test_nothing_is_dropped_without_truncation() -> None:
 
 
 async def test_required_items_are_never_dropped() -> None:
-    asked = conversation(message("user", "word " * 500), truncation="auto")
-    assert len((await chat_templates.prompt(asked, context_length=100)).token_ids) > 400
+    request = conversation(message("user", "word " * 500), truncation="auto")
+    assert len((await chat_templates.prompt(request, context_length=100)).token_ids) > 400

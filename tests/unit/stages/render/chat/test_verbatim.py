@@ -33,8 +33,8 @@ def letters(text: str) -> TokenIds:
     )
 
 
-def known(asked: Any, *items: tuple[Item, str]) -> Any:
-    return msgspec.structs.replace(asked, tokens={item.id: letters(text) for item, text in items})
+def known(request: Any, *items: tuple[Item, str]) -> Any:
+    return msgspec.structs.replace(request, tokens={item.id: letters(text) for item, text in items})
 
 
 def within(token_ids: TokenIds, start: str) -> TokenIds:
@@ -45,14 +45,14 @@ def within(token_ids: TokenIds, start: str) -> TokenIds:
 
 
 async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
-    asked: list[Item] = [message("user", "How warm is it in Oslo?")]
+    request: list[Item] = [message("user", "How warm is it in Oslo?")]
     thought, called = reasoning("I look."), call("get_weather", '{"city": "Oslo"}')
     first = "<think>\nI look.\n</think>\n\n"
     second = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
     again, answer = reasoning("Warm."), message("assistant", "It is warm.")
     third, fourth = "<think>\nWarm.\n</think>\n\n", "It is warm.<|im_end|>"
-    before = await prompt(conversation(*asked, tools=TOOLS))
-    loop: list[Item] = [*asked, thought, called, output("18")]
+    before = await prompt(conversation(*request, tools=TOOLS))
+    loop: list[Item] = [*request, thought, called, output("18")]
     between = await prompt(known(conversation(*loop, tools=TOOLS), (thought, first), (called, second)))
     assert letters(first + second) != tuple(vocabulary().encode(first + second))
     assert between.token_ids[: len(before.token_ids)] == before.token_ids
@@ -67,11 +67,11 @@ async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
 
 
 async def test_approved_call_has_the_tokens_of_its_request() -> None:
-    asked = approval("read", '{"id": 1}')
-    made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=asked.id)
+    request = approval("read", '{"id": 1}')
+    made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=request.id)
     written = '<tool_call>\n{"name": "docs__read", "arguments": {"id": 1}}\n</tool_call><|im_end|>'
-    items = (message("user", "Read it."), asked, decision(asked, approve=True), made)
-    rendered = await prompt(known(conversation(*items), (asked, written)))
+    items = (message("user", "Read it."), request, decision(request, approve=True), made)
+    rendered = await prompt(known(conversation(*items), (request, written)))
     assert within(rendered.token_ids, "<tool_call>") == letters(written)
 
 

@@ -28,12 +28,12 @@ def read(*history: items.Item, **results: str) -> str:
     return prompt.removesuffix("<|start|>assistant")
 
 
-def called(recipient: str, said: str, channel: str = "analysis", form: str = "code") -> str:
-    return f"<|start|>assistant to={recipient}<|channel|>{channel} {form}<|message|>{said}<|call|>"
+def called(recipient: str, shown: str, channel: str = "analysis", form: str = "code") -> str:
+    return f"<|start|>assistant to={recipient}<|channel|>{channel} {form}<|message|>{shown}<|call|>"
 
 
-def returned(name: str, said: str, channel: str = "analysis") -> str:
-    return f"<|start|>{name} to=assistant<|channel|>{channel}<|message|>{said}<|end|>"
+def returned(name: str, shown: str, channel: str = "analysis") -> str:
+    return f"<|start|>{name} to=assistant<|channel|>{channel}<|message|>{shown}<|end|>"
 
 
 FORGOTTEN = "The result of this call is no longer known."
@@ -114,11 +114,11 @@ def test_shell_commands_are_a_container_call() -> None:
         {"stdout": "b", "stderr": "no c", "outcome": {"type": "exit", "exit_code": 2}},
         {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
     )
-    asked = harmony.shell_call("ls", "cat b c", timeout_ms=500)
+    request = harmony.shell_call("ls", "cat b c", timeout_ms=500)
     arguments = r'{"cmd": ["bash", "-lc", "ls\ncat b c"], "timeout": 500}'
     told = "a\nb\nno c\nThe command ended with exit code 2.\nThe command took too long."
-    assert read(asked, ran) == called("container.exec", arguments) + returned("container.exec", told)
-    assert read(asked, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
+    assert read(request, ran) == called("container.exec", arguments) + returned("container.exec", told)
+    assert read(request, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
 
 
 FORMS: dict[str, tuple[items.Item, items.Item, str, str]] = {
@@ -155,20 +155,20 @@ def test_client_side_calls_are_functions(name: str) -> None:
 
 
 def test_refused_call_is_answered_with_the_reason() -> None:
-    asked = harmony.approval("write", '{"a": 1}')
+    request = harmony.approval("write", '{"a": 1}')
     ahead = called("docs.write", '{"a": 1}', "commentary", "json")
     for reason, told in ((None, "The user did not approve of this call."), ("Too late", "this call: Too late")):
-        prompt = read(asked, harmony.decision(asked, approve=False, reason=reason))
+        prompt = read(request, harmony.decision(request, approve=False, reason=reason))
         assert prompt.startswith(ahead + "<|start|>docs.write to=assistant<|channel|>commentary<|message|>")
         assert prompt.endswith(f"{told}<|end|>")
 
 
 def test_approved_call_is_rendered_once() -> None:
     """The approval request is omitted, as the call is a separate item."""
-    asked = harmony.approval("write")
-    made = replace(harmony.mcp_call("write"), approval_request_id=asked.id)
-    assert read(asked, harmony.decision(asked, approve=True)) == read(asked) == ""
-    assert read(asked, harmony.decision(asked, approve=True), made) == read(made)
+    request = harmony.approval("write")
+    made = replace(harmony.mcp_call("write"), approval_request_id=request.id)
+    assert read(request, harmony.decision(request, approve=True)) == read(request) == ""
+    assert read(request, harmony.decision(request, approve=True), made) == read(made)
 
 
 def test_tool_list_is_no_message() -> None:
@@ -188,10 +188,10 @@ MIDDLE: dict[str, tuple[items.Item, ...]] = {
 def test_calls_within_reasoning_are_dropped_with_it(middle: tuple[items.Item, ...]) -> None:
     thought, answer = harmony.reasoning("Hm."), harmony.message("assistant", "So.", phase="final_answer")
     kept: list[items.Item] = [harmony.call("f", "{}"), harmony.output("1"), harmony.mcp_call("read")]
-    asked, again = harmony.message("user", "?"), harmony.message("user", "!")
-    turn: list[items.Item] = [asked, thought, *middle, *kept, answer, again]
-    assert read(*turn) == read(asked, *kept, answer, again)
-    assert read(*turn, thought, *middle) == read(asked, *kept, answer, again, thought, *middle)
+    request, again = harmony.message("user", "?"), harmony.message("user", "!")
+    turn: list[items.Item] = [request, thought, *middle, *kept, answer, again]
+    assert read(*turn) == read(request, *kept, answer, again)
+    assert read(*turn, thought, *middle) == read(request, *kept, answer, again, thought, *middle)
     assert len(read(again, thought, *middle)) > len(read(again, thought))
 
 
@@ -227,28 +227,28 @@ TEXTS = st.one_of(st.text(min_size=1, max_size=30), st.sampled_from(["<|end|>", 
 ASKED = harmony.approval("write")
 
 KINDS: dict[str, Any] = {
-    "user": lambda said: harmony.message("user", said),
-    "answer": lambda said: harmony.message("assistant", said, phase="final_answer"),
-    "remark": lambda said: harmony.message("assistant", said),
-    "rule": lambda said: harmony.message("developer", said),
+    "user": lambda shown: harmony.message("user", shown),
+    "answer": lambda shown: harmony.message("assistant", shown, phase="final_answer"),
+    "remark": lambda shown: harmony.message("assistant", shown),
+    "rule": lambda shown: harmony.message("developer", shown),
     "thought": harmony.reasoning,
-    "call": lambda said: harmony.call("f", said, "a"),
-    "output": lambda said: harmony.output(said, "a"),
-    "custom": lambda said: harmony.custom_call("g", said, "b"),
-    "custom output": lambda said: harmony.custom_output(said, "b"),
-    "mcp": lambda said: harmony.mcp_call("read/all-of.it", said, said),
-    "mcp failed": lambda said: harmony.mcp_call("read", said, None, status="failed", error={"content": said}),
-    "mcp cut": lambda said: harmony.mcp_call("read", said, None, status="incomplete"),
+    "call": lambda shown: harmony.call("f", shown, "a"),
+    "output": lambda shown: harmony.output(shown, "a"),
+    "custom": lambda shown: harmony.custom_call("g", shown, "b"),
+    "custom output": lambda shown: harmony.custom_output(shown, "b"),
+    "mcp": lambda shown: harmony.mcp_call("read/all-of.it", shown, shown),
+    "mcp failed": lambda shown: harmony.mcp_call("read", shown, None, status="failed", error={"content": shown}),
+    "mcp cut": lambda shown: harmony.mcp_call("read", shown, None, status="incomplete"),
     "code": harmony.code_call,
-    "code with logs": lambda said: harmony.code_call(said, said),
-    "search": lambda said: harmony.web_call(type="search", query=said),
-    "open": lambda said: harmony.web_call(type="open_page", url=said),
-    "find": lambda said: harmony.web_call(type="find_in_page", url=said, pattern=said),
-    "shell here": lambda said: harmony.shell_call(said, call_id="c"),
-    "shell": lambda said: harmony.shell_call(said.replace("\ud800", ""), call_id="d", here=False),
-    "shell output": lambda said: harmony.shell_output({"stdout": said.replace("\ud800", "")}, call_id="c"),
+    "code with logs": lambda shown: harmony.code_call(shown, shown),
+    "search": lambda shown: harmony.web_call(type="search", query=shown),
+    "open": lambda shown: harmony.web_call(type="open_page", url=shown),
+    "find": lambda shown: harmony.web_call(type="find_in_page", url=shown, pattern=shown),
+    "shell here": lambda shown: harmony.shell_call(shown, call_id="c"),
+    "shell": lambda shown: harmony.shell_call(shown.replace("\ud800", ""), call_id="d", here=False),
+    "shell output": lambda shown: harmony.shell_output({"stdout": shown.replace("\ud800", "")}, call_id="c"),
     "request": lambda _: ASKED,
-    "refusal": lambda said: harmony.decision(ASKED, approve=False, reason=said),
+    "refusal": lambda shown: harmony.decision(ASKED, approve=False, reason=shown),
     "approval": lambda _: harmony.decision(ASKED, approve=True),
 }
 
@@ -259,9 +259,9 @@ ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda dra
 @examples(200)
 def test_any_items_can_be_rendered(history: list[items.Item], cuts: bool, context: int) -> None:
     known = {item.id: "known" for item in history[::2]}
-    asked = harmony.conversation(*history, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
+    request = harmony.conversation(*history, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
     prompt = RenderHarmony(load_encoding(), context)._prompt(
-        frames.with_facts(replace(asked, results=known), wants_raw_messages=True)
+        frames.with_facts(replace(request, results=known), wants_raw_messages=True)
     )
     assert prompt.raw_messages is not None
     for raw in prompt.raw_messages:
@@ -284,10 +284,10 @@ OPENED: dict[str, frames.ItemOpened] = {
 
 
 @pytest.mark.parametrize("kind", OPENED)
-@given(said=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+@given(shown=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 @examples(25)
-def test_rendered_call_parses_to_the_same_call(kind: str, said: str) -> None:
-    layout = lay_out(harmony.conversation(KINDS[kind](said)))
+def test_rendered_call_parses_to_the_same_call(kind: str, shown: str) -> None:
+    layout = lay_out(harmony.conversation(KINDS[kind](shown)))
     tokens: list[int] = []
     for segment in list(layout.messages[0].segments())[1:]:
         tokens += [segment] if isinstance(segment, int) else load_encoding().encode(segment)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
 from penstock.stages.models.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
-from penstock.stages.render.harmony.grammar import MOST_BEFORE, MOST_CALLS, WARM_UP, grammar
+from penstock.stages.render.constraint import MOST_CALLS
+from penstock.stages.render.harmony.grammar import MOST_BEFORE, WARM_UP, grammar
 from tests.support.examples import examples
 from tests.support.harmony import (
     NEXT,

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
-from penstock.stages.models.call_pairs import callers_of
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.render.item_texts import callers_of
 from penstock.stages.render.truncation import to_drop
 from tests.support.harmony import (
     SAMPLING,
@@ -35,9 +35,9 @@ from tests.support.harmony import (
 LONG = "word " * 200
 
 
-async def rendered(asked: ResolvedRequest, context_length: int) -> Prompt:
+async def rendered(request: ResolvedRequest, context_length: int) -> Prompt:
     async def source() -> AsyncIterator[ResolvedRequest]:
-        yield asked
+        yield request
 
     async with aclosing(RenderHarmony(load_encoding(), context_length)(source())) as prompts:
         return await anext(prompts)
@@ -53,10 +53,7 @@ def talk(*names: str) -> list[Item]:
 
 def test_oldest_items_are_dropped_first() -> None:
     items: list[Item] = [*talk("a", "b"), message("user", "c")]
-    assert [dropped(items, excess) for excess in (-5, 0, 1, 10, 11, 999)] == [
-        *([], [], [0], [0], [0, 1]),
-        [0, 1, 2, 3],
-    ]
+    assert [dropped(items, excess) for excess in (-5, 0, 1, 10, 11, 999)] == [*([], [], [0], [0], [0, 1]), [0, 1, 2, 3]]
 
 
 def test_last_user_message_stays() -> None:
@@ -77,9 +74,9 @@ def test_instructions_stay() -> None:
 
 def test_call_is_dropped_with_its_output() -> None:
     items: list[Item] = [call("f", "{}", "a"), custom_call("g", "x", "b"), custom_output("2", "b"), output("1", "a")]
-    asked = [*items, message("user", "?")]
-    assert dropped(asked, 1) == [0, 3]
-    assert dropped(asked, 21) == [0, 1, 2, 3]
+    request = [*items, message("user", "?")]
+    assert dropped(request, 1) == [0, 3]
+    assert dropped(request, 21) == [0, 1, 2, 3]
 
 
 def test_call_answered_after_the_last_message_stays() -> None:
@@ -104,9 +101,9 @@ def test_server_side_call_is_dropped_whole() -> None:
 
 
 async def test_output_of_a_call_counts() -> None:
-    asked = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
+    request = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
     prompt = await rendered(
-        with_facts(asked, wants_raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50
+        with_facts(request, wants_raw_messages=True), len((await rendered(request, 4096)).token_ids) + 50
     )
     assert "python" not in load_encoding().decode(prompt.token_ids)
     assert [raw["role"] for raw in prompt.raw_messages or ()] == ["system", "user"]
@@ -146,31 +143,31 @@ def test_dropped_items_are_whole_and_minimal(kinds: list[str], excess: int) -> N
     last = max((at for at, kind in enumerate(kinds) if kind == "user"), default=len(kinds) - 1)
     assert all(kinds[at] != "rule" and at < last for at in gone)
     assert len(gone) * 10 >= excess or gone == dropped(items, 9999)
-    assert all((answer in gone) == (asked in gone) for answer, asked in callers_of(items).items())
+    assert all((answer in gone) == (request in gone) for answer, request in callers_of(items).items())
 
 
 async def test_fitting_conversation_is_unchanged() -> None:
-    asked = conversation(*talk("a", "b"), message("user", "c"))
-    cut = await rendered(with_facts(asked, response=replace(asked.facts.response, truncation="auto")), 4096)
-    assert cut.token_ids == (await rendered(asked, 4096)).token_ids
+    request = conversation(*talk("a", "b"), message("user", "c"))
+    cut = await rendered(with_facts(request, response=replace(request.facts.response, truncation="auto")), 4096)
+    assert cut.token_ids == (await rendered(request, 4096)).token_ids
 
 
 async def test_long_conversation_is_truncated() -> None:
     turns = talk(*(f"{number} {LONG}" for number in range(20)))
-    asked = conversation(*turns, message("user", "Last."), instructions="Be brief.", truncation="auto")
-    prompt = await rendered(asked, 2048)
+    request = conversation(*turns, message("user", "Last."), instructions="Be brief.", truncation="auto")
+    prompt = await rendered(request, 2048)
     text = load_encoding().decode(prompt.token_ids)
     assert len(prompt.token_ids) + (SAMPLING.max_tokens or 0) <= 2048
     assert len(prompt.token_ids) > 1024
     assert "Be brief." in text
     assert "<|start|>user<|message|>Last.<|end|><|start|>assistant" in text
     assert "0 word" not in text.split("19 word")[0][:1000]
-    assert prompt.facts.input == asked.facts.input
+    assert prompt.facts.input == request.facts.input
 
 
 async def test_disabled_truncation_drops_nothing() -> None:
-    asked = conversation(*talk(*([LONG] * 20)), message("user", "Last."))
-    assert len((await rendered(asked, 2048)).token_ids) > 2048
+    request = conversation(*talk(*([LONG] * 20)), message("user", "Last."))
+    assert len((await rendered(request, 2048)).token_ids) > 2048
 
 
 async def test_large_token_limit_leaves_half_the_context() -> None:

@@ -91,20 +91,20 @@ def turn(token_ids: Sequence[int]) -> Turn:
 
 
 def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, TokenIds] | None = None) -> Prompt:
-    asked = conversation(*then, history=history, tools=CLIENT_TOOLS)
+    request = conversation(*then, history=history, tools=CLIENT_TOOLS)
     return RenderHarmony(load_encoding())._prompt(
-        with_facts(replace(asked, tokens=tokens or {}), wants_raw_messages=True)
+        with_facts(replace(request, tokens=tokens or {}), wants_raw_messages=True)
     )
 
 
-def continued(said: Turn, *then: Item) -> tuple[int, ...]:
+def continued(shown: Turn, *then: Item) -> tuple[int, ...]:
     """The token ids of the prompt after a turn with known tokens."""
-    return rendered(*then, history=[ASKED, *said.output], tokens=said.tokens).token_ids
+    return rendered(*then, history=[ASKED, *shown.output], tokens=shown.tokens).token_ids
 
 
-def laid_out(said: Turn, *then: Item) -> tuple[int, ...]:
+def laid_out(shown: Turn, *then: Item) -> tuple[int, ...]:
     """The token ids of the prompt after a turn with unknown tokens."""
-    return rendered(*then, history=[ASKED, *said.output]).token_ids
+    return rendered(*then, history=[ASKED, *shown.output]).token_ids
 
 
 FIRST = rendered(ASKED).token_ids
@@ -126,18 +126,18 @@ FIRST = rendered(ASKED).token_ids
 def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: HarmonyEncoding) -> None:
     for generated in (encoding.encode_markup(text), encode_by_letters(text)):
         seen = (*FIRST, *generated)
-        said = turn(generated)
-        following = continued(said, *said.results)
+        shown = turn(generated)
+        following = continued(shown, *shown.results)
         assert following[: len(seen)] == seen
-        assert encoding.decode(following[len(seen) :]).count("<|message|>") == len(said.results)
+        assert encoding.decode(following[len(seen) :]).count("<|message|>") == len(shown.results)
 
 
 def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
     answer = tuple(encode_by_letters(ANSWER))
-    said = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
-    following = continued(said, message("user", "And?"))
+    shown = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
+    following = continued(shown, message("user", "And?"))
     assert following[len(FIRST) :][: len(answer)] == (*answer[:-1], END)
-    assert encoding.decode(following) == encoding.decode(laid_out(said, message("user", "And?")))
+    assert encoding.decode(following) == encoding.decode(laid_out(shown, message("user", "And?")))
 
 
 @pytest.mark.parametrize(
@@ -174,25 +174,25 @@ def test_end_of_turn_token_is_normalized(written: str, read: str, encoding: Harm
 )
 def test_wrong_header_is_written_anew(text: str) -> None:
     """The model does not read its own mistakes again."""
-    said = turn(encode_by_letters(text))
-    assert said.tokens
-    assert continued(said, *said.results) == laid_out(said, *said.results)
+    shown = turn(encode_by_letters(text))
+    assert shown.tokens
+    assert continued(shown, *shown.results) == laid_out(shown, *shown.results)
 
 
 def test_changed_text_is_encoded_anew(encoding: HarmonyEncoding) -> None:
-    said = turn(encoding.encode_markup(ANSWER))
-    (answer,) = said.output
+    shown = turn(encoding.encode_markup(ANSWER))
+    (answer,) = shown.output
     assert isinstance(answer, Message)
-    changed = Turn([replace(answer, content=(OutputText("So."),))], said.tokens)
+    changed = Turn([replace(answer, content=(OutputText("So."),))], shown.tokens)
     assert continued(changed) == laid_out(changed)
 
 
 def test_dropped_reasoning_stays_dropped(encoding: HarmonyEncoding) -> None:
-    said = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{CALLED}"))
+    shown = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{CALLED}"))
     answered = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{ANSWER}"))
     renamed = [replace(item, id=f"{item.id}b") for item in answered.output]
-    tokens = {**said.tokens, **{f"{name}b": ids for name, ids in answered.tokens.items()}}
-    history = [ASKED, *said.output, *said.results, *renamed]
+    tokens = {**shown.tokens, **{f"{name}b": ids for name, ids in answered.tokens.items()}}
+    history = [ASKED, *shown.output, *shown.results, *renamed]
     prompt = encoding.decode(rendered(message("user", "And?"), history=history, tokens=tokens).token_ids)
     assert "Hm." not in prompt
     assert prompt == encoding.decode(rendered(message("user", "And?"), history=history).token_ids).replace(
@@ -282,14 +282,14 @@ def test_tokens_for_another_tool_are_ignored(encoding: HarmonyEncoding) -> None:
 
 
 def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
-    said = turn(encode_by_letters(ANSWER))
-    sent = [replace(item, id="msg_sent") for item in said.output]
-    assert rendered(*sent, tokens=said.tokens).token_ids == rendered(*sent).token_ids
+    shown = turn(encode_by_letters(ANSWER))
+    sent = [replace(item, id="msg_sent") for item in shown.output]
+    assert rendered(*sent, tokens=shown.tokens).token_ids == rendered(*sent).token_ids
 
 
 @given(wellformed_completions())
 def test_known_tokens_have_the_same_messages(completion: str) -> None:
-    said = turn(load_encoding().encode_markup(completion))
+    shown = turn(load_encoding().encode_markup(completion))
     known, unknown = (
         [
             {name: value for name, value in message.to_dict().items() if name != "content_type"}
@@ -297,7 +297,7 @@ def test_known_tokens_have_the_same_messages(completion: str) -> None:
                 prompt[len(FIRST) : -2], Role.ASSISTANT
             )
         ]
-        for prompt in (continued(said, *said.results), laid_out(said, *said.results))
+        for prompt in (continued(shown, *shown.results), laid_out(shown, *shown.results))
     )
     assert known == unknown
 
@@ -305,32 +305,32 @@ def test_known_tokens_have_the_same_messages(completion: str) -> None:
 @given(any_harmony_tokens())
 @examples(300)
 def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
-    said = turn(token_ids)
+    shown = turn(token_ids)
     known, unknown = (
         [
             (item.kind, item.name, item.namespace, item.text, item.repairs)
             for item in parse_harmony(load_encoding(), [prompt[len(FIRST) : -2]], tools=CLIENT_TOOLS)
         ]
-        for prompt in (continued(said), laid_out(said))
+        for prompt in (continued(shown), laid_out(shown))
     )
     assert known == unknown
     assert not any(repairs for *_, repairs in known)
 
 
 def test_truncation_counts_known_tokens() -> None:
-    said = turn(encode_by_letters(ANSWER.replace("it is", "it is " * 200)))
-    asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=CLIENT_TOOLS, truncation="auto")
-    room = len(RenderHarmony(load_encoding())._prompt(asked).token_ids) + 200
+    shown = turn(encode_by_letters(ANSWER.replace("it is", "it is " * 200)))
+    request = conversation(message("user", "?"), history=[ASKED, *shown.output], tools=CLIENT_TOOLS, truncation="auto")
+    room = len(RenderHarmony(load_encoding())._prompt(request).token_ids) + 200
     render = RenderHarmony(load_encoding(), room)
-    assert "So it is" in load_encoding().decode(render._prompt(asked).token_ids)
-    prompt = render._prompt(replace(asked, tokens=said.tokens))
+    assert "So it is" in load_encoding().decode(render._prompt(request).token_ids)
+    prompt = render._prompt(replace(request, tokens=shown.tokens))
     assert "So it is" not in load_encoding().decode(prompt.token_ids)
     assert len(prompt.token_ids) + 100 <= room
 
 
 def test_raw_messages_do_not_depend_on_known_tokens() -> None:
-    said = turn(encode_by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
-    history = [ASKED, *said.output]
-    prompts = [rendered(*said.results, history=history, tokens=tokens) for tokens in (said.tokens, {})]
+    shown = turn(encode_by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
+    history = [ASKED, *shown.output]
+    prompts = [rendered(*shown.results, history=history, tokens=tokens) for tokens in (shown.tokens, {})]
     assert prompts[0].raw_messages == prompts[1].raw_messages
     assert prompts[0].token_ids != prompts[1].token_ids

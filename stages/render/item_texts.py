@@ -1,4 +1,4 @@
-"""Tool calls and their results as text, for models of any kind.
+"""Items as text for models of any kind: instructions, calls and their results.
 
 The functions here rebuild a result from its item.  Callers prefer the exact text that the model read, if it is known.
 """
@@ -6,9 +6,11 @@ The functions here rebuild a result from its item.  Callers prefer the exact tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
 
 _FORGOTTEN = "The result of this call is no longer known."
@@ -17,16 +19,42 @@ _NOT_APPROVED = "The user did not approve of this call"
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def is_leading(item: items.Item) -> bool:
-    """Return True if an item at the start of a conversation only adds instructions or declares tools."""
-    return isinstance(item, items.AdditionalTools) or (
-        isinstance(item, items.Message) and item.role in {"system", "developer"}
-    )
+def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
+    """Return the instructions, including system and developer messages at the start, and the items after them."""
+    leading = tuple(takewhile(_is_leading, request.items))
+    added = (item.text for item in leading if isinstance(item, items.Message))
+    instructions = "\n\n".join(filter(None, (request.facts.response.instructions, *added)))
+    return instructions, request.items[len(leading) :]
 
 
-def refusal_of(response: items.McpApprovalResponse) -> str:
-    """Return the text that the model reads as the result of a call that the client did not approve."""
-    return f"{_NOT_APPROVED}: {response.reason}" if response.reason else f"{_NOT_APPROVED}."
+def _is_leading(item: items.Item) -> bool:
+    is_message = isinstance(item, items.Message) and item.role in {"system", "developer"}
+    return is_message or isinstance(item, items.AdditionalTools)
+
+
+def callers_of(history: Sequence[items.Item]) -> dict[int, int]:
+    """Map the position of each call output to the position of its call.
+
+    That is the latest earlier call with the same ``call_id``: some clients reuse their ids in every turn.  Outputs
+    without a call are left out.
+    """
+    latest: dict[str, int] = {}
+    callers: dict[int, int] = {}
+    for at, item in enumerate(history):
+        if isinstance(item, items.Call):
+            latest[item.call_id] = at
+        elif isinstance(item, items.CallOutput) and item.call_id in latest:
+            callers[at] = latest[item.call_id]
+    return callers
+
+
+def refusals_in(history: Iterable[items.Item]) -> dict[str, str]:
+    """Map the ids of approval requests that the client refused to the texts that the model reads as results."""
+    return {
+        item.approval_request_id: f"{_NOT_APPROVED}: {item.reason}" if item.reason else f"{_NOT_APPROVED}."
+        for item in history
+        if isinstance(item, items.McpApprovalResponse) and not item.approve
+    }
 
 
 def arguments_of(call: items.CallItem) -> str:
