@@ -10,20 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.items import (
-    AdditionalTools,
-    ApplyPatchCall,
-    ApplyPatchCallOutput,
-    InputImage,
-    InputText,
-    Item,
-    LocalShellCall,
-    LocalShellCallOutput,
-    Message,
-    OutputText,
-    Reasoning,
-    Refusal,
-)
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import CustomTool, Tool
 from tests.support.chat_templates import item_tokens, lay_out_messages, messages_in_brief
 from tests.support.harmony import (
@@ -51,9 +38,9 @@ USER = {"role": "user", "content": "How warm is it?"}
 TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask", namespace="docs")]
 
 
-def turns(*items: Item, **more: Any) -> list[dict[str, Any]]:
+def turns(*history: items.Item, **more: Any) -> list[dict[str, Any]]:
     """The messages after the user's."""
-    first, *others = messages_in_brief(conversation(ASKED, *items, tools=TOOLS, **more))
+    first, *others = messages_in_brief(conversation(ASKED, *history, tools=TOOLS, **more))
     assert first == USER
     return others
 
@@ -64,7 +51,7 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
 
 @pytest.mark.defect("V12")
 def test_calls_and_reasoning_of_the_history_are_kept() -> None:
-    history: list[Item] = [
+    history: list[items.Item] = [
         ASKED,
         reasoning("I look it up."),
         call("get_weather", '{"city": "Oslo"}'),
@@ -92,19 +79,21 @@ def test_reasoning_has_both_names() -> None:
 
 @pytest.mark.defect("V13")
 def test_all_parts_of_a_message_are_read() -> None:
-    answer = Message("msg", "completed", "assistant", (OutputText("I "), OutputText("will not: "), Refusal("No.")))
+    answer = items.Message(
+        "msg", "completed", "assistant", (items.OutputText("I "), items.OutputText("will not: "), items.Refusal("No."))
+    )
     assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
 
 
 @pytest.mark.defect("V13")
 def test_message_without_parts_is_empty() -> None:
-    assert turns(Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
+    assert turns(items.Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
 
 
 @pytest.mark.defect("V15")
 def test_output_parts_are_one_text() -> None:
-    items = (call("get_weather", "{}"), output((InputText("18 "), InputText("°C"))))
-    assert turns(*items)[1] == tool("18 °C")
+    history = (call("get_weather", "{}"), output((items.InputText("18 "), items.InputText("°C"))))
+    assert turns(*history)[1] == tool("18 °C")
 
 
 @pytest.mark.defect("B28")
@@ -116,7 +105,7 @@ def test_parts_of_an_answer_are_one_message() -> None:
 
 @pytest.mark.defect("21")
 def test_text_and_calls_of_one_turn_are_one_message() -> None:
-    items = (
+    history = (
         reasoning("Both."),
         message("assistant", "I look."),
         call("get_weather", '{"city": "Oslo"}', "a"),
@@ -124,7 +113,7 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:
         output("2", "b"),
         output("1", "a"),
     )
-    assert turns(*items) == [
+    assert turns(*history) == [
         {
             "role": "assistant",
             "reasoning": "Both.",
@@ -138,8 +127,8 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:
 
 @pytest.mark.defect("21")
 def test_call_after_an_output_is_of_another_turn() -> None:
-    items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
-    roles = [shown["role"] for shown in turns(*items)]
+    history = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
+    roles = [shown["role"] for shown in turns(*history)]
     assert roles == ["assistant", "tool", "assistant", "tool"]
 
 
@@ -200,10 +189,10 @@ def test_stored_result_takes_precedence() -> None:
     assert messages_in_brief(request)[-1] == tool("a page", "browser__search", item.id)
 
 
-CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
+CLIENT_CALLS: list[tuple[items.Item, items.Item, str, Any, str]] = [
     (
-        LocalShellCall("lsh", "c", {"type": "exec", "command": ["ls"]}, "completed"),
-        LocalShellCallOutput("c", "x"),
+        items.LocalShellCall("lsh", "c", {"type": "exec", "command": ["ls"]}, "completed"),
+        items.LocalShellCallOutput("c", "x"),
         "local_shell",
         {"command": ["ls"]},
         "x",
@@ -216,8 +205,8 @@ CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
         '[{"stdout":"x"}]',
     ),
     (
-        ApplyPatchCall("apc", "c", {"type": "delete_file", "path": "a"}, "completed"),
-        ApplyPatchCallOutput("apo", "c", "completed", "Done."),
+        items.ApplyPatchCall("apc", "c", {"type": "delete_file", "path": "a"}, "completed"),
+        items.ApplyPatchCallOutput("apo", "c", "completed", "Done."),
         "apply_patch",
         {"type": "delete_file", "path": "a"},
         "Done.",
@@ -226,7 +215,9 @@ CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("item", "answer", "name", "arguments", "result"), CLIENT_CALLS)
-def test_client_side_calls_are_functions(item: Item, answer: Item, name: str, arguments: Any, result: str) -> None:
+def test_client_side_calls_are_functions(
+    item: items.Item, answer: items.Item, name: str, arguments: Any, result: str
+) -> None:
     assert turns(item, answer) == [{"role": "assistant", "tool_calls": [(name, arguments)]}, tool(result, name, "c")]
 
 
@@ -265,9 +256,9 @@ def test_output_without_its_call_gets_one() -> None:
 
 
 def test_leading_instructions_are_one_system_message() -> None:
-    tools = AdditionalTools("at", "developer", ())
-    items = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
-    assert messages_in_brief(conversation(*items, instructions="One.")) == [
+    tools = items.AdditionalTools("at", "developer", ())
+    history = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
+    assert messages_in_brief(conversation(*history, instructions="One.")) == [
         {"role": "system", "content": "One.\n\nTwo.\n\nThree."},
         USER,
         {"role": "system", "content": "Four."},
@@ -275,8 +266,13 @@ def test_leading_instructions_are_one_system_message() -> None:
 
 
 def test_images_keep_their_places() -> None:
-    shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
-    returned = output((InputText("d"), InputImage("u2")))
+    shown = items.Message(
+        "m",
+        "completed",
+        "user",
+        (items.InputText("a"), items.InputImage("u1"), items.InputText("b"), items.InputText("c")),
+    )
+    returned = output((items.InputText("d"), items.InputImage("u2")))
     request = conversation(shown, call("get_weather", "{}"), returned)
     layout = lay_out_messages(request, images={"u1": "data:1", "u2": "data:2"})
     assert layout.images == ("data:1", "data:2")
@@ -300,8 +296,8 @@ made = st.one_of(
 
 
 @given(st.lists(made, max_size=12))
-def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
-    messages = lay_out_messages(conversation(*items)).messages
+def test_results_follow_the_message_of_their_calls(history: list[items.Item]) -> None:
+    messages = lay_out_messages(conversation(*history)).messages
     awaited: list[str] = []
     for shown in messages:
         if shown["role"] == "tool":
@@ -310,7 +306,7 @@ def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
         else:
             awaited = [made["id"] for made in shown.get("tool_calls", ())]
     whole = "\n".join(f"{shown.get('content')} {shown.get('reasoning')}" for shown in messages)
-    assert all(item.text in whole for item in items if isinstance(item, Message | Reasoning))
+    assert all(item.text in whole for item in history if isinstance(item, items.Message | items.Reasoning))
 
 
 def test_truncated_answer_is_left_open() -> None:

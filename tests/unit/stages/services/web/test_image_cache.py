@@ -50,7 +50,7 @@ async def test_data_url_is_kept() -> None:
 async def test_bytes_decide_the_image_type(url: str) -> None:
     """The content type of a file server may be generic or wrong."""
     assert await ImageCache(LOOPBACK).resolve(f"{url}/blue") == data_url(png(BLUE))
-    assert "no PNG" in await refusal(f"{url}/page")
+    assert "not a PNG" in await refusal(f"{url}/page")
 
 
 async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
