@@ -271,7 +271,6 @@ def _edited(steps: tuple[NamedStage, ...], anchor: str, edit: _Edit) -> tuple[Na
 
 
 def _drawn(pipeline: Pipeline[Any, Any], indent: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each stage, indented if it is inside a composite one, and its frames."""
     taken = pipeline.accepts().label
     for step in pipeline.steps:
         given = taken if step.emits().is_open else step.emits().label

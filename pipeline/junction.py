@@ -109,5 +109,4 @@ def _is_union(hint: Any) -> bool:
 
 
 def _first_names(names: list[str]) -> str:
-    """Join the first three names and count the rest."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

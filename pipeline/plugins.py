@@ -61,7 +61,6 @@ class Plugin:
         return edited
 
     def _check(self, pipeline: Pipeline[Any, Any], edited: Pipeline[Any, Any]) -> None:
-        """Raise `WrongPlugin` unless the server can run ``edited`` in place of ``pipeline``."""
         if missing := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
             raise WrongPlugin(self.name, f"the server needs {missing[0]}: `replace` it instead of removing it")
         try:
@@ -97,7 +96,6 @@ def _function(name: str) -> Install:
 
 
 def _entry_point(name: str) -> str:
-    """Return the value of an entry point, ``module:function``."""
     points = {point.name: point.value for point in entry_points(group=GROUP)}
     if name not in points:
         there = f"there are {', '.join(sorted(points))}" if points else "there are none"

@@ -108,7 +108,7 @@ class CommandsChecker:
         is_complete = (
             isinstance(item, items.ShellCall) and self._open is None and self._done == list(item.action["commands"])
         )
-        rule(is_complete, "a shell call tells its commands")
+        rule(is_complete, "a done shell call holds the commands of its events")
         return isinstance(item, items.ShellCall) and item.status == "incomplete"
 
     def _check_order(
@@ -117,7 +117,7 @@ class CommandsChecker:
         *,
         is_open: bool = True,
     ) -> Text:
-        rule((self._open is not None) == is_open, "a command is added, told and done before the next")
+        rule((self._open is not None) == is_open, "a command is done before the next is added")
         rule(event.command_index == len(self._done), "command indexes count the commands of a call")
         return self._open or Text()
 

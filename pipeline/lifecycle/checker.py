@@ -73,7 +73,7 @@ class StreamChecker:
                 self._first = response
             case events.ResponseQueued():
                 rule(not self._queued, "response.queued comes once")
-                rule(response.status == "queued", "response.queued says so")
+                rule(response.status == "queued", "the response in response.queued is queued")
                 rule(self._first == response, "response.queued follows response.created and repeats its response")
                 self._queued = True
             case events.ResponseInProgress():
@@ -85,7 +85,10 @@ class StreamChecker:
             first is not None and response == replace(first, status="in_progress"),
             "response.in_progress follows response.created and repeats its response",
         )
-        rule(first is None or (first.status == "queued") == self._queued, "a response that is created queued says so")
+        rule(
+            first is None or (first.status == "queued") == self._queued,
+            "a response that is created queued has response.queued",
+        )
         self._in_progress = True
 
     def _end(self, event: events.TerminalEvent) -> None:
@@ -96,7 +99,7 @@ class StreamChecker:
             "a response is in progress before it ends by itself",
         )
         rule(self._item is None, "every item is done before the response ends")
-        rule(_facts(response) == _facts(self._first), "what the response says of its request never changes")
+        rule(_facts(response) == _facts(self._first), "fields of a response that its request determines never change")
         rule(response.output == tuple(self._output), "the final output equals the items that were done")
         rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
         rule(not any(self._cuts[:-1]), "only the last item may be incomplete")
@@ -115,7 +118,7 @@ class StreamChecker:
         if isinstance(event.item, _CALLS):
             rule(event.item.call_id not in call_ids, "call ids are unique")
         if isinstance(event.item, items.ShellCallOutput):
-            rule(event.item.call_id in call_ids, "an output is that of a call ahead of it")
+            rule(event.item.call_id in call_ids, "an output is that of a call before it")
         self._item = ItemChecker(event, self._first.top_logprobs if self._first else 0)
 
     def _close(self, event: events.OutputItemDone) -> None:
@@ -140,15 +143,7 @@ _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
 }
 """The terminal event for each final status; clients have none for cancelled responses."""
 
-_OUTCOME = (
-    "output",
-    "usage",
-    "error",
-    "completed_at",
-    "incomplete_details",
-    "input_messages",
-    "output_messages",
-)
+_OUTCOME = ("output", "usage", "error", "completed_at", "incomplete_details", "input_messages", "output_messages")
 """The fields of a response that are set only at its end."""
 
 

@@ -66,14 +66,9 @@ class ItemChecker:
             case events.OutputTextDelta():
                 self._check_logprobs(event)
                 self._text(event).grow(event.delta, event.logprobs)
-            case events.RefusalDelta() | events.ReasoningTextDelta() | events.ReasoningSummaryTextDelta():
+            case _ if isinstance(event, PartDelta):
                 self._text(event).grow(event.delta)
-            case (
-                events.OutputTextDone()
-                | events.RefusalDone()
-                | events.ReasoningTextDone()
-                | events.ReasoningSummaryTextDone()
-            ):
+            case _ if isinstance(event, PartText):
                 self._end_text(event)
             case _:
                 if self._call is None:
@@ -152,7 +147,7 @@ class ItemChecker:
         for token in event.logprobs:
             likely = [other.logprob for other in token.top_logprobs]
             rule(likely == sorted(likely, reverse=True), "alternatives come likeliest first")
-            rule(len(likely) <= self._top_logprobs, "there are no more alternatives than were asked for")
+            rule(len(likely) <= self._top_logprobs, "there are no more alternatives than the request wants")
 
     def _open_part(self, event: PartEvent | PartDelta | PartText | events.OutputTextAnnotationAdded) -> _OpenPart:
         if self._part is None:
@@ -161,18 +156,11 @@ class ItemChecker:
         return self._part
 
     def _is_next(self, event: Any) -> bool:
-        if isinstance(event, _OF_SUMMARIES):
-            return event.summary_index == len(self._summary)
-        index: int = event.content_index
-        return index == len(self._content)
+        if hasattr(event, "summary_index"):
+            return bool(event.summary_index == len(self._summary))
+        return bool(event.content_index == len(self._content))
 
 
-_OF_SUMMARIES = (
-    events.ReasoningSummaryPartAdded,
-    events.ReasoningSummaryPartDone,
-    events.ReasoningSummaryTextDelta,
-    events.ReasoningSummaryTextDone,
-)
 _PART_TYPES: dict[type, type] = {
     events.OutputTextDelta: items.OutputText,
     events.OutputTextDone: items.OutputText,

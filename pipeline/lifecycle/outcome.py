@@ -39,13 +39,7 @@ def failed_response(response: Response, error: Exception, output: tuple[OutputIt
         else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
     )
     return replace(
-        response,
-        status="failed",
-        error=details,
-        output=output,
-        completed_at=None,
-        incomplete_details=None,
-        usage=None,
+        response, status="failed", error=details, output=output, completed_at=None, incomplete_details=None, usage=None
     )
 
 

@@ -130,10 +130,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         steps=(
             _always(events.CodeInterpreterCallInProgress),
             _always(events.CodeInterpreterCallCodeDone),
-            {
-                "completed": events.CodeInterpreterCallInterpreting,
-                "failed": events.CodeInterpreterCallInterpreting,
-            },
+            {"completed": events.CodeInterpreterCallInterpreting, "failed": events.CodeInterpreterCallInterpreting},
             {"completed": events.CodeInterpreterCallCompleted},
         ),
         may_fail=True,

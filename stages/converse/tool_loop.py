@@ -171,7 +171,6 @@ class ToolLoop:
         return "stop", count
 
     def _limit(self) -> frames.FinishReason | None:
-        """Return the limit that rules out another turn, or None."""
         if self._tokens_left is not None and self._tokens_left <= 0:
             return "length"
         return "max_turns" if self._turns >= self._limits.turns else None

@@ -194,7 +194,6 @@ class ResponseWriter:
             raise RuntimeError("an item was not closed before what follows it")
 
     def _with_messages(self) -> Response:
-        """Return the response with its raw messages, if the request wants them."""
         messages = self._turns.messages()
         if messages is None:
             return self.response

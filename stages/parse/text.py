@@ -176,7 +176,6 @@ class StopStrings:
         return [(start + len(stop), start) for stop, start in starts if start >= 0]
 
     def _beginning(self, text: str) -> int:
-        """Return the length of the longest suffix of ``text`` that is a proper prefix of a stop string."""
         return max(_overlap(text, stop) for stop in self._stops)
 
 

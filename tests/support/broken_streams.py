@@ -80,7 +80,7 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "response.created comes first, and once": [repeat(0)],
     "response.queued comes once": [both(queued, repeat(1))],
-    "response.queued says so": [both(queued, put_in(1, "response", status="in_progress"))],
+    "the response in response.queued is queued": [both(queued, put_in(1, "response", status="in_progress"))],
     "response.queued follows response.created and repeats its response": [
         both(queued, drop(0)),
         both(queued, put_in(1, "response", model="other")),
@@ -90,7 +90,7 @@ BROKEN: dict[str, list[Change]] = {
         begin(model="other"),
         both(queued, put_in(2, "response", status="queued")),
     ],
-    "a response that is created queued says so": [both(queued, drop(1)), begin(status="queued")],
+    "a response that is created queued has response.queued": [both(queued, drop(1)), begin(status="queued")],
     "nothing begins a response that is in progress": [
         repeat(1),
         copy(1, behind=8),
@@ -104,7 +104,7 @@ BROKEN: dict[str, list[Change]] = {
         of(CUT_TURN, drop(*range(1, 14))),
     ],
     "every item is done before the response ends": [drop(20)],
-    "what the response says of its request never changes": [end(id="resp_2"), end(temperature=0.5)],
+    "fields of a response that its request determines never change": [end(id="resp_2"), end(temperature=0.5)],
     "the final output equals the items that were done": [end(output=()), put_item(20, status="incomplete")],
     "the terminal event's type is the status": [end(status=status) for status in ("failed", "cancelled", "queued")],
     "only the last item may be incomplete": [
@@ -285,7 +285,7 @@ BROKEN: dict[str, list[Change]] = {
         of(RARE, put_tokens(*frames.spelled_delta("H").logprobs)),
     ],
     "alternatives come likeliest first": [of(RARE, put(6, logprobs=(replace(Y, top_logprobs=Y.top_logprobs[::-1]),)))],
-    "there are no more alternatives than were asked for": [
+    "there are no more alternatives than the request wants": [
         of((frames.started(top_logprobs=1), *RARE[1:]), lambda sent: sent)
     ],
 }
@@ -335,7 +335,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
             put_item(22, arguments="{}"), put_item(36, code="1"), put_item(62, output=()), both(drop(60), drop(60))
         ),
     ],
-    "an output is that of a call ahead of it": in_server_turns(put_item(57, call_id="call_10003")),
+    "an output is that of a call before it": in_server_turns(put_item(57, call_id="call_10003")),
     # Steps
     "events of calls are of their call's kind": [
         instead(11, events.FunctionCallArgumentsDelta(11, "msg_10001", 1, "{}")),
@@ -394,11 +394,11 @@ BROKEN_CALLS: dict[str, list[Change]] = {
     ),
     "an output is that of a call that completed": in_server_turns(put_item(28, output="Fine.")),
     # Shells
-    "a shell call tells its commands": [
+    "a done shell call holds the commands of its events": [
         *in_server_turns(drop(53, 54, 55), drop(55)),
         *in_client_turn(drop(12, 13, 14), drop(*range(7, 15))),
     ],
-    "a command is added, told and done before the next": [
+    "a command is done before the next is added": [
         *in_server_turns(drop(53), repeat(53), repeat(55)),
         *in_client_turn(drop(9), drop(10), drop(11)),
     ],

@@ -43,16 +43,12 @@ class ParseChat(ParseStage):
 
 @dataclass(slots=True)
 class _NoItem:
-    """No item has been opened yet."""
-
     follows_markup: bool = False
     read_upto: int = 0
 
 
 @dataclass(slots=True)
 class _OpenText:
-    """A message or reasoning is open."""
-
     kind: type[TextPiece]
     text: ItemText
     began_at: int

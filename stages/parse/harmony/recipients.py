@@ -103,7 +103,6 @@ class Recipients:
 
 
 def _built_in(recipient: str) -> str | None:
-    """Return the built-in tool that a recipient means, or None."""
     return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in BUILT_IN), None)
 
 

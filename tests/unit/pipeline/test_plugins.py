@@ -112,11 +112,11 @@ async def lengths(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[int, N
         yield len(str(event))
 
 
-def unasked(pipeline):
+def other_source(pipeline):
     return pipeline.insert_before("normalize", "from numbers", from_numbers)
 
 
-def untold(pipeline):
+def other_result(pipeline):
     return pipeline.insert_after("persist", "lengths", lengths)
 
 
@@ -229,8 +229,8 @@ def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
         ("torn", "the server needs persist: `replace` it instead of removing it"),
         ("beheaded", "the server needs normalize"),
         ("curtailed", "the server needs persist"),
-        ("unasked", "the server -> from numbers: the server gives CreateResponse, and from numbers takes int"),
-        ("untold", "lengths -> the server: lengths gives int, and the server takes ResponseEvent"),
+        ("other_source", "the server -> from numbers: the server gives CreateResponse, and from numbers takes int"),
+        ("other_result", "lengths -> the server: lengths gives int, and the server takes ResponseEvent"),
         ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
     ],
 )
@@ -247,8 +247,7 @@ def test_plugins_of_one_file_share_it(here: Path) -> None:
     assert edited("registering.py:one", "registering.py:two") == edited()
 
 
-def test_plugin_is_installed_once() -> None:
-    """A second installation repeats a stage name, which is an error."""
+def test_plugin_cannot_be_installed_twice() -> None:
     with pytest.raises(WrongPlugin, match="stage names repeat: shout"):
         edited("shouting.py:install", "shouting.py:install")
 

@@ -79,7 +79,6 @@ def test_good_streams_pass(frames: Frames) -> None:
 
 @pytest.mark.parametrize(("text", "tokens"), [("y", "y STOP"), ("y ST", "y ")])
 def test_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
-    """The tokens of a text may extend beyond its cut, and the last one may be missing."""
     cut = replace(spelled_delta(text), logprobs=spelled_delta(tokens).logprobs)
     fed(written_events((started(), *message(spelled_delta("Hé"), cut), finished())))
 

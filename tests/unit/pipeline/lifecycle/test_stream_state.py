@@ -143,11 +143,7 @@ def upto(kind: type[Event], item: frames.Frames) -> list[ResponseEvent]:
         (frames.code_call("1"), CodeInterpreterCallInterpreting, []),
         (frames.web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
         (frames.web_call("{}"), WebSearchCallSearching, []),
-        (
-            frames.form_call("shell", '{"commands": ["a", "b"]}'),
-            ShellCallCommandDone,
-            [],
-        ),
+        (frames.form_call("shell", '{"commands": ["a", "b"]}'), ShellCallCommandDone, []),
         (
             frames.shell_call('{"commands": ["a", "b"]}'),
             OutputItemAdded,

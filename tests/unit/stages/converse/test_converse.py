@@ -216,10 +216,7 @@ async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most
     ]
     assert [
         call.text for call in table.model.read[1].facts.input[1:] if isinstance(call, items.CodeInterpreterCall)
-    ] == [
-        "a",
-        "b",
-    ]
+    ] == ["a", "b"]
 
 
 async def test_mixed_turn_waits_for_the_client() -> None:
@@ -262,6 +259,5 @@ async def test_turn_duration_includes_its_calls() -> None:
 
 
 async def test_first_turn_duration_includes_the_listing() -> None:
-    """The completion time then includes the time for listing tools."""
     yielded = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
     assert [frame.duration for frame in yielded if isinstance(frame, frames.TurnFinished)] == [3.0, 1.0]

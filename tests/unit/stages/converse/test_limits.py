@@ -163,7 +163,6 @@ async def test_call_of_an_interrupted_turn_is_incomplete_and_not_run(reason: Fin
 
 
 async def test_truncated_call_is_not_run() -> None:
-    """Its arguments are incomplete."""
     table = ScriptedConverse([turn(code("a", complete=False), reason="length")])
     assert frame_kinds(await table.talk())[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
     assert not table.tool.calls

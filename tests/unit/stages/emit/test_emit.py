@@ -233,15 +233,13 @@ async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase:
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("text", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
-async def test_answer_in_json_completes(text_format: str, text: str) -> None:
-    """Any JSON passes, with numbers of any size, and so does all other output."""
+async def test_answer_in_any_json_completes(text_format: str, text: str) -> None:
     whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(text))
     assert event_types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
 
 
 @pytest.mark.parametrize(
-    "begun",
-    [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)],
+    "begun", [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)]
 )
 async def test_answer_without_promised_json_completes(begun: frames.GenerationStarted) -> None:
     """Text is free, a stop text may cut any answer, and a stored response is sent again unchanged."""
@@ -308,7 +306,6 @@ async def test_foreign_frame_is_reported_by_its_type() -> None:
 
 
 async def test_error_after_the_last_turn_fails() -> None:
-    """An error before the terminal event becomes that event."""
     events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
     assert event_types(events).count("completed") == 0
     assert event_types(events)[-1] == "failed"

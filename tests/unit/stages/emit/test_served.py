@@ -102,8 +102,8 @@ def test_every_item_has_the_events_of_its_kind(item: frames.Frames, steps: list[
     assert frames.event_types(item_events(item)) == steps
 
 
-@pytest.mark.defect("V9")
-def test_items_have_their_own_indexes() -> None:
+@pytest.mark.defect("V9", "B12")
+def test_items_have_their_own_indexes_and_ids() -> None:
     events = item_events(frames.web_call("{}"), frames.mcp_call("{}"), frames.web_call("{}"))
     added = [(event.output_index, event.item.id) for event in events if isinstance(event, OutputItemAdded)]
     assert added == [(0, "ws_10000"), (1, "mcp_10001"), (2, "ws_10002")]
@@ -133,11 +133,7 @@ RUNS: list[tuple[frames.Frames, list[str], list[str]]] = [
         ["code_interpreter_call_code.done", "code_interpreter_call.interpreting"],
         ["code_interpreter_call.completed"],
     ),
-    (
-        frames.code_call("1", error="No."),
-        ["code_interpreter_call_code.done", "code_interpreter_call.interpreting"],
-        [],
-    ),
+    (frames.code_call("1", error="No."), ["code_interpreter_call_code.done", "code_interpreter_call.interpreting"], []),
     (
         frames.web_call("{}"),
         ["output_item.added", "web_search_call.in_progress", "web_search_call.searching"],
@@ -202,7 +198,6 @@ def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) 
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize("ran", [(), (CallStarted(),)])
 def test_interrupted_tool_list_has_an_error(ran: frames.Frames) -> None:
-    """The item has no status field for it."""
     writer = ResponseWriter()
     events = [event for frame in (frames.started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
     ended = checked(frames.client_events([*events, *writer.fail(EngineFailed("It broke."))]))
@@ -311,14 +306,7 @@ def test_added_item_has_empty_fields() -> None:
     code = {"code": "", "container_id": "cntr_1", "outputs": None}
     assert added[:4] == [
         {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": []},
-        {
-            "type": "mcp_call",
-            "id": "mcp_10001",
-            "server_label": "wiki",
-            "name": "ask",
-            "status": "in_progress",
-            **call,
-        },
+        {"type": "mcp_call", "id": "mcp_10001", "server_label": "wiki", "name": "ask", "status": "in_progress", **call},
         {"type": "code_interpreter_call", "id": "ci_10002", "status": "in_progress", **code},
         {"type": "web_search_call", "id": "ws_10003", "action": frames.SEARCH, "status": "in_progress"},
     ]
@@ -334,7 +322,6 @@ def test_added_item_has_empty_fields() -> None:
 )
 @pytest.mark.parametrize("opening", [WebCallOpened("search"), WebCallOpened("peek"), ShellCallOpened()])
 def test_any_arguments_make_an_item(opening: Any, arguments: str) -> None:
-    """Unreadable arguments and unknown functions do not end the response."""
     pieces = [arguments] if arguments else []
     ran = (CallStarted(), CallFinished(error="No.")) if isinstance(opening, WebCallOpened) else ()
     item = (opening, *map(ItemDelta, pieces), *ran, ItemClosed(complete=True))
@@ -350,29 +337,21 @@ def test_search_item_has_the_real_action() -> None:
     assert not [event for event in item_events(item) if "cursor" in str(frames.sse_json(event))]
 
 
-@pytest.mark.defect("B12")
-def test_items_have_unique_ids() -> None:
-    events = item_events(frames.web_call("{}"), frames.web_call("{}"), frames.web_call())
-    assert {event.item.id for event in events if isinstance(event, OutputItemDone)} == {
-        "ws_10000",
-        "ws_10001",
-        "ws_10002",
-    }
-
-
-@pytest.mark.defect("B11")
-def test_truncated_approval_request_is_an_incomplete_call() -> None:
-    """Approval is never requested for half a call."""
-    sequence = (frames.started(), *frames.approval('{"q', complete=False), frames.finished("length"))
-    (cut,) = final(checked(frames.written_events(sequence))).output
-    assert cut == McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")
-
-
-@pytest.mark.defect("V10")
-def test_truncated_search_has_an_action() -> None:
-    sequence = (frames.started(), *frames.web_call('{"query": "Os', complete=False), frames.finished("length"))
-    (cut,) = final(checked(frames.written_events(sequence))).output
-    assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
+@pytest.mark.defect("B11", "V10")
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        # Approval is never requested for half a call.
+        (frames.approval('{"q', complete=False), McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")),
+        (
+            frames.web_call('{"query": "Os', complete=False),
+            WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete"),
+        ),
+    ],
+)
+def test_truncated_call_is_incomplete(item: frames.Frames, expected: object) -> None:
+    sequence = (frames.started(), *item, frames.finished("length"))
+    assert final(checked(frames.written_events(sequence))).output == (expected,)
 
 
 # Frames for the store

@@ -56,14 +56,12 @@ def test_prompt_tokens_of_the_engine_take_precedence() -> None:
 
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
 def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_tools: int) -> None:
-    """If a later prompt is shorter than the previous turn, tool output counts as zero."""
     response = ended(CALLED[:-1], (counts(5),), turn(prompt_tokens, 1))
     assert response.usage is not None
     assert response.usage.output_tokens_details.tool_output_tokens_per_turn == (0, from_tools)
 
 
 def test_listing_tools_is_no_turn() -> None:
-    """Frames before the first prompt do not count."""
     response = ended(server_turns())
     assert response.usage is not None
     assert response.usage.input_tokens_details.input_tokens_per_turn == (7, 50)
