@@ -42,13 +42,11 @@ class ClientConnection(web.RequestHandler):
     __slots__ = ("_header_timer",)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the headers of a request."""
         super().connection_made(transport)
         loop = asyncio.get_running_loop()
         self._header_timer = loop.call_later(HEADER_SECONDS, self._close_without_request)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Stop waiting."""
         self._header_timer.cancel()
         super().connection_lost(exc)
 
@@ -79,7 +77,6 @@ class ConnectionServer(web.Server):
         self._refused = set[str]()
 
     def __call__(self) -> web.RequestHandler:
-        """Return the protocol for a new connection."""
         return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
@@ -94,7 +91,6 @@ class ConnectionServer(web.Server):
                 logger.warning("%s has %d connections: more are closed", client, self._most)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        """Forget a connection."""
         super().connection_lost(handler, exc)
         client = self._clients.pop(handler)
         self._by_client[client] -= 1

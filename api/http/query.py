@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Parameter(ABC):
-    """A query parameter called ``name``."""
+    """A query parameter called ``name``; reading it raises `InvalidRequest` for a value that is not allowed."""
 
     name: str
 
@@ -36,15 +36,13 @@ class Parameter(ABC):
 
 @dataclass(frozen=True)
 class AnyText(Parameter):
-    """Any text."""
+    """Any text; None if absent."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        """A string."""
         return {"type": "string"}
 
     def read(self, request: web.Request) -> str | None:
-        """Return the value, or None if the parameter is absent."""
         return request.query.get(self.name)
 
 
@@ -54,11 +52,9 @@ class Flag(Parameter):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """A boolean."""
         return {"type": "boolean", "default": False}
 
     def read(self, request: web.Request) -> bool:
-        """Return the flag; raise `InvalidRequest` for any value but ``true`` and ``false``."""
         value = request.query.get(self.name, "false")
         if value not in ("true", "false"):
             raise self._refusal("true or false", value)
@@ -73,11 +69,9 @@ class OneOf(Parameter):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The words."""
         return {"enum": list(self.words), "default": self.words[0]}
 
     def read(self, request: web.Request) -> str:
-        """Return the word; raise `InvalidRequest` for any other value."""
         value = request.query.get(self.name, self.words[0])
         if value not in self.words:
             raise self._refusal(f"one of {', '.join(self.words)}", value)
@@ -94,12 +88,10 @@ class Number(Parameter):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """An integer and its limits."""
         default = {"default": self.default} if self.default >= self.least else {}
         return {"type": "integer", "minimum": self.least, "maximum": self.most, **default}
 
     def read(self, request: web.Request) -> int:
-        """Return the number; raise `InvalidRequest` if it is not a whole number within the limits."""
         value = request.query.get(self.name)
         if value is None:
             return self.default
@@ -116,11 +108,9 @@ class Several(Parameter):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """An array of the words."""
         return {"type": "array", "items": {"enum": sorted(self.words)}}
 
     def read(self, request: web.Request) -> list[str]:
-        """Return the words; raise `InvalidRequest` for any other value."""
         values = [*request.query.getall(self.name, ()), *request.query.getall(f"{self.name}[]", ())]
         for word in values:
             if word not in self.words:
