@@ -20,7 +20,7 @@ from penstock.pipeline.plugins import load
 def main(arguments: Sequence[str]) -> None:
     """Write the page of a recording, and open it if requested."""
     parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__, parents=[PLUGINS])
-    parser.add_argument("recording", type=Path, help="a folder with one file per junction, or with fewer")
+    parser.add_argument("recording", type=Path, help="a recording's folder, or one of its files")
     parser.add_argument(
         "page", type=Path, nargs="?", help="the file to write (NAME.html; with --open, a temporary one)"
     )

@@ -60,7 +60,7 @@ def _speed(text: str) -> float | None:
     except ValueError:
         speed = 0.0
     if not 0 < speed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither max nor a number of times, as 1x or 0.5x")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither max nor a factor such as 1x or 0.5x")
     return speed
 
 

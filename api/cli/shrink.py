@@ -71,10 +71,10 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--saying is about what --fails COMMAND writes")
     out: Path = chosen.out or chosen.recording.with_name(f"{chosen.recording.resolve().name}-small")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CannotRun(f"{out} is there already")
+        raise CannotRun(f"{out} already exists")
     case = read_case(chosen.recording)
     model = model_of(case.header)
-    fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
+    fails = CommandTest(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     if not fails and not model.spelling:
         raise CannotRun(f"{model.problem}; give --fails COMMAND")
     trial = Trial(fails or Stages(plugins.load(chosen.plugins)(model.pipeline)), chosen.tries)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @dataclass
-class Command:
+class CommandTest:
     """Tests a recording by a shell command.
 
     The recording fails if the command exits with a failure within ``seconds`` and its output contains ``saying``.

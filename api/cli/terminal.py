@@ -77,7 +77,7 @@ def show(paced: Paced, timeline: Timeline, speed: float | None, *, full: bool) -
 
 
 @dataclass
-class Line:
+class TextLine:
     """A line with a glyph, from ``at`` to ``until`` in seconds, and the events that its ``frames`` caused."""
 
     glyph: Text
@@ -113,7 +113,7 @@ class Drawing:
                 yield line.at, self._columns(line, latest)
                 latest = next((at for at in (line.until, line.at, latest) if at is not None), None)
         for failure in timeline.failures:
-            yield latest, self._columns(Line(Text(), Text(visible(failure), ALARM), []), latest)
+            yield latest, self._columns(TextLine(Text(), Text(visible(failure), ALARM), []), latest)
 
     # Facts and prompts
 
@@ -143,20 +143,20 @@ class Drawing:
 
     # Rows
 
-    def _lines(self, row: Row) -> list[Line]:
+    def _lines(self, row: Row) -> list[TextLine]:
         tokens = [self._timeline.attributed[index] for index in row.tokens] if self._timeline.attributed else []
         lines = self._item_lines(row, tokens) if row.opened else [self._other(index, row) for index in row.frames]
         if tokens and not row.opened:
             lines.append(self._line(Text(), _written(tokens), [], tokens))
         of_frame = {index: line for line in lines for index in line.frames}
-        loose = Line(Text(), Text(), [])
+        loose = TextLine(Text(), Text(), [])
         for event in (self._timeline.events[index] for index in row.events):
             line = loose if event.cause is None else of_frame.get(event.cause, loose)
             line.events.append(event.frame)
             loose.at = event.at
         return [*lines, loose] if loose.events else lines
 
-    def _item_lines(self, row: Row, tokens: Sequence[AttributedToken]) -> list[Line]:
+    def _item_lines(self, row: Row, tokens: Sequence[AttributedToken]) -> list[TextLine]:
         style = STYLES[row.channel]
         self._item += bool(row.turn) and not isinstance(row.opened, SERVED)
         is_rewritten = self._item in self._timeline.rewritten
@@ -208,13 +208,13 @@ class Drawing:
         cause = self._timeline.items[index].cause
         return cause is None or token.frame <= cause
 
-    def _line(self, glyph: Text, text: Text, group: Sequence[int], tokens: Sequence[AttributedToken] = ()) -> Line:
+    def _line(self, glyph: Text, text: Text, group: Sequence[int], tokens: Sequence[AttributedToken] = ()) -> TextLine:
         times = [self._timeline.tokens[token.frame].at for token in tokens]
         times += [self._timeline.items[index].at for index in group]
         known = [at for at in times if at is not None]
-        return Line(glyph, text, group, min(known, default=None), max(known, default=None))
+        return TextLine(glyph, text, group, min(known, default=None), max(known, default=None))
 
-    def _other(self, index: int, row: Row) -> Line:
+    def _other(self, index: int, row: Row) -> TextLine:
         """Return the line of a frame that is neither the text nor a border of an item."""
         frame = self._timeline.items[index].frame
         match frame:
@@ -237,12 +237,12 @@ class Drawing:
                 body = Text(visible(short(f"{words(type(frame).__name__)} {as_json(frame)}", LONGEST_RESULT)))
         return self._line(Text("│", STYLES["call"]), body, [index])
 
-    def _border(self, text: str, index: int) -> Line:
+    def _border(self, text: str, index: int) -> TextLine:
         return self._line(Text("●", "dim"), Text(text), [index])
 
     # Columns
 
-    def _columns(self, line: Line, latest: float | None) -> RenderableType:
+    def _columns(self, line: TextLine, latest: float | None) -> RenderableType:
         table = Table.grid(padding=(0, 1, 0, 0), expand=True)
         cells: list[RenderableType] = []
         if self._has_times:

@@ -199,7 +199,7 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
     except _NO_JSON as error:
         raise UnreadableRecording(path, len(lines), "the recording was cut after this line: it has no end") from error
     if end.frames != len(lines) - 2:
-        raise UnreadableRecording(path, len(lines), f"{end.frames} frames were recorded, and {len(lines) - 2} are here")
+        raise UnreadableRecording(path, len(lines), f"{len(lines) - 2} of {end.frames} frames are in the file")
     return end
 
 
@@ -210,9 +210,9 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Cont
             data = _encode(older.upgraded(msgspec.json.decode(data)))
         return Timed(decode(data), number, stamp.at)
     except msgspec.ValidationError as error:
-        raise UnreadableRecording(path, number, f"no frame of this place, or of this version: {error}") from error
+        raise UnreadableRecording(path, number, f"not a frame of this file, or of this version: {error}") from error
     except _NO_JSON as error:
-        raise UnreadableRecording(path, number, f"this is no JSON: {error}") from error
+        raise UnreadableRecording(path, number, f"this line is not JSON: {error}") from error
 
 
 async def source_of_recording(recording: Recording) -> AsyncGenerator[Any, None]:

@@ -155,7 +155,7 @@ def test_no_process_outlives_its_command(tmp_path: Path, penstock: RunCommand) -
         (["--saying", "no"], "--saying is about what --fails COMMAND writes"),
         (["--fails", "false", "--with", "json:loads"], "--with is for the stages of this command"),
         (["--with", "json:nothing"], "json has no function nothing"),
-        (["--fails", "false", "-o", str(HARMONY)], "is there already"),
+        (["--fails", "false", "-o", str(HARMONY)], "already exists"),
     ],
 )
 def test_senseless_arguments_are_reported(

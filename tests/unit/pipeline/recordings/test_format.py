@@ -178,19 +178,19 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
     "another format": (lambda lines: line(Header(FORMAT + 1)), 1, f"format {FORMAT + 1}"),
     "a cut line": (lambda lines: b"".join(lines)[:-4], 4, "cut in the middle"),
     "no end": (lambda lines: b"".join(lines[:-1]), 3, "has no end"),
-    "a lost line": (lambda lines: lines[0] + b"".join(lines[2:]), 3, "2 frames were recorded, and 1 are here"),
+    "a lost line": (lambda lines: lines[0] + b"".join(lines[2:]), 3, "1 of 2 frames are in the file"),
     "an unknown frame": (lambda lines: lines[0] + b'{"type":"Later"}\n' + b"".join(lines[2:]), 2, "of this version"),
     "an unknown value": (
         lambda lines: lines[0] + lines[1] + lines[2].replace(b'"stop"', b'"tired"') + lines[3],
         3,
         "of this version",
     ),
-    "no JSON": (lambda lines: lines[0] + b"Hello!\n" + b"".join(lines[2:]), 2, "no JSON"),
+    "no JSON": (lambda lines: lines[0] + b"Hello!\n" + b"".join(lines[2:]), 2, "not JSON"),
     "invalid UTF-8": (lambda lines: lines[0] + b'{"type":"\xff"}\n' + b"".join(lines[2:]), 2, ""),
     "a frame of another junction": (
         lambda lines: lines[0] + b'{"type":"ItemDelta","text":"a"}\n' + b"".join(lines[2:]),
         2,
-        "no frame of this place",
+        "not a frame of this file",
     ),
 }
 
