@@ -117,15 +117,7 @@ class EndingTemplate:
 
     text: str
 
-    def render(
-        self,
-        messages: Sequence[ChatMessage],
-        functions: Sequence[Function],
-        variables: Mapping[str, Any],
-        *,
-        source: str | None = None,
-        continues: bool = False,
-    ) -> Rendered:
+    def render(self, messages: Sequence[ChatMessage], functions: Sequence[Function], *_: Any, **__: Any) -> Rendered:
         """Render the latest text, the names of the functions, and the end."""
         names = [function["function"]["name"] for function in functions]
         return Rendered(f"{messages[-1]['content']}\n{', '.join(names)}\n{self.text}")

@@ -28,8 +28,8 @@ def parts(value: Json) -> list[Json]:
     return [value, *(part for child in inner for part in parts(child))]
 
 
-SAID = [part for body in (EVERYTHING, *CLIENTS.values()) for part in parts(body)]
-KEYS = sorted({key for part in SAID if isinstance(part, dict) for key in part})
+PARTS = [part for body in (EVERYTHING, *CLIENTS.values()) for part in parts(body)]
+KEYS = sorted({key for part in PARTS if isinstance(part, dict) for key in part})
 words = st.sampled_from(KEYS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(
     st.none()
@@ -37,7 +37,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | words
-    | st.sampled_from(SAID),
+    | st.sampled_from(PARTS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
     max_leaves=8,
 )
@@ -58,7 +58,6 @@ async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
 @examples(150)
 @given(body=bodies, usual=st.sampled_from([{}, {"input": "Hi"}, *CLIENTS.values()]))
 async def test_any_request_is_accepted_or_refused(body: Json, usual: Json) -> None:
-    """The result is a conversation, or a 4xx that names the parameter."""
     result = await understood(usual | body)
     if isinstance(result, InvalidRequest):
         assert 400 <= result.status < 500

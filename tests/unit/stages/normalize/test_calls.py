@@ -115,7 +115,6 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
     ids=str,
 )
 async def test_items_of_servers_and_shells_are_read(store: Store, written: Json, item: wire.Item) -> None:
-    """Ids, statuses and nulls may be missing; a failure has its error in any form."""
     assert (await normalize(store, input=[written])).facts.input == (item,)
 
 
@@ -169,7 +168,6 @@ READ_RESULTS = (
     ids=str,
 )
 async def test_outputs_of_client_tools_are_read(store: Store, call: Json, written: Json, item: wire.Item) -> None:
-    """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
     resolved = await normalize(store, input=[call, written])
     assert resolved.facts.input[1] == item
     assert len({one.id for one in resolved.facts.input}) == 2
@@ -177,7 +175,6 @@ async def test_outputs_of_client_tools_are_read(store: Store, call: Json, writte
 
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
 async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
-    """Items of any form are sent in the form that it reads without a warning."""
     items = (await normalize(store, input=client["input"][1:])).facts.input
     adapter = TypeAdapter[Any](ResponseOutputItem)
     for item in items:
@@ -199,7 +196,6 @@ async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: 
     ids=lambda written: written["type"],
 )
 async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, written: Json) -> None:
-    """An output without one is refused at its place."""
     items = [call or WEATHER_CALL, written]
     if call and written["type"] == f"{call['type']}_output":
         await normalize(store, input=items)
@@ -221,7 +217,6 @@ async def test_local_shell_call_is_answered_once(store: Store) -> None:
 
 
 async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
-    """The answer has the client's decision and reason."""
     await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     written = response("mcpr_1", approve=False, reason="Not now.")
     resolved = await normalize(store, "2", previous_response_id="resp_1", input=[written])
@@ -239,14 +234,12 @@ async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
     ],
 )
 async def test_approval_answers_one_request_once(store: Store, items: list[Json], position: int) -> None:
-    """An answer to nothing, or a second one, is refused at its place, even after the call."""
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input=items)
     assert caught.value.param == f"input[{position}].approval_request_id"
 
 
 async def test_answered_request_of_the_history_stays_answered(store: Store) -> None:
-    """A continuation cannot answer it again."""
     await store_answer(store, "1", wire.McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     called = wire.McpCall("mcp_2", "m", "f", "{}", "completed", "x", None, "mcpr_1")
     await store_answer(store, "2", called, previous_response_id="resp_1", input=[response("mcpr_1")])
@@ -256,7 +249,6 @@ async def test_answered_request_of_the_history_stays_answered(store: Store) -> N
 
 
 async def test_stored_results_come_with_their_items(store: Store) -> None:
-    """Included fields are kept as well."""
     call = wire.CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
     await store_answer(store, "1", call, input="Hi", results={"ci_1": "1\n"})
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
@@ -267,7 +259,6 @@ async def test_stored_results_come_with_their_items(store: Store) -> None:
 
 
 async def test_unstored_request_does_not_read_results(store: Store) -> None:
-    """Without the store, a call shows only its own fields."""
     call = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None}
     await store.close()
     with pytest.raises(StoreFailed):

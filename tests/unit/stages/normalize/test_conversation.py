@@ -29,7 +29,6 @@ async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
 @pytest.mark.defect("33")
 @pytest.mark.parametrize("as_object", [False, True])
 async def test_conversation_is_the_history(store: Store, as_object: bool) -> None:
-    """A request reads all of its conversation, and its response names it."""
     name = await conversation_of(store, user_message("msg_a", "Hi"), answer("Hello."))
     resolved = await normalize(store, conversation={"id": name} if as_object else name, input="Go on")
     assert resolved.history == (user_message("msg_a", "Hi"), answer("Hello."))
@@ -40,7 +39,6 @@ async def test_conversation_is_the_history(store: Store, as_object: bool) -> Non
 
 
 async def test_conversation_grows_with_its_responses(store: Store) -> None:
-    """The next request reads input and output of each response, with their tokens."""
     name = await conversation_of(store)
     await store_answer(
         store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)}
@@ -82,7 +80,6 @@ async def test_response_of_a_conversation_can_be_continued_alone(store: Store) -
 
 
 async def test_call_without_its_output_waits_in_the_conversation(store: Store) -> None:
-    """An output finds its call there, and one without a call is refused."""
     name = await conversation_of(store, CALL)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
     assert len((await normalize(store, input=[output], conversation=name)).facts.input) == 1
@@ -92,7 +89,6 @@ async def test_call_without_its_output_waits_in_the_conversation(store: Store) -
 
 
 async def test_item_is_in_a_conversation_once(store: Store) -> None:
-    """A reference to one of its items adds nothing, and no other item takes an id of its items."""
     name = await conversation_of(store, user_message("msg_a", "Hi"))
     items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
     resolved = await normalize(store, input=items, conversation=name)
@@ -100,7 +96,6 @@ async def test_item_is_in_a_conversation_once(store: Store) -> None:
 
 
 async def test_empty_conversation_needs_an_input(store: Store) -> None:
-    """There is nothing to answer."""
     name = await conversation_of(store)
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
         await normalize(store, conversation=name)

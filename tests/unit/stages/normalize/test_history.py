@@ -20,7 +20,6 @@ RAIN = {"type": "function_call_output", "call_id": "call_10001", "output": "rain
 
 @pytest.mark.defect("V12", "19")
 async def test_history_has_all_items_of_the_chain(store: Store) -> None:
-    """Inputs and outputs come back in order, with reasoning, calls and results."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     second = await store_answer(store, "2", answer("Rain."), previous_response_id="resp_1", input=[RAIN])
     third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
@@ -34,7 +33,6 @@ async def test_history_has_all_items_of_the_chain(store: Store) -> None:
 
 @pytest.mark.defect("B18", "B19", "46")
 async def test_branches_are_isolated(store: Store) -> None:
-    """Two continuations of a response do not see each other, nor do their children."""
     await store_answer(store, "1", answer("Hello."), input="Hi")
     root = (user_message("msg_1i0000", "Hi"), answer("Hello."))
     for name in ("a", "b"):
@@ -47,7 +45,6 @@ async def test_branches_are_isolated(store: Store) -> None:
 
 @pytest.mark.defect("V11", "B20")
 async def test_continuation_has_its_own_parameters(store: Store) -> None:
-    """Only items are inherited; instructions, tools and options are those of the new request."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await store_answer(store, "1", answer("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
     fresh = (await normalize(store, "2", previous_response_id="resp_1", input="Go on")).facts.response
@@ -100,7 +97,6 @@ CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output
     ],
 )
 async def test_output_needs_an_earlier_call(store: Store, items: list[Any], param: str | None) -> None:
-    """The call, of the output's kind, is in the history or earlier in the input."""
     await store_answer(store, "1", CALL, input="How is Oslo?")
     if param is None:
         resolved = await normalize(store, "2", previous_response_id="resp_1", input=items)
@@ -114,7 +110,6 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
-    """The error has its status."""
     await store_answer(store, "1", answer("Hello."), status=status, input="Hi")
     with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input="Go on")
@@ -123,7 +118,6 @@ async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, s
 
 
 async def test_truncated_response_can_be_continued(store: Store) -> None:
-    """It has ended, and its partial output is in the history."""
     cut = wire.Message("msg_cut", "incomplete", "assistant", (wire.OutputText("Hel"),), "final_answer")
     await store_answer(store, "1", cut, status="incomplete", input="Hi")
     resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
@@ -131,7 +125,6 @@ async def test_truncated_response_can_be_continued(store: Store) -> None:
 
 
 async def test_chain_continues_without_deleted_responses(store: Store) -> None:
-    """A deleted response leaves every history; its continuations can still be continued."""
     await store_answer(store, "1", answer("Hello."), input="Hi")
     await store_answer(store, "2", answer("Rain."), previous_response_id="resp_1", input="How is Oslo?")
     assert await store.delete("resp_1", "")
@@ -140,7 +133,6 @@ async def test_chain_continues_without_deleted_responses(store: Store) -> None:
 
 
 async def test_history_brings_its_tokens(store: Store) -> None:
-    """The tokens of its items come along, to be read again unchanged."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
     await store_answer(
         store, "2", answer("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)}
@@ -154,7 +146,6 @@ async def test_history_brings_its_tokens(store: Store) -> None:
 
 
 async def test_references_bring_stored_items(store: Store) -> None:
-    """Any item of a stored response can be referred to by its id."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
     resolved = await normalize(store, "2", input=[*references, RAIN])
@@ -164,7 +155,6 @@ async def test_references_bring_stored_items(store: Store) -> None:
 
 
 async def test_unknown_reference_is_refused(store: Store) -> None:
-    """The first one is named."""
     await store_answer(store, "1", THOUGHT, input="Hi", store=True)
     items = [{"id": "rs_10000"}, {"type": "item_reference", "id": "rs_2"}, {"id": "rs_3"}]
     with pytest.raises(InvalidRequest, match="Item with id 'rs_2' not found") as caught:
@@ -185,7 +175,6 @@ class CountingStore(Store):
 
 
 async def test_references_cost_one_look_at_the_store() -> None:
-    """All are looked up together, in order; a request without any reads nothing."""
     store = CountingStore()
     assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).facts.input == (
         CALL,
@@ -214,7 +203,6 @@ async def test_repeated_ids_are_renamed(store: Store) -> None:
 
 
 async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
-    """Other items keep their places and checks."""
     await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
     resolved = await normalize(store, "2", previous_response_id="resp_1", input=items)

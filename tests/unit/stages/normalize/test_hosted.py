@@ -49,7 +49,6 @@ LABELLED: list[tuple[Json, HostedKind]] = [
 async def test_built_in_tools_are_offered_if_available(
     store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any spelling offers the tool's functions, and the response echoes it."""
     with caplog.at_level(logging.INFO):
         resolved = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
     assert resolved.facts.tools.tools[1:] == HOSTED[kind]
@@ -64,7 +63,6 @@ async def test_built_in_tools_are_offered_if_available(
 async def test_unavailable_built_in_tools_are_left_out(
     store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One available tool does not bring others; the log names those left out."""
     with caplog.at_level(logging.INFO):
         resolved = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
     assert [tool_key(one) for one in resolved.facts.tools.tools] == [(None, "get_weather")]
@@ -74,7 +72,6 @@ async def test_unavailable_built_in_tools_are_left_out(
 
 
 async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
-    """A built-in tool is offered once, in its first place; all spellings are echoed."""
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
     assert resolved.facts.tools.tools[:3] == HOSTED["browser"]
@@ -87,7 +84,6 @@ async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
 
 
 async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """They are logged, and others of the list are kept."""
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
         resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
@@ -106,7 +102,6 @@ async def test_search_without_web_access_is_left_out(store: Store, sent: bool | 
 
 
 async def test_items_may_bring_built_in_tools(store: Store) -> None:
-    """A continuation has them too, for as long as they are available."""
     await store_answer(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL_HOSTED)
     for hosted, count in ((ALL_HOSTED, 4), (frozenset(), 0)):
         resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
@@ -159,7 +154,6 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 @pytest.mark.parametrize("kind", CLIENT_TOOLS)
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
-    """The model sees a function with the schema of the item."""
     sent = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
     resolved = await normalize(store, input="Hi", tools=[sent], hosted=hosted)
     (tool,) = resolved.facts.tools.tools
@@ -174,7 +168,6 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
 
 
 async def test_tool_of_an_unknown_type_is_refused(store: Store) -> None:
-    """A tool that the client might run is not left out silently."""
     with pytest.raises(UnsupportedParameter) as caught:
         await normalize(store, input="Hi", tools=[{"type": "shell_2"}], hosted=ALL_HOSTED)
     assert caught.value.param == "tools[0].type"
@@ -206,7 +199,6 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
     ids=str,
 )
 async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
-    """A choice by type means all functions of the tool, whether the server or the client runs it."""
     tools = (await normalize(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL_HOSTED)).facts.tools
     assert (tools.choice, tools.allowed) == (mode, keys)
     assert {tool_key(tool) for tool in tools.callable} == set(keys)
@@ -226,7 +218,6 @@ async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: st
     ids=str,
 )
 async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> None:
-    """Neither can an undeclared one, or one of another type."""
     with pytest.raises(InvalidRequest) as caught:
         tools = [WEATHER, CODE, CONTAINER, {"type": "image_generation"}, {"type": "apply_patch"}]
         await normalize(store, input="Hi", tools=tools, tool_choice=choice)
@@ -234,7 +225,6 @@ async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> 
 
 
 async def test_choice_ignores_unavailable_tools(store: Store) -> None:
-    """The other tools of the choice remain."""
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
     tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).facts.tools
     assert tools.allowed == ((None, "get_weather"),)

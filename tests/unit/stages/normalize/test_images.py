@@ -28,7 +28,6 @@ def user(*parts: Json) -> Json:
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 @pytest.mark.parametrize(("sent", "detail"), [({}, "auto"), ({"detail": None}, "auto"), ({"detail": "low"}, "low")])
 async def test_images_are_parts_of_messages(store: Store, role: str, sent: Json, detail: Any) -> None:
-    """They keep their place between texts, and their detail."""
     parts = [TEXT, IMAGE | sent, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
     (message,) = (await normalize(store, sees=True, input=body)).facts.input
@@ -57,7 +56,6 @@ async def test_images_are_parts_of_messages(store: Store, role: str, sent: Json,
     ],
 )
 async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
-    """The output of a function or a custom tool is texts and images in any order."""
     output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
     _, item = (await normalize(store, sees=True, input=[call, output])).facts.input
     assert isinstance(item, kind)
@@ -82,7 +80,6 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
     ],
 )
 async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
-    """This holds for messages and outputs, before anything is fetched."""
     output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
     for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
         with pytest.raises(InvalidRequest, match=words) as refused:
@@ -98,8 +95,9 @@ async def test_assistant_messages_have_no_images(store: Store) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 2])
-async def test_images_of_a_conversation_are_limited(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images of the history count."""
+async def test_images_of_the_history_count_towards_the_limit(
+    store: Store, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(input_items, "MOST_IMAGES", 3)
     earlier = await store_answer(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
     continued: Json = {"previous_response_id": earlier.facts.response.id}
@@ -122,7 +120,6 @@ async def _reference(store: Store) -> tuple[Json, str]:
 @pytest.mark.defect("V14")
 @pytest.mark.parametrize("past", [_previous, _reference])
 async def test_text_model_refuses_images_of_the_history(store: Store, past: Callable[[Store], Any]) -> None:
-    """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
     resolved = await normalize(store, "2", sees=True, **body)
     shown = [image for item in (*resolved.history, *resolved.facts.input) for image in wire.images_of(item)]

@@ -79,7 +79,6 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
     ],
 )
 async def test_items_are_read_in_every_form(store: Store, sent: dict[str, Any], item: wire.Item) -> None:
-    """Every form of an item leads to the same item; missing fields are not made up."""
     assert (await normalize(store, input=[sent])).facts.input == (item,)
 
 
@@ -98,7 +97,6 @@ async def test_items_are_read_in_every_form(store: Store, sent: dict[str, Any], 
     ],
 )
 async def test_outputs_are_texts_or_lists_of_texts(store: Store, sent: Any, content: Any, text: str) -> None:
-    """The output of a call keeps its form, and reads as one text."""
     items = [call(arguments="{}"), output(sent)]
     result = (await normalize(store, input=items)).facts.input[1]
     assert isinstance(result, wire.FunctionCallOutput)
@@ -107,20 +105,17 @@ async def test_outputs_are_texts_or_lists_of_texts(store: Store, sent: Any, cont
 
 
 async def test_string_input_is_a_user_message(store: Store) -> None:
-    """This holds even if it is empty."""
     for text in ("Hi", ""):
         assert (await normalize(store, input=text)).facts.input == (message("user", wire.InputText(text)),)
 
 
 async def test_items_without_ids_get_unique_ids(store: Store) -> None:
-    """An id is made of the response's id and the item's position."""
     resolved = await normalize(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
     assert [item.id for item in resolved.facts.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
 @pytest.mark.defect("40")
 async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
-    """They are texts or lists of texts."""
     for sent, content in (("x", "x"), ([{"type": "input_text", "text": "x"}], (wire.InputText("x"),))):
         items = [
             call("custom_tool_call", input=""),
@@ -139,14 +134,12 @@ UNSUPPORTED_ITEMS = [
 
 @pytest.mark.parametrize("kind", UNSUPPORTED_ITEMS)
 async def test_unsupported_items_are_refused_by_type(store: Store, kind: str) -> None:
-    """The error has type and place; no item is left out."""
     with pytest.raises(InvalidRequest, match=f"'{kind}'") as caught:
         await normalize(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
     assert caught.value.param == "input[1].type"
 
 
 def test_every_sdk_item_type_is_covered() -> None:
-    """The lists of this file name every type of input item that openai-python knows."""
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}
@@ -170,7 +163,6 @@ def sdk_types(item: type) -> Iterator[str]:
 @pytest.mark.defect("B28")
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
 async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
-    """A replayed history keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalize(store, **body)).facts.input]
     assert kinds == [wire.Message, wire.Reasoning, wire.FunctionCall, wire.FunctionCallOutput]
@@ -179,7 +171,6 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
 @pytest.mark.defect("20")
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
 async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
-    """Ids, types and nulls may be present or missing."""
     sent = CLIENTS[client]["input"]
     items = (await normalize(store, **CLIENTS[client])).facts.input
     assert len(items) == (1 if isinstance(sent, str) else len(sent))
@@ -187,7 +178,6 @@ async def test_client_requests_are_read_item_by_item(store: Store, client: str) 
 
 @pytest.mark.defect("V13")
 async def test_all_parts_of_a_message_are_read(store: Store) -> None:
-    """A message may have several parts, refusals included, or none."""
     text = {"type": "output_text", "text": "Sorry."}
     for parts, joined in (([REFUSAL, text, text], "No. Sorry.Sorry."), ([REFUSAL], "No. "), ([], "")):
         (item,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).facts.input
@@ -214,7 +204,6 @@ async def test_images_and_files_are_refused_with_their_place(store: Store, kind:
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}], ids=str)
 async def test_request_needs_an_input(store: Store, body: dict[str, Any]) -> None:
-    """An input may be missing only in a continuation."""
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
         await normalize(store, **body)
     assert caught.value.param == "input"

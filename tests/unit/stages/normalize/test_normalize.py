@@ -25,7 +25,6 @@ from tests.support.requests import MODEL, NOW, normalize
 
 
 async def test_id_and_time_are_drawn_once(store: Store) -> None:
-    """All new ids and times of a response come from one draw and one look at the clock."""
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
     async with aclosing(stage(source_of([await read_request(b'{"input": "Hi"}')]))) as conversations:
@@ -36,7 +35,6 @@ async def test_id_and_time_are_drawn_once(store: Store) -> None:
 
 
 async def test_refused_request_draws_nothing(store: Store) -> None:
-    """A request that is refused for its parameters uses neither."""
     empty: Iterator[Any] = iter(())
     stage = Normalize(store, (MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
@@ -78,7 +76,6 @@ def default_response(**fields: Any) -> Response:
 
 
 async def test_empty_request_has_documented_defaults(store: Store) -> None:
-    """An empty request gets the values that the API documents."""
     resolved = await normalize(store, input="Hi")
     assert resolved.facts.response == default_response()
     assert resolved.facts.sampling == Sampling(1.0, 1.0, None)
@@ -130,7 +127,6 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
     ids=str,
 )
 async def test_parameters_are_echoed(store: Store, sent: dict[str, Any], echo: dict[str, Any]) -> None:
-    """The response repeats every parameter that has a place in it, and changes no other field."""
     resolved = await normalize(store, input="Hi", **sent)
     assert resolved.facts.response == default_response(**echo)
     assert json.dumps(resolved.facts.response.text) == json.dumps(
@@ -163,13 +159,11 @@ async def test_parameters_are_echoed(store: Store, sent: dict[str, Any], echo: d
 async def test_sampling_parameters_reach_the_engine(
     store: Store, sent: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
-    """Extra parameters of vLLM are included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
     assert (await normalize(store, input="Hi", **sent)).facts.sampling == Sampling(**expected)
 
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
-    """The response shows the values that were used."""
     traits = ModelTraits(sampling={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
     stage = Normalize(store, (MODEL,), traits=traits)
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
@@ -200,7 +194,6 @@ async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any
 
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
-    """A request has its own priority, and the trace of its headers."""
     request = await read_request(b'{"input": "Hi", "priority": -3}', Envelope(trace_headers={"traceparent": "00-1"}))
     async with aclosing(Normalize(store, (MODEL,))(source_of([request]))) as conversations:
         assert (await anext(conversations)).facts.scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
@@ -208,7 +201,6 @@ async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
 
 @pytest.mark.defect("B29", "36")
 async def test_store_is_echoed(store: Store) -> None:
-    """``store`` is on unless it is switched off, and the response says which."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
         *(({"store": sent}, sent is not False) for sent in (None, True, False)),
@@ -218,20 +210,17 @@ async def test_store_is_echoed(store: Store) -> None:
 
 
 async def test_raw_messages_are_optional(store: Store) -> None:
-    """``enable_response_messages`` is off by default."""
     assert not (await normalize(store, input="Hi")).facts.wants_raw_messages
     assert (await normalize(store, input="Hi", enable_response_messages=True)).facts.wants_raw_messages
 
 
 async def test_log_lines_have_the_response_id(store: Store) -> None:
-    """After the id is drawn, every log line of the task has it."""
     assert current_response.get() == "-"
     await normalize(store, "ab", input="Hi")
     assert current_response.get() == "resp_ab"
 
 
 async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
-    """The event loop gets many turns while thousands of items are converted."""
     request = await read_request(json.dumps({"input": [{"role": "user", "content": "Hi"}] * 5_000}).encode())
     turns = 0
 
@@ -263,21 +252,18 @@ async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
     ids=str,
 )
 async def test_unsupported_parameter_is_refused(store: Store, param: str, sent: dict[str, Any]) -> None:
-    """A feature of the API that does not exist here is refused by name, never ignored."""
     with pytest.raises(UnsupportedParameter) as caught:
         await normalize(store, input="Hi", **sent)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
 async def test_unknown_include_is_refused(store: Store) -> None:
-    """``include`` takes the values that the API lists."""
     with pytest.raises(InvalidRequest, match="'everything'") as caught:
         await normalize(store, input="Hi", include=["reasoning.encrypted_content", "everything"])
     assert caught.value.param == "include[1]"
 
 
 async def test_unknown_model_is_not_found(store: Store) -> None:
-    """The error names the served model."""
     with pytest.raises(ModelNotFound, match=MODEL) as caught:
         await normalize(store, input="Hi", model="gpt-5")
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
@@ -303,7 +289,6 @@ async def test_error_names_a_few_of_many_models(store: Store, count: int, names:
     ids=str,
 )
 async def test_request_continues_one_thing(store: Store, param: str, both: dict[str, Any]) -> None:
-    """A response, a conversation and raw messages exclude each other."""
     with pytest.raises(InvalidRequest, match="exclude") as caught:
         await normalize(store, input="Hi", **both)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -327,7 +312,6 @@ async def test_background_response_must_be_stored(store: Store) -> None:
     ids=lambda sent: next(iter(sent)),
 )
 async def test_refusal_quotes_little(store: Store, sent: dict[str, Any]) -> None:
-    """At most a hundred characters of the request are quoted."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         await normalize(store, input="Hi", **sent)
     assert len(caught.value.message) < 300

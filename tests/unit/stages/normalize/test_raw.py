@@ -74,7 +74,6 @@ TOOLS = "# Tools\n\n## functions\n\n..."
     ids=str,
 )
 async def test_raw_messages_become_items(store: Store, raw: Json, item: wire.Item | None) -> None:
-    """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     resolved = await normalize(store, input="Go on", previous_input_messages=[raw], tools=tools)
     assert resolved.facts.input[:-1] == ((item,) if item else ())
@@ -114,7 +113,6 @@ async def test_repeated_instructions_are_left_out(store: Store, instructions: st
 
 
 def test_outputs_find_calls_in_constant_time() -> None:
-    """The time does not depend on the number of open calls."""
     calls = [{**CALL, "recipient": f"functions.f{number}"} for number in range(400)]
     outputs = [{**RESULT, "name": f"functions.f{number}"} for number in range(400)]
     in_order = normalize_cost(previous_input_messages=[*calls, *outputs])
@@ -130,14 +128,12 @@ def test_outputs_find_calls_in_constant_time() -> None:
     ],
 )
 async def test_malformed_raw_message_is_refused(store: Store, messages: list[Json], param: str) -> None:
-    """An output without a call, or a message without an author, is refused at its place."""
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, previous_input_messages=messages)
     assert caught.value.param == param
 
 
 async def test_input_may_answer_a_raw_call(store: Store) -> None:
-    """Raw messages come before the input."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
     resolved = await normalize(store, previous_input_messages=[CALL], input=[output])
     assert [item.id for item in resolved.facts.input] == ["fc_1p0000", "fco_1i0000"]
@@ -168,7 +164,6 @@ def raw_prompt(conversation: Any) -> list[Json]:
 
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
 async def test_raw_prompt_round_trips(store: Store, client: str) -> None:
-    """The raw messages of a prompt, sent back with the same parameters, make the same prompt."""
     body = CLIENTS[client]
     before = raw_prompt(await normalize(store, **body))
     parameters = {key: value for key, value in body.items() if key != "input"}

@@ -71,7 +71,6 @@ async def server_of(store: Store, tool: Json) -> McpServer:
     ids=str,
 )
 async def test_server_is_read_with_its_options(store: Store, tool: Json, server: McpServer) -> None:
-    """Calls need approval unless the request says otherwise; an empty rule has no effect."""
     assert await server_of(store, tool) == server
 
 
@@ -86,8 +85,7 @@ async def test_server_is_read_with_its_options(store: Store, tool: Json, server:
     ],
     ids=str,
 )
-async def test_headers_are_kept_for_the_server(store: Store, sent: Json, headers: dict[str, str]) -> None:
-    """Headers and the token go with every call, and stay in this process."""
+async def test_headers_go_with_calls_and_stay_in_the_process(store: Store, sent: Json, headers: dict[str, str]) -> None:
     assert (await server_of(store, remote(**sent))).headers.reveal() == headers
 
 
@@ -106,7 +104,6 @@ async def test_headers_are_kept_for_the_server(store: Store, sent: Json, headers
     ids=str,
 )
 async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json], param: str) -> None:
-    """A label that means nothing, or two things, is a 400 at its place."""
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input="Hi", tools=tools, labels=LABELS)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -124,7 +121,6 @@ async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json]
     ids=str,
 )
 async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None) -> None:
-    """A choice limits calls to a server or to one of its tools, before the tools are known."""
     tools = [remote(allowed_tools=["a"]), mcp("home")]
     read = (await normalize(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).facts.tools
     assert (read.choice, read.allowed) == (mode, keys)
@@ -132,7 +128,6 @@ async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: 
 
 @pytest.mark.parametrize("choice", [mcp("other"), mcp(name="b"), allowed_tools(mcp("other")), mcp("python")], ids=str)
 async def test_unavailable_server_cannot_be_chosen(store: Store, choice: Json) -> None:
-    """Neither can a tool that the request excludes."""
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input="Hi", tools=[remote(allowed_tools=["a"])], tool_choice=choice, hosted=ALL_HOSTED)
     assert caught.value.param == "tool_choice"
@@ -142,7 +137,6 @@ async def test_unavailable_server_cannot_be_chosen(store: Store, choice: Json) -
 
 
 async def test_items_may_bring_configured_servers(store: Store) -> None:
-    """A continuation has them too, with the request's own options; a missing one is ignored."""
     brought = additional_tools(mcp("home", require_approval="never"), mcp("drive"))
     await store_answer(store, "1", input=[brought, USER], labels=LABELS)
     again = await normalize(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
@@ -189,6 +183,10 @@ CONTAINER = {
     "type": "container_auto",
     "network_policy": {"type": "allowlist", "domain_secrets": [{"domain": "a", "name": "b", "value": CANARY}]},
 }
+SANDBOX_TOOLS: list[Json] = [
+    {"type": "code_interpreter", "container": {**CONTAINER, "type": "auto"}},
+    {"type": "shell", "environment": CONTAINER},
+]
 
 
 @pytest.mark.parametrize(
@@ -200,24 +198,14 @@ CONTAINER = {
         ("http://[::1]:80?x", "http://[::1]:80/<redacted>"),
     ],
 )
-async def test_server_is_echoed_by_its_host(store: Store, url: str, expected: str) -> None:
-    """The response has host and options, but no possible secret."""
+async def test_server_is_echoed_without_secrets(store: Store, url: str, expected: str) -> None:
     sent = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
     (tool,) = (await normalize(store, input="Hi", tools=[sent])).facts.response.tools
     assert tool == mcp(server_url=expected, allowed_tools=["a"], require_approval="never")
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
-        *[remote() | fields for fields in SECRET_FIELDS],
-        {"type": "code_interpreter", "container": {**CONTAINER, "type": "auto"}},
-        {"type": "shell", "environment": CONTAINER},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("tool", [*[remote() | fields for fields in SECRET_FIELDS], *SANDBOX_TOOLS], ids=str)
 async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.LogCaptureFixture) -> None:
-    """No response, log, request or frame shows them, not even those in a tool choice."""
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
         resolved = await normalize(store, **body, hosted=ALL_HOSTED)
@@ -230,16 +218,8 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
         assert CANARY not in msgspec.json.encode(resolved, enc_hook=unwritten).decode()
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
-        {"type": "code_interpreter", "container": {**CONTAINER, "type": "auto"}},
-        {"type": "shell", "environment": CONTAINER},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("tool", SANDBOX_TOOLS, ids=str)
 async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
-    """An item is stored without the secrets for its sandbox's network."""
     resolved = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
     assert CANARY not in repr(resolved.facts.input)
 
@@ -264,7 +244,6 @@ async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None
     ids=str,
 )
 async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> None:
-    """Neither the message nor the traceback quotes them."""
     sent: Json = {"input": [tool]} if tool["type"] == "additional_tools" else {"input": "Hi", "tools": [tool]}
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, **sent, instructions=" " * blank)

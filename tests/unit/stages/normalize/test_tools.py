@@ -28,7 +28,6 @@ def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | Custom
 
 
 async def test_tools_are_read_into_one_set(store: Store) -> None:
-    """Functions, custom tools and those of namespaces are keyed by namespace and name."""
     tools = (await normalize(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).facts.tools
     assert tools.tools == (
         WEATHER_TOOL,
@@ -48,7 +47,6 @@ async def test_text_format_is_no_grammar(store: Store) -> None:
 
 
 async def test_tools_are_echoed(store: Store) -> None:
-    """Functions have all keys that strict clients need, custom tools and namespaces are unchanged."""
     bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
     response = (await normalize(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).facts.response
     function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
@@ -74,7 +72,6 @@ async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, ca
 
 
 async def test_unknown_tool_type_is_refused(store: Store) -> None:
-    """It is never left out silently, in the request or in an item."""
     kind = "unheard_of"
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
@@ -110,7 +107,6 @@ async def test_repeated_tool_name_is_refused(store: Store, tools: list[Json], pa
 
 @pytest.mark.parametrize(("sent", "parallel"), [(None, True), (True, True), (False, False)])
 async def test_parallel_calls_are_allowed_unless_refused(store: Store, sent: bool | None, parallel: bool) -> None:
-    """Several calls in one turn are the default."""
     resolved = await normalize(store, input="Hi", tools=[WEATHER], parallel_tool_calls=sent)
     assert resolved.facts.tools.parallel is resolved.facts.response.parallel_tool_calls is parallel
 
@@ -179,8 +175,7 @@ async def test_choice_limits_callable_tools(
     ],
     ids=lambda choice: str(choice)[:60],
 )
-async def test_impossible_choice_is_refused(store: Store, choice: Any) -> None:
-    """A choice that no call can satisfy is a 400, not ``auto``."""
+async def test_choice_that_no_call_can_satisfy_is_refused(store: Store, choice: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
@@ -189,7 +184,6 @@ async def test_impossible_choice_is_refused(store: Store, choice: Any) -> None:
 
 @pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
 async def test_required_choice_needs_a_tool(store: Store, tools: list[Json]) -> None:
-    """``auto`` and ``none`` do not."""
     for choice in ("auto", "none"):
         await normalize(store, input="Hi", tools=tools, tool_choice=choice)
     with pytest.raises(InvalidRequest, match="no tool") as caught:
@@ -198,7 +192,6 @@ async def test_required_choice_needs_a_tool(store: Store, tools: list[Json]) -> 
 
 
 def test_choice_costs_do_not_grow_with_namespaces() -> None:
-    """The cost does not depend on how many namespaces have a tool of that name."""
     tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(600)]
     chosen = [{**SAY, "namespace": f"n{number}"} for number in range(300)]
     assert normalize_cost(input="Hi", tools=tools, tool_choice=allowed_tools(*chosen)) < 2.5 * normalize_cost(
@@ -210,7 +203,6 @@ def test_choice_costs_do_not_grow_with_namespaces() -> None:
 
 
 async def test_added_tools_join_those_of_the_request(store: Store) -> None:
-    """They can be called and chosen, and replace namesakes.  They stay an item, and are not echoed."""
     mild = {**WEATHER, "description": "Mild."}
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
@@ -228,7 +220,6 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
 
 
 async def test_added_tools_are_inherited(store: Store) -> None:
-    """A continuation has them, unlike those of a request."""
     await store_answer(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
     resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     assert resolved.facts.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
@@ -266,7 +257,6 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
 
 @pytest.mark.defect("20")
 async def test_codex_tools_are_read(store: Store) -> None:
-    """Tools are callable in every form in which Codex declares them."""
     patched = await normalize(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.facts.tools.tools] == [
         (None, "get_weather"),
