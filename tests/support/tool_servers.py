@@ -196,6 +196,20 @@ def running_tasks() -> Counter[str]:
 
 
 @asynccontextmanager
+async def answering(*parts: bytes) -> AsyncIterator[int]:
+    """Run a server that answers every request with these bytes, and yield its port."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
 async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
     """Serve with ``handler`` for the length of the block; yield the URL."""
 

@@ -18,7 +18,7 @@ from penstock.stages.services.tools import CallFailed
 from penstock.stages.services.web import fetch as fetching
 from penstock.stages.services.web.fetch import guarded_connector
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
-from tests.support.tool_servers import LOOPBACK, web_server
+from tests.support.tool_servers import LOOPBACK, answering, web_server
 
 pytestmark = pytest.mark.io
 
@@ -247,17 +247,8 @@ async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any
 
 @pytest.mark.parametrize(("body", "is_html"), [(b" <p>x", True), (b"plain", False), (b"\x00\x01", None)])
 async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | None) -> None:
-
-    async def raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(raw, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) as port:
+        url = f"http://127.0.0.1:{port}/"
         if is_html is None:
             with pytest.raises(CallFailed, match="not text"):
                 await fetched(url, LOOPBACK)
@@ -277,15 +268,8 @@ async def test_error_status_is_reported(status: int) -> None:
 
 
 async def test_broken_connections_are_failures() -> None:
-
-    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\x00garbage\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with answering(b"\x00garbage\r\n\r\n") as port:
+        url = f"http://127.0.0.1:{port}/"
         with pytest.raises(CallFailed, match="No readable answer came"):
             await fetched(url, LOOPBACK)
     with pytest.raises(CallFailed, match="No connection"):

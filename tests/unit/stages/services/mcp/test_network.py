@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpcore2
@@ -19,24 +18,11 @@ from penstock.stages.services.mcp.network import LARGEST, GuardedBackend, http_c
 from penstock.stages.services.tools import ServerUnavailable
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.support.mcp_servers import LOCAL, PATIENT, HttpServers, MakeServers
+from tests.support.tool_servers import answering
 
 pytestmark = pytest.mark.io
 
 REFUSED = "The server's address is neither public nor allowed (--allow-address)."
-
-
-@asynccontextmanager
-async def answering(*parts: bytes) -> AsyncIterator[int]:
-    """Run a server that answers every request with these bytes, and yield its port."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        for part in parts:
-            writer.write(part)
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
 
 
 async def ignored(_: httpx2.Response) -> None:

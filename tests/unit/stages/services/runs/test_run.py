@@ -201,7 +201,6 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     assert runs.get("resp_1", "") is run
     await ended(run, EVENTS)
     kept = await runs.store.get("resp_1", "")
-    assert kept is not None
     assert kept == StoredResponse(final(EVENTS), frames.INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
     assert await stored_events(runs.store) == EVENTS
     assert len(runs) == 0

@@ -180,8 +180,7 @@ async def test_raw_system_calls_are_refused(run: RunCell) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only the kernel of x86-64 has the calls of x32")
 async def test_foreign_architecture_call_kills(python: PythonSession) -> None:
     outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 20)
-    assert outcome.error is not None
-    assert "has ended" in outcome.error
+    assert "has ended" in (outcome.error or "")
 
 
 async def test_memory_is_limited(run: RunCell) -> None:
@@ -263,8 +262,7 @@ async def test_limits_cannot_be_raised(run: RunCell) -> None:
 
 async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:
     outcome = await python.run("python", "import os\nos.closerange(3, 100)", 20)
-    assert outcome.error is not None
-    assert "All variables and files are lost" in outcome.error
+    assert "All variables and files are lost" in (outcome.error or "")
     assert (await python.run("python", "1", 20)).result == "1\n"
 
 
@@ -278,16 +276,14 @@ async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSess
         f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
     )
     outcome = await python.run("python", code, 20)
-    assert outcome.error is not None
-    assert "has ended" in outcome.error
+    assert "has ended" in (outcome.error or "")
 
 
 async def test_forged_answer_ends_the_sandbox(python: PythonSession) -> None:
     await python.run("python", "import os, time\nos.write(3, b'{}\\n')\ntime.sleep(0.5)", 20)
     await ended(python)
     outcome = await python.run("python", "1", 20)
-    assert outcome.error is not None
-    assert "has ended since the latest call" in outcome.error
+    assert "has ended since the latest call" in (outcome.error or "")
     assert (await python.run("python", "1", 20)).result == "1\n"
 
 

@@ -100,8 +100,7 @@ async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
     session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
     try:
         outcome = await session.run("python", "while True: pass", 30)
-        assert outcome.error is not None
-        assert "used up its processor time" in outcome.error
+        assert "used up its processor time" in (outcome.error or "")
     finally:
         await session.close()
 
@@ -132,8 +131,7 @@ async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
     await one.run("python", "1", 20)
     outcome = await other.run("python", "1", 0.05)
-    assert outcome.error is not None
-    assert "no sandbox was free in time" in outcome.error
+    assert "no sandbox was free in time" in (outcome.error or "")
     waiting = asyncio.create_task(other.run("python", "1", 20))
     await asyncio.sleep(0)
     await one.close()
@@ -145,5 +143,4 @@ async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
 async def test_closed_session_starts_nothing(python: PythonSession) -> None:
     await python.close()
     outcome = await python.run("python", "1", 20)
-    assert outcome.error is not None
-    assert "the response has ended" in outcome.error
+    assert "the response has ended" in (outcome.error or "")
