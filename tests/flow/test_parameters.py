@@ -216,11 +216,11 @@ async def test_unenforceable_structured_output_is_refused(param: str, value: Jso
 
 
 async def test_answer_has_one_format() -> None:
-    said: Json = {"regex": "a+"}
+    regex: Json = {"regex": "a+"}
     with pytest.raises(InvalidRequest) as caught:
-        await outcome(structured_outputs=said, text={"format": {"type": "json_object"}})
+        await outcome(structured_outputs=regex, text={"format": {"type": "json_object"}})
     assert caught.value.param == "structured_outputs"
-    await outcome(structured_outputs=said, text={"format": {"type": "text"}})
+    await outcome(structured_outputs=regex, text={"format": {"type": "text"}})
 
 
 @pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)

@@ -88,8 +88,8 @@ async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     output = {"type": "custom_tool_call_output", "call_id": second["output"][-1]["call_id"], "output": "It is said."}
     assert (await served.post({"input": [output], "previous_response_id": second["id"], **fields}))[0] == 200
     prompt = served.prompt_text()
-    said = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
-    places = [prompt.index(text) for text in said]
+    texts = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
+    places = [prompt.index(text) for text in texts]
     assert places == sorted(places)
 
 
@@ -102,15 +102,15 @@ async def test_branches_are_isolated(served: ScriptedServer) -> None:
     for name, (_, branch) in zip("abcd", answers, strict=True):
         assert (await served.post({"input": f"leaf {name}", "previous_response_id": branch["id"]}))[0] == 200
         prompt = served.prompt_text()
-        said = re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt)
-        assert said == ["root", f"branch {name}", f"leaf {name}"]
+        read = re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt)
+        assert read == ["root", f"branch {name}", f"leaf {name}"]
     assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
 
 
 async def test_chain_continues_without_deleted_responses(served: ScriptedServer) -> None:
     chain = list[str]()
-    for said in ("one", "two", "three"):
-        _, response = await served.post({"input": said, "previous_response_id": chain[-1] if chain else None})
+    for text in ("one", "two", "three"):
+        _, response = await served.post({"input": text, "previous_response_id": chain[-1] if chain else None})
         chain.append(response["id"])
     assert (await served.delete(f"/v1/responses/{chain[1]}"))[0] == 200
     assert (await served.post({"input": "four", "previous_response_id": chain[2]}))[0] == 200

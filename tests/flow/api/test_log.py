@@ -51,7 +51,7 @@ async def test_requests_of_one_connection_have_their_own_ids(
     await served.get("/v1/models")
     await served.get(f"/v1/responses/{answer['id']}")
     await served.get("/v1/responses/resp_0%0Aforged")
-    assert [said for said, _ in lines(log, "penstock.api.http.access_log")] == [answer["id"], "-", answer["id"], "-"]
+    assert [named for named, _ in lines(log, "penstock.api.http.access_log")] == [answer["id"], "-", answer["id"], "-"]
     assert lines(log, "penstock.api.http.access_log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
 
 
@@ -73,11 +73,11 @@ async def test_background_response_is_logged_in_two_lines(
     await served.wait_for_end(response_id)
     await wait_until(lambda: lines(log, "penstock.api.runs.background"))
     (request_line,) = [
-        line for said, line in lines(log, "penstock.api.http.access_log") if said == response_id and "POST" in line
+        line for named, line in lines(log, "penstock.api.http.access_log") if named == response_id and "POST" in line
     ]
     assert request_line.startswith("POST /v1/responses: 200, queued in ")
-    ((said, line),) = lines(log, "penstock.api.runs.background")
-    assert said == response_id
+    ((named, line),) = lines(log, "penstock.api.runs.background")
+    assert named == response_id
     assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
 
 
@@ -106,7 +106,7 @@ async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCap
 async def test_failure_is_logged_with_its_response(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     served.engine.script = script(error=EngineFailed("It failed."))
     _, answer = await served.post({"input": "Hi"})
-    assert {said for said, _ in lines(log, "penstock.stages.emit.emit")} == {answer["id"]}
+    assert {named for named, _ in lines(log, "penstock.stages.emit.emit")} == {answer["id"]}
     assert ": 200, failed in " in lines(log, "penstock.api.http.access_log")[0][1]
 
 
@@ -117,9 +117,9 @@ async def test_outputs_are_logged_with_their_response(
     logged = lambda pipeline: pipeline.insert_after("emit", "log", log_outputs)  # noqa: E731
     async with running_server(ScriptedEngine(script(latency=0.001)), folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
-    said = lines(log, "penstock.stages.optional.log")
+    written = lines(log, "penstock.stages.optional.log")
     for _, answer in answers:
-        mine = [line for response_id, line in said if response_id == answer["id"]]
+        mine = [line for response_id, line in written if response_id == answer["id"]]
         assert mine == ["reasoning: 'A greeting.'", "message: 'Hello!'"]
 
 

@@ -58,5 +58,5 @@ async def test_every_route_exists_under_this_base_url(served: ScriptedServer) ->
         ("POST", f"{BASE}/responses", {"input": 7}, 400),
     ]
     for method, route, body, status in expected:
-        answered, said = await served.ask(method, route, body)
-        assert answered == status, (method, route, json.dumps(said))
+        answered, answer = await served.ask(method, route, body)
+        assert answered == status, (method, route, json.dumps(answer))

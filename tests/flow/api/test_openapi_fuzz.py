@@ -44,24 +44,24 @@ class Target:
     async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, Any]:
         url = URL(self.served.url + path, encoded=True)
         async with self.served.client.request(method, url, data=body, headers=JSON) as answer:
-            said = await answer.read()
+            content = await answer.read()
         if answer.content_type == "text/event-stream":
             if "starting_after" not in path:
-                read_sse(in_responses_names(said) if path.startswith("/openresponses") else said)
+                read_sse(in_responses_names(content) if path.startswith("/openresponses") else content)
             return answer.status, answer.content_type, None
-        return answer.status, answer.content_type, json.loads(said)
+        return answer.status, answer.content_type, json.loads(content)
 
     def check(self, method: str, template: str, path: str, body: bytes | None = None) -> Any:
         """Send a request and check its answer against the document.  Return the answer's JSON if it is no error."""
-        status, kind, said = self.ask(method, path, body)
-        assert status < 500, said
+        status, kind, answer = self.ask(method, path, body)
+        assert status < 500, answer
         described: Schema = self.description.operation(method, template)["responses"][str(status)]["content"][kind]
-        if said is not None:
-            self.description.check(said, described["schema"])
-        if said is not None and said.get("background"):
-            said = self._ended(said)
+        if answer is not None:
+            self.description.check(answer, described["schema"])
+        if answer is not None and answer.get("background"):
+            answer = self._ended(answer)
         assert self.served.engine.running == 0
-        return said if status == 200 else None
+        return answer if status == 200 else None
 
     def _ended(self, response: Any) -> Any:
         while response["status"] in ("queued", "in_progress") or self.served.engine.running:
@@ -156,8 +156,8 @@ def test_no_path_or_query_causes_a_server_error(target: Target, method: str, tem
     def ask(names: tuple[str, str], query: dict[str, str]) -> None:
         rest = iter(names)
         path = re.sub(r"{\w+}", lambda _: _escaped(next(rest)), template)
-        said = "&".join(f"{key}={_escaped(value)}" for key, value in query.items())
-        target.check(method, template, f"{path}?{said}")
+        joined = "&".join(f"{key}={_escaped(value)}" for key, value in query.items())
+        target.check(method, template, f"{path}?{joined}")
 
     ask()
 

@@ -245,8 +245,8 @@ async def test_missing_store_ends_the_start_in_one_line() -> None:
     store = "postgresql://me:secret@127.0.0.1:1/penstock"
     command = (sys.executable, "-m", "penstock.api.cli", "serve", "tiny", "--port", "0", "--store", store)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
+    _, errors = await process.communicate()
     assert process.returncode == 1
-    (line,) = said.decode().splitlines()
+    (line,) = errors.decode().splitlines()
     assert line.startswith("penstock: The store 127.0.0.1:1/penstock cannot be opened:")
     assert "secret" not in line

@@ -61,8 +61,8 @@ def test_recorded_stages_are_separated_by_commas() -> None:
 
 
 def test_header_has_only_changed_options() -> None:
-    said = ChatOptions(tool_call_parser="hermes", default_chat_template_kwargs={"enable_thinking": False})
-    assert set(options(said)) == {"tool_call_parser", "default_chat_template_kwargs"}
-    assert ChatOptions(**options(said)) == said
+    chosen = ChatOptions(tool_call_parser="hermes", default_chat_template_kwargs={"enable_thinking": False})
+    assert set(options(chosen)) == {"tool_call_parser", "default_chat_template_kwargs"}
+    assert ChatOptions(**options(chosen)) == chosen
     assert options(ChatOptions()) == {}
     assert {"penstock", "python"} <= versions().keys()

@@ -134,10 +134,10 @@ async def test_page_is_found_opened_and_cited(tmp_path: Path, site: Site, mode: 
             "web_search_call.completed",
             "output_item.done",
         ]
-    (said,) = received.output[3]["content"]
-    (note,) = said["annotations"]
+    (part,) = received.output[3]["content"]
+    (note,) = part["annotations"]
     assert (note["type"], note["url"], note["title"]) == ("url_citation", page, "Gates")
-    assert "【" not in said["text"]
+    assert "【" not in part["text"]
 
 
 @pytest.mark.defect("V7")

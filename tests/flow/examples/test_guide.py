@@ -43,8 +43,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], I
 
 
 async def answered(install: Install, where: Path) -> list[str]:
-    said = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
-    async with running_server(ScriptedEngine(script(said)), where, edit=install) as served:
+    markup = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
+    async with running_server(ScriptedEngine(script(markup)), where, edit=install) as served:
         return item_texts(final(read_sse(await served.stream({"input": "Hi"}))))
 
 

@@ -16,19 +16,19 @@ pytestmark = engine_requests.ON_SHARED_ENGINE
 
 async def test_reasoning_and_answer_are_two_items(model: engine_requests.ChatEngine) -> None:
     response = await model.respond("Say hello.")
-    thought, said = response.output
+    thought, message = response.output
     assert isinstance(thought, Reasoning)
-    assert isinstance(said, Message)
-    assert said.text == engine_requests.HELLO
+    assert isinstance(message, Message)
+    assert message.text == engine_requests.HELLO
     assert response.usage is not None
     assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
 
 
 @pytest.mark.parametrize(
-    "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
+    "body", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
-async def test_thinking_can_be_switched_off(model: engine_requests.ChatEngine, said: dict[str, Any]) -> None:
-    response = await model.respond("Say hello.", **said)
+async def test_thinking_can_be_switched_off(model: engine_requests.ChatEngine, body: dict[str, Any]) -> None:
+    response = await model.respond("Say hello.", **body)
     assert not any(isinstance(item, Reasoning) for item in response.output)
     assert engine_requests.answer(response) == engine_requests.HELLO
 

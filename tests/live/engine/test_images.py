@@ -99,8 +99,8 @@ def seeing(loaded: tuple[VllmEngine, ChatModel]) -> Seeing:
     return Seeing(*loaded)
 
 
-def text(said: str = "What is this?") -> Json:
-    return {"type": "input_text", "text": said}
+def text(content: str = "What is this?") -> Json:
+    return {"type": "input_text", "text": content}
 
 
 def image(url: str = RED_URL) -> Json:
@@ -143,11 +143,11 @@ async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
 
 async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
-    said = [{"role": "user", "content": "Look."}, call]
+    history = [{"role": "user", "content": "Look."}, call]
     output = {"type": "function_call_output", "call_id": "c"}
     likely = []
     for url in (RED_URL, BLUE_URL):
-        await seeing.answer(input=[*said, output | {"output": [image(url)]}])
+        await seeing.answer(input=[*history, output | {"output": [image(url)]}])
         likely.append(seeing.first())
         assert seeing.prompts.frames[-1].images == (url,)
     assert not alike(*likely)
