@@ -4,34 +4,67 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 
 from penstock.pipeline.errors import CannotRun
 
-COMMANDS = {
-    "serve": ("penstock.server", "Serve a model over HTTP."),
-    "show": ("penstock.api.cli.show", "Show the stages of a pipeline and their frames."),
-    "replay": ("penstock.api.cli.replay", "Run recorded frames through the stages, without a GPU."),
-    "diff": (
-        "penstock.api.cli.diff",
-        "Find the first difference between two recordings, or between a recording and its replay.",
-    ),
-    "shrink": ("penstock.api.cli.shrink", "Cut a failing recording to the smallest one that fails."),
-    "inspect": (
-        "penstock.api.cli.inspect",
-        "Show a recording as a page, with the tokens that caused each item and event.",
-    ),
+# Each command imports its module when it runs: the imports of ``serve`` take longer than the other commands.
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Serve a model over HTTP."""
+    from penstock.server import main
+
+    main(arguments)
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Show the stages of a pipeline and their frames."""
+    from penstock.api.cli.show import main
+
+    main(arguments)
+
+
+def replay(arguments: Sequence[str]) -> None:
+    """Run recorded frames through the stages, without a GPU."""
+    from penstock.api.cli.replay import main
+
+    main(arguments)
+
+
+def diff(arguments: Sequence[str]) -> None:
+    """Find the first difference between two recordings, or between a recording and its replay."""
+    from penstock.api.cli.diff import main
+
+    main(arguments)
+
+
+def shrink(arguments: Sequence[str]) -> None:
+    """Cut a failing recording to the smallest one that fails."""
+    from penstock.api.cli.shrink import main
+
+    main(arguments)
+
+
+def inspect(arguments: Sequence[str]) -> None:
+    """Show a recording as a page, with the tokens that caused each item and event."""
+    from penstock.api.cli.inspect import main
+
+    main(arguments)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    command.__name__: command for command in (serve, show, replay, diff, shrink, inspect)
 }
-"""For each command, the module with its ``main``, and its summary in the usage message."""
+"""The commands by name; the docstring of each is its summary in the usage message."""
 
 
 def main() -> None:
     """Run the command that the command line names."""
     name, *arguments = sys.argv[1:] or [""]
     if name not in COMMANDS:
-        listed = "\n".join(f"  {name:10s}{summary}" for name, (_, summary) in COMMANDS.items())
+        listed = "\n".join(f"  {name:10s}{command.__doc__}" for name, command in COMMANDS.items())
         usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help"
         if name in ("-h", "--help"):
             print(usage)
@@ -40,8 +73,7 @@ def main() -> None:
         sys.exit(2)
     try:
         with _quiet_without_a_reader():
-            # imported only now: the imports of `serve` take longer than the other commands
-            import_module(COMMANDS[name][0]).main(arguments)
+            COMMANDS[name](arguments)
     except CannotRun as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The layout of the tests: shared helpers live in `tests.support`, and nowhere else."""
+"""The layout of the product and of its tests, as far as the import contract does not hold it."""
 
 from __future__ import annotations
 
@@ -46,3 +46,12 @@ def test_client_suites_need_no_penstock(name: str) -> None:
     helpers = {module.removeprefix("tests.support.").split(".")[0] for module in modules if module.startswith("tests.")}
     assert helpers <= set(WITHOUT_PENSTOCK)
     assert not {module.partition(".")[0] for module in modules} & {"penstock"}
+
+
+def test_no_import_is_hidden_in_a_string() -> None:
+    """The import contract sees only statements; the stages of an operator are the exception."""
+    product = [path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py")]
+    hiding = {
+        str(path.relative_to(ROOT)) for path in product if re.search("import_module|__import__", path.read_text())
+    }
+    assert hiding == {"pipeline/plugins.py"}

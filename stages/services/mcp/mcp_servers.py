@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -128,9 +127,9 @@ class McpServers:
                 await client.close()
 
     async def _client(self, target: Target) -> McpClient:
-        module = await asyncio.to_thread(importlib.import_module, "penstock.stages.services.mcp.client")
+        make_client = await asyncio.to_thread(_client_class)
         changed = partial(self._listings.forget, target.key)
-        client: McpClient = module.McpClient(target.config, target.allowed, changed, self._connections)
+        client = make_client(target.config, target.allowed, changed, self._connections)
         return self._clients.setdefault(target.label or "", client) if target.is_shared else client
 
     def _is_repeatable(self, key: Key, name: str) -> bool:
@@ -181,6 +180,12 @@ class McpSession:
         self._is_closed = True
         if self._client is not None and not self._is_shared:
             await self._client.close()
+
+
+def _client_class() -> type[McpClient]:
+    from penstock.stages.services.mcp.client import McpClient  # noqa: PLC0415 - takes half a second
+
+    return McpClient
 
 
 def arguments(text: str) -> dict[str, Any]:
