@@ -181,6 +181,18 @@ async def test_responses_of_a_dead_server_are_orphans(store: Store, other: Store
     )
 
 
+async def test_server_that_looks_dead_itself_finds_no_orphans(store: Store, other: Store) -> None:
+    """After a jump of the clock every server looks dead until its next heartbeat."""
+    await store.servers.join("http://one")
+    store.begin(begun_response(stored_response("resp_1")))
+    await store._writer.flushed()
+    await other.servers.join("http://two")
+    await expire_heartbeats(store)
+    assert await other.orphans() == ()
+    await other.servers.beat()
+    assert len(await other.orphans()) == 1
+
+
 async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, other: Store) -> None:
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
