@@ -62,7 +62,7 @@ UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 
 
 @dataclass(frozen=True)
-class Started:
+class RunningEngine:
     """A running engine, the stages for its model, and tools that replace those of the settings, if given."""
 
     engine: Engine
@@ -70,11 +70,11 @@ class Started:
     toolbox: Toolbox | None = None
 
 
-Start: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Started]]
+EngineStarter: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[RunningEngine]]
 """A function that starts the engine of the settings for the length of a block."""
 
 
-def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
+def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     """Start the engine that the settings name, for the length of a block."""
     if settings.recordings:
         return from_recordings(settings, settings.recordings)
@@ -82,13 +82,13 @@ def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
 
 
 @asynccontextmanager
-async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
+async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     """Run vLLM in this process; its workers are child processes."""
     plan, model = planned(settings)
     engine = plan.start()
     try:
         await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)
-        yield Started(engine, model)
+        yield RunningEngine(engine, model)
     finally:
         await engine.close()
 
@@ -100,7 +100,7 @@ def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
 
 
 @asynccontextmanager
-async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
+async def over_http(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     """Generate on vLLM servers over HTTP.
 
     The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
@@ -111,19 +111,19 @@ async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
     try:
         config = None if engine.speaks_harmony else read_config(settings.model or engine.root)
         chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
-        yield Started(engine, stages(settings, chat))
+        yield RunningEngine(engine, stages(settings, chat))
     finally:
         await engine.close()
 
 
 @asynccontextmanager
-async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Started, None]:
+async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[RunningEngine, None]:
     """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
     recordings = read_recordings(folder)
     models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
     engine = ScriptedEngine(context_length=2**31 - 1, models=models)
     model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
-    yield Started(engine, model, RecordedTools(recordings=recordings))
+    yield RunningEngine(engine, model, RecordedTools(recordings=recordings))
 
 
 def stages(settings: Settings, chat: ChatModel | None) -> ModelStages:
@@ -150,7 +150,7 @@ def database(store: str) -> Database:
 
 
 def assembled(
-    settings: Settings, running: Started, runs: RunRegistry, tools: Toolbox, recording: Recorder | None = None
+    settings: Settings, running: RunningEngine, runs: RunRegistry, tools: Toolbox, recording: Recorder | None = None
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
@@ -161,7 +161,7 @@ def assembled(
     return recording.tapped(pipeline) if recording else pipeline
 
 
-def recording_of(settings: Settings, running: Started) -> Recorder | None:
+def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     """Return the recorder of ``--record``, or None without that option."""
     if settings.record is None:
         return None
@@ -169,7 +169,7 @@ def recording_of(settings: Settings, running: Started) -> Recorder | None:
     return recorder(settings, settings.record, source, running.model.encoding)
 
 
-async def serve(settings: Settings, started: Start = start) -> None:
+async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
     """Serve until SIGTERM or SIGINT."""
     keys = load_keys(settings.api_key_file, settings.api_keys)
     load(settings.with_)  # a plug-in that cannot be loaded ends the command before the model is loaded
@@ -180,7 +180,7 @@ async def serve(settings: Settings, started: Start = start) -> None:
         store = Store(database(settings.store), settings.stale)
         closing.push_async_callback(store.close)
         await store.open()
-        running = await closing.enter_async_context(started(settings))
+        running = await closing.enter_async_context(start_engine(settings))
         runs, models = RunRegistry(store), running.engine.models
         tools = running.toolbox or await toolbox(settings)
         closing.push_async_callback(tools.close)
@@ -223,12 +223,12 @@ async def _signal_to_stop() -> None:
 async def drawn(settings: Settings) -> str:
     """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     if not settings.engine:
-        return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]), "vLLM in this process")
+        return _drawn(settings, RunningEngine(ScriptedEngine(), planned(settings)[1]), "vLLM in this process")
     async with start(settings) as running:
         return _drawn(settings, running, f"vLLM at {' and '.join(settings.engine)}")
 
 
-def _drawn(settings: Settings, running: Started, engine: str) -> str:
+def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
     pipeline = assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     place = "" if settings.recordings else f", and runs on {engine}"

@@ -51,7 +51,7 @@ STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
-_READING = (
+_READ_REFUSALS = (
     errors.InvalidRequest,
     errors.ModelNotFound,
     errors.ConversationNotFound,
@@ -59,8 +59,8 @@ _READING = (
     errors.StoreFailed,
     errors.ServerStopping,
 )
-_CREATING = (*_READING, errors.ConversationLocked, errors.EngineOverloaded, errors.EngineDead)
-_FINDING = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
+_CREATE_REFUSALS = (*_READ_REFUSALS, errors.ConversationLocked, errors.EngineOverloaded, errors.EngineDead)
+_FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _PreparedRequest:
     ``streams`` is True for a stream of events, and ``hides`` if the stream obfuscates the lengths of its deltas.
     """
 
-    conversation: ResolvedRequest
+    resolved: ResolvedRequest
     streams: bool
     hides: bool
 
@@ -105,23 +105,23 @@ class Responses:
             web.get(f"{one}/input_items", self.list_input_items),
         )
 
-    @operation(Operation(Response, body=CreateResponse, refusals=_CREATING, streams=True))
+    @operation(Operation(Response, body=CreateResponse, refusals=_CREATE_REFUSALS, streams=True))
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         body = await receive(request)
         with self.scheduler.in_flight:
             prepared = await self._prepare(request, body)
-            if prepared.conversation.facts.response.background and not prepared.streams:
-                request[RESPONSE] = queued = (await self.scheduler.queue(prepared.conversation)).response
+            if prepared.resolved.facts.response.background and not prepared.streams:
+                request[RESPONSE] = queued = (await self.scheduler.queue(prepared.resolved)).response
                 return as_json(queued)
-            async with self._translated(self.scheduler.run(prepared.conversation)) as events:
+            async with self._translated(self.scheduler.run(prepared.resolved)) as events:
                 first = await anext(events)
                 if not prepared.streams:
                     request[RESPONSE] = response = await _last_response(events)
                     return as_json(response)
                 return await self._send(request, events, hides=prepared.hides, ready=(first,))
 
-    @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
+    @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
         body = await receive(request)
@@ -135,7 +135,7 @@ class Responses:
         Operation(
             Response,
             query=(INCLUDE, STREAM, STARTING_AFTER, INCLUDE_OBFUSCATION),
-            refusals=(*_FINDING, errors.StreamExpired),
+            refusals=(*_FIND_REFUSALS, errors.StreamExpired),
             streams=True,
         )
     )
@@ -152,10 +152,10 @@ class Responses:
         async with self._translated(await self._events_after(found, after)) as events:
             return await self._send(request, events, hides=hides)
 
-    @operation(Operation(DeletedResponse, refusals=_FINDING))
+    @operation(Operation(DeletedResponse, refusals=_FIND_REFUSALS))
     async def delete(self, request: web.Request) -> web.StreamResponse:
         """Delete a response; if it is still queued or running, it is cancelled first."""
-        found = await self._here(request)
+        found = await self._find_or_forward(request)
         if isinstance(found, web.Response):
             return found
         if isinstance(found, Run):
@@ -165,14 +165,14 @@ class Responses:
             raise errors.ResponseNotFound(shortened(response_id))
         return as_json(DeletedResponse(response_id))
 
-    @operation(Operation(Response, refusals=_FINDING))
+    @operation(Operation(Response, refusals=_FIND_REFUSALS))
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Cancel a queued or running response, and return it with the output that it has so far.
 
         A response that has ended stays as it is.  If it was not a background response and was not cancelled either,
         the answer is status 400.
         """
-        found = await self._here(request)
+        found = await self._find_or_forward(request)
         if isinstance(found, web.Response):
             return found
         if isinstance(found, Run) and not found.ended:
@@ -184,7 +184,7 @@ class Responses:
             )
         return as_json(response)
 
-    @operation(Operation(Items, query=PAGE, refusals=_FINDING))
+    @operation(Operation(Items, query=PAGE, refusals=_FIND_REFUSALS))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List the input items of a stored response page by page, including the history that it continues."""
         page = PageRequest.read(request)
@@ -222,7 +222,7 @@ class Responses:
         current_response.set(response_id)
         return found
 
-    async def _here(self, request: web.Request) -> Run | StoredResponse | web.Response:
+    async def _find_or_forward(self, request: web.Request) -> Run | StoredResponse | web.Response:
         """Return the response if this server has it, or else the answer of the server that runs it.
 
         Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.

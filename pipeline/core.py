@@ -7,9 +7,9 @@ consumer that leaves early.
 
 A stage waits, and its state machine decides: ``machine.feed(frame)`` returns the frames that follow from a frame.  The
 machines on the way of every token offer a hot path: ``machine.feed_text(frame)`` returns the single frame that follows
-from plain text.  It returns None, without changing anything, if ``feed`` has to read the frame.  A machine that passes
-such a frame on as it is needs no call that returns it: while ``machine.is_plain``, its ``feed_text`` only takes the
-text.  A stage never changes the attributes of its machine.
+from plain text.  It returns None, without changing anything, if ``feed`` has to read the frame.  A machine that never
+changes such a frame offers less: while ``machine.is_plain``, the stage yields the frame itself and gives its text to
+``machine.take_text(text)``.  A stage never changes the attributes of its machine.
 """
 
 from __future__ import annotations

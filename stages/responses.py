@@ -48,14 +48,14 @@ def responses_pipeline(
     salt_caches: bool = False,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``."""
-    tools = (toolbox.kinds, toolbox.labels)
+    normalize = Normalize(runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, salt_caches)
     turn = (
         Pipeline.start("render", model.render(engine.context_length))
         .then("generate", Generate(engine))
         .then("parse", model.parse)
     )
     return (
-        Pipeline.start("normalize", Normalize(runs.store, engine.models, *tools, model.traits, salt_caches))
+        Pipeline.start("normalize", normalize)
         .then("converse", model.converse(turn, toolbox, limits))
         .then("emit", emit)
         .then("persist", Persist(runs))

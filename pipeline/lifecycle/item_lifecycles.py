@@ -1,7 +1,8 @@
 """The lifecycle of each type of output item: the order of its events, for each status that it may end with.
 
-`LIFECYCLES` is the only table of it.  The writer in ``penstock.stages.emit`` and `stream_state.StreamState`, which ends
-a stream early, follow it through `item_state.ItemState`.  The checker does not use it, so that it tests both.
+The writer in ``penstock.stages.emit`` and `stream_state.StreamState`, which ends a stream early, follow the table
+`LIFECYCLES` through `item_state.ItemState`.  The checker has a table of its own, `rules.ITEM_RULES`, so that it tests
+both.
 """
 
 from __future__ import annotations

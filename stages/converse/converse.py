@@ -45,7 +45,7 @@ class Converse:
                             yield passed
                         async for frame in parsed:
                             if loop.is_plain and type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
-                                loop.feed_text(frame.text)
+                                loop.take_text(frame.text)
                                 yield frame
                                 continue
                             for passed in loop.feed(frame):

@@ -45,7 +45,7 @@ class ToolLoop:
         self.has_begun = False
         """True if a frame of the response has been yielded."""
         self._transcript = Transcript(request.facts.response)
-        self.feed_text = self._transcript.feed_text
+        self.take_text = self._transcript.take_text
         """Take the text of a delta that the stage passes on as it is."""
         self.is_plain = False
         """True while deltas may be passed on as they are."""
@@ -158,7 +158,9 @@ class ToolLoop:
     def _allowed(self, turn: ModelTurn, reason: frames.FinishReason) -> tuple[frames.FinishReason, int]:
         """Return how the turn ends and how many of its calls to run.
 
-        If a limit rules out another turn, no call is run, because the model would not read the results.
+        If a limit rules out another turn, no call is run, because the model would not read the results.  The limit
+        ``max_tool_calls`` is about the calls themselves: those that it still allows are run, and the next one is closed
+        as incomplete.
         """
         count = len(turn.calls)
         if reason != "stop" or not count:

@@ -22,7 +22,7 @@ class Transcript:
         self._drafts = Drafts(response, is_shown=False)
         self._draft: Draft | None = None
         self._texts: list[str] = []
-        self.feed_text = self._texts.append
+        self.take_text = self._texts.append
         """Take more text of the open item: as `feed` does with a delta, without a call of Python."""
         self.items: list[Item] = []
         self._tokens: dict[str, frames.TokenIds] = {}

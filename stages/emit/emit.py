@@ -18,7 +18,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed, StageError
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemDelta
-from penstock.pipeline.lifecycle.outcome import failed_response, last_event
+from penstock.pipeline.lifecycle.outcome import cancelled_response, failed_response, last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -106,7 +106,7 @@ class ResponseWriter:
                 completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
                 response = replace(response, status="completed", completed_at=completed_at)
             case "cancelled":
-                response = replace(response, status="cancelled")
+                response = cancelled_response(response, response.output)
             case "length":
                 response = _incomplete(response, "max_output_tokens")
             case "content_filter" | "max_tool_calls" | "max_turns" as reason:

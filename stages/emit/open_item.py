@@ -32,7 +32,7 @@ class OpenItem:
         self.draft = draft
         self._numbers = numbers
         self._index = output_index
-        self._lifecycle = draft.lifecycle
+        self._lifecycle = draft.lifecycle  # that of `draft` changes if `cut` turns an approval request into a call
         self._state: ItemState | None = None
         self.delta: DeltaWriter = self._hold
         """Take more text, and return its event, or None if the item has no deltas or is not added yet."""

@@ -19,7 +19,7 @@ from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import log_to_stderr, name_response
-from penstock.server import Started, assembled, database, drawn, main, over_http, serve, stages, toolbox
+from penstock.server import RunningEngine, assembled, database, drawn, main, over_http, serve, stages, toolbox
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import Normalize
@@ -50,7 +50,7 @@ def chosen(**settings: Any) -> Settings:
 
 
 def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
-    running = Started(ScriptedEngine(), HARMONY)
+    running = RunningEngine(ScriptedEngine(), HARMONY)
     return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox())
 
 
@@ -170,14 +170,14 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
     settings = CliApp.run(Settings, cli_args=arguments)
 
     @asynccontextmanager
-    async def loading(_: Settings) -> AsyncGenerator[Started]:
+    async def loading(_: Settings) -> AsyncGenerator[RunningEngine]:
         bound.set()
         await loaded.wait()
-        yield Started(ScriptedEngine(), HARMONY)
+        yield RunningEngine(ScriptedEngine(), HARMONY)
 
     late = asyncio.create_task(serve(settings, loading))
     await bound.wait()
-    early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine(), HARMONY))))
+    early = asyncio.create_task(serve(settings, lambda _: nullcontext(RunningEngine(ScriptedEngine(), HARMONY))))
     async with asyncio.timeout(120):
         while not (known := servers(path)):
             await asyncio.sleep(0.02)
@@ -197,7 +197,7 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 def test_chat_model_has_its_own_stages() -> None:
     live = RunRegistry(Store(Nowhere()))
     settings = chosen(allow_address=["10.0.0.0/8"])
-    running = Started(ScriptedEngine(), stages(settings, load_model()))
+    running = RunningEngine(ScriptedEngine(), stages(settings, load_model()))
     pipeline = assembled(settings, running, live, Toolbox())
     assert isinstance(render := pipeline.stage("render"), RenderChat)
     assert isinstance(pipeline.stage("parse"), ParseChat)

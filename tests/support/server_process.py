@@ -24,7 +24,7 @@ from penstock.api.cli.__main__ import main
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
-from penstock.server import Started, serve
+from penstock.server import RunningEngine, serve
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -61,7 +61,7 @@ def serve_script(*arguments: str) -> None:
     text, latency = SCRIPTS[model]
     script = Script(load_encoding().encode_markup(text), latency=latency)
     engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
-    uvloop.run(serve(settings, lambda _: nullcontext(Started(engine, harmony_stages(load_encoding())))))
+    uvloop.run(serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding())))))
 
 
 def penstock(*arguments: str) -> None:
