@@ -9,7 +9,7 @@ from typing import Self
 from aiohttp import web
 
 from penstock.api.http.bodies import Items
-from penstock.api.http.query import AnyText, Number, OneOf, Several
+from penstock.api.http.query import AnyText, Choice, Number, Several
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -17,7 +17,7 @@ from penstock.stages.normalize.normalize import INCLUDABLE
 
 INCLUDE = Several("include", INCLUDABLE)
 LIMIT = Number("limit", default=20, least=1, most=100)
-ORDER = OneOf("order", ("desc", "asc"))
+ORDER = Choice("order", ("desc", "asc"))
 AFTER = AnyText("after")
 
 PAGE = (LIMIT, ORDER, AFTER, INCLUDE)

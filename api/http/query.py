@@ -62,7 +62,7 @@ class Flag(Parameter):
 
 
 @dataclass(frozen=True)
-class OneOf(Parameter):
+class Choice(Parameter):
     """One of the ``words``; the first of them if absent."""
 
     words: tuple[str, ...]

@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass
-class Unit:
+class Comparable:
     """The unit of comparison: a frame, a token, or consecutive deltas of one text.
 
     ``value`` has the fields of the frame.  ``pieces`` has a pair for each delta: its offset in the text, and its line.
@@ -103,10 +103,10 @@ def _piece(frame: Any) -> str:
 # Units of comparison
 
 
-def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Unit]:
+def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Comparable]:
     """Yield each frame as it is if ``exact``; otherwise normalized, and if ``joined`` as whole texts and tokens."""
     if exact:
-        yield from (Unit(_name(line.frame), _fields(line.frame), line.number) for line in lines)
+        yield from (Comparable(_name(line.frame), _fields(line.frame), line.number) for line in lines)
         return
     units = _Units(joined=joined)
     for line in lines:
@@ -120,10 +120,10 @@ class _Units:
         self._joined = joined
         self._ids: dict[str, str] = {}
         self._deltas = 0
-        self._open: Unit | None = None
+        self._open: Comparable | None = None
 
-    def feed(self, line: Line) -> Iterator[Unit]:
-        unit = Unit(_name(line.frame), self._value(line.frame), line.number)
+    def feed(self, line: Line) -> Iterator[Comparable]:
+        unit = Comparable(_name(line.frame), self._value(line.frame), line.number)
         if not self._joined:
             yield unit
             return
@@ -141,7 +141,7 @@ class _Units:
         yield from self._close()
         yield from _tokens(unit) if isinstance(line.frame, TokenChunk) else (unit,)
 
-    def _close(self) -> Iterator[Unit]:
+    def _close(self) -> Iterator[Comparable]:
         if self._open:
             yield self._open
         self._open = None
@@ -156,14 +156,14 @@ class _Units:
         return value
 
 
-def _rest(unit: Unit, key: str) -> dict[str, Any]:
+def _rest(unit: Comparable, key: str) -> dict[str, Any]:
     return {**unit.value, key: None, "logprobs": None}
 
 
-def _tokens(chunk: Unit) -> Iterator[Unit]:
+def _tokens(chunk: Comparable) -> Iterator[Comparable]:
     logprobs = chunk.value.get("logprobs", ())
     for token, logprob in zip_longest(chunk.value["token_ids"], logprobs):
-        yield Unit("token", {"id": token} | ({} if logprob is None else {"logprob": logprob}), chunk.line)
+        yield Comparable("token", {"id": token} | ({} if logprob is None else {"logprob": logprob}), chunk.line)
 
 
 def _name(frame: Any) -> str:
@@ -192,7 +192,7 @@ def _without_passing(value: Any, ids: dict[str, str]) -> Any:
 # The place of a difference
 
 
-def _difference_of(left: Unit, right: Unit) -> Difference:
+def _difference_of(left: Comparable, right: Comparable) -> Difference:
     path, mine, other = _first_difference(left.value, right.value)
     lines = left.line, right.line
     if left.pieces and right.pieces and isinstance(mine, str) and isinstance(other, str):
@@ -201,7 +201,7 @@ def _difference_of(left: Unit, right: Unit) -> Difference:
     return Difference(*lines, f"{left.name} {path} {_short(mine, other)} != {_short(other, mine)}")
 
 
-def _line_at(unit: Unit, at: int) -> int:
+def _line_at(unit: Comparable, at: int) -> int:
     """Return the line of the delta that contains the character at ``at``, or of the last one if the text is shorter."""
     return [line for start, line in unit.pieces if start <= at][-1]
 

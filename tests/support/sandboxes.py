@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.services.sandbox.plan import MODES, Kind, Limits, Mode
+from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, SandboxLimits
 from penstock.stages.services.sandbox.probe import Sandbox, probe
 
 LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1
 
 
 async def available(
-    kind: Kind, modes: Sequence[Mode] = MODES, *, limits: Limits | None = None, packages: Path | None = None
+    kind: Kind, modes: Sequence[Mode] = MODES, *, limits: SandboxLimits | None = None, packages: Path | None = None
 ) -> Sandbox:
     """Return a sandbox in the first mode that the machine offers; skip the test if it offers none."""
     lacks = [_lack(kind, mode) for mode in modes]

@@ -44,7 +44,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Junction:
+class RecordedJunction:
     """The output of ``stage``, in order; the causes are in the previous junction."""
 
     stage: str
@@ -75,7 +75,7 @@ class Timeline:
     path: Path
     header: Header
     model: RecordedModel
-    junctions: tuple[Junction, ...]
+    junctions: tuple[RecordedJunction, ...]
     prompts: tuple[frames.Prompt, ...] = ()
     attributed: tuple[AttributedToken, ...] = ()
     error: BaseException | None = None
@@ -197,8 +197,8 @@ def _frames(files: Mapping[str, Recording], stage: str) -> tuple[Any, ...]:
     return files[stage].frames if stage in files else ()
 
 
-def _as_recorded(stage: str, recording: Recording) -> Junction:
-    return Junction(stage, tuple(Crossing(timed.frame, None, timed.at) for timed in recording.timed))
+def _as_recorded(stage: str, recording: Recording) -> RecordedJunction:
+    return RecordedJunction(stage, tuple(Crossing(timed.frame, None, timed.at) for timed in recording.timed))
 
 
 def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | None) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
 # Times and causes
 
 
-def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[Junction]:
+def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[RecordedJunction]:
     junctions = []
     previous: Sequence[float | None] = ()
     for each in crossed:
@@ -246,7 +246,7 @@ def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[J
             ]
         crossings = zip(each.caused, times, strict=True)
         junctions.append(
-            Junction(each.stage, tuple(Crossing(caused.frame, caused.cause, at) for caused, at in crossings))
+            RecordedJunction(each.stage, tuple(Crossing(caused.frame, caused.cause, at) for caused, at in crossings))
         )
         previous = times
     return junctions

@@ -65,7 +65,7 @@ Repairs: TypeAlias = dict[frames.Repair, None]
 
 
 @dataclass
-class Header:
+class HarmonyHeader:
     """A header while it arrives: its text, cut into segments at the markers."""
 
     announced: bool = False
@@ -152,7 +152,7 @@ class Reading:
         return call
 
 
-def read_header(header: Header, recipients: Recipients) -> Reading:
+def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
     """Read a header that ended in ``<|message|>``; noise is dropped from the left-over words."""
     reading = _read(header)
     reading.ahead = _without_tool(reading.ahead, reading, recipients)
@@ -167,7 +167,7 @@ def read_header(header: Header, recipients: Recipients) -> Reading:
     return reading
 
 
-def read_bare(header: Header, *, cut: bool) -> Reading:
+def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
     """Read a header that never reached ``<|message|>``: all left-over words become ``behind``, the message's text.
 
     ``cut`` is True if generation ended inside the header; then an unfinished header word is not text.
@@ -180,7 +180,7 @@ def read_bare(header: Header, *, cut: bool) -> Reading:
     return reading
 
 
-def _read(header: Header, *, bare: bool = False) -> Reading:
+def _read(header: HarmonyHeader, *, bare: bool = False) -> Reading:
     reading = Reading(repairs=dict(header.repairs))
     for position, (marker, raw) in enumerate(header.segments):
         text = raw.decode(errors="replace")
@@ -211,7 +211,7 @@ def _content_type(marker: str, word: str) -> str:
     return f"<|constrain|>{word}" if marker == "constrain" else word
 
 
-def _speaks_at_once(header: Header, words: str, rest: str, *, bare: bool) -> bool:
+def _speaks_at_once(header: HarmonyHeader, words: str, rest: str, *, bare: bool) -> bool:
     """Return True if the header words in front of ``rest`` are really the first words of a text."""
     if header.announced or "to=" in words:
         return False

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames
 from penstock.stages.models.harmony import vocabulary
-from penstock.stages.parse.harmony.header import Header, Reading, raw, read_bare, read_header
+from penstock.stages.parse.harmony.header import HarmonyHeader, Reading, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.text import TokenText
@@ -44,7 +44,7 @@ class _OpenItem:
     """The position after the token that opened it."""
 
 
-_State: TypeAlias = Header | _OpenItem | None
+_State: TypeAlias = HarmonyHeader | _OpenItem | None
 """In a header, in the content of a message, or between two messages."""
 
 
@@ -58,7 +58,7 @@ class HarmonyParser(TurnParser):
         self._stop = started.facts.sampling.stop
         self._held_to_grammar = started.held_to_grammar
         self._raw_messages: list[dict[str, Any]] | None = None if started.raw_messages is None else []
-        self._state: _State = Header()
+        self._state: _State = HarmonyHeader()
         self._began_at = 0  # the position of the latest message, after its <|start|>
         self._has_logprobs = False
 
@@ -98,9 +98,9 @@ class HarmonyParser(TurnParser):
                 state.reading.repairs.setdefault("stray marker")
         elif token == vocabulary.START:
             yield from self._end("analysis")  # a message that is followed by another one is not the answer
-            self._state, self._began_at = Header(announced=True), len(self._tokens)
+            self._state, self._began_at = HarmonyHeader(announced=True), len(self._tokens)
         else:
-            self._state = header = state or Header(repairs={"missing start": None})
+            self._state = header = state or HarmonyHeader(repairs={"missing start": None})
             if token == vocabulary.MESSAGE:
                 yield from self._open(read_header(header, self._recipients))
                 return
@@ -108,7 +108,7 @@ class HarmonyParser(TurnParser):
             if header.is_answer:
                 yield from self._open_bare(header, "final", cut=False)
 
-    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterator[frames.ParsedFrame]:
+    def _open_bare(self, header: HarmonyHeader, channel: str, *, cut: bool) -> Iterator[frames.ParsedFrame]:
         """Open a message whose header never ended; ``channel`` is its channel if the header names none."""
         reading = read_bare(header, cut=cut)
         reading.channel = reading.channel or channel
@@ -138,7 +138,7 @@ class HarmonyParser(TurnParser):
 
         ``channel`` is for a message whose header never ended, and names no channel.
         """
-        if isinstance(self._state, Header):
+        if isinstance(self._state, HarmonyHeader):
             yield from self._open_bare(self._state, channel, cut=not is_marked)
         item, self._state = self._state, None
         if not isinstance(item, _OpenItem):

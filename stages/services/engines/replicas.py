@@ -58,12 +58,12 @@ class _Cards(msgspec.Struct, frozen=True):
     data: tuple[_Card, ...]
 
 
-class _Choice(msgspec.Struct, frozen=True):
+class _GeneratedToken(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
 
 
 class _Completion(msgspec.Struct, frozen=True):
-    choices: tuple[_Choice, ...]
+    choices: tuple[_GeneratedToken, ...]
 
 
 class _Tokenized(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ _DEVICES: Final = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """The resource limits of a sandbox."""
 
     memory: int = 512 << 20
@@ -79,7 +79,7 @@ class Plan:
     kind: Kind
     mode: Mode
     interpreter: str
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
     packages: Path | None = None
     """A folder of packages that Python code may import besides the standard library."""
     drops_user: bool = False

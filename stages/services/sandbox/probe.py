@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.stages.services.sandbox.plan import MODES, Kind, Limits, Mode, Plan, interpreters
+from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
 from penstock.stages.services.sandbox.process import Process, SandboxDied
 from penstock.stages.services.sandbox.seccomp import MACHINES
 
@@ -36,7 +36,7 @@ class Sandbox:
 async def probe(
     kind: Kind,
     *,
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
     interpreter: str | None = None,
     packages: Path | None = None,
     modes: Sequence[Mode] = MODES,
@@ -51,7 +51,7 @@ async def probe(
             reasons.append("landlock: processes can only be counted if the server starts as root")
             continue
         for python in interpreters(interpreter):
-            plan = Plan(kind, mode, python, limits or Limits(), packages, drops_user)
+            plan = Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user)
             failure = await _failure(plan)
             if failure is None:
                 return Sandbox(plan)

@@ -1,4 +1,4 @@
-"""Conversations: sequences of items, extended by one response at a time.
+"""StoredConversations: sequences of items, extended by one response at a time.
 
 The items of a conversation have the positions 0, 1, 2 and so on.  A transaction that adds items first increases the
 conversation's length; other transactions that change it wait until this one is over.  A response holds the
@@ -97,7 +97,7 @@ _END = 2**62
 """A position after the last item of any conversation."""
 
 
-class Conversations:
+class StoredConversations:
     """The conversations in the store."""
 
     def __init__(self, context: StoreContext) -> None:

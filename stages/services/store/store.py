@@ -24,7 +24,7 @@ from penstock.pipeline.secret import unread
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
-from penstock.stages.services.store.conversations import Conversations
+from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import Database, Row, Statement, Value
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
@@ -72,7 +72,7 @@ class Store:
         self._database = database
         self._context = StoreContext(database, stale)
         self._writer = self._context.writer
-        self.conversations = Conversations(self._context)
+        self.conversations = StoredConversations(self._context)
         self.servers = Servers(self._context)
 
     @property
