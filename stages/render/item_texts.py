@@ -94,6 +94,8 @@ def result_of(call: items.ServedCall) -> str:
             return _joined(logs) if call.outputs else _FORGOTTEN
         case items.WebSearchCall():
             return _joined(_sources(call.action)) or _FORGOTTEN
+        case _:
+            return _FORGOTTEN
 
 
 def output_of(output: items.CallOutput, call: items.CallItem | None) -> str:
