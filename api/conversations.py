@@ -20,7 +20,6 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
 from penstock.api.http.request_body import receive
 from penstock.pipeline.errors import (
-    BodyTooLarge,
     ConversationLocked,
     ConversationNotFound,
     InvalidRequest,
@@ -40,7 +39,6 @@ from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
 
 _LOOKING = (InvalidRequest, ConversationNotFound, StoreFailed)
-_WRITING = (*_LOOKING, BodyTooLarge)
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Conversations:
             web.delete(f"{one}/items/{{item_id}}", self.delete_item),
         )
 
-    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, BodyTooLarge, StoreFailed)))
+    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
         body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
@@ -79,7 +77,7 @@ class Conversations:
         """Retrieve a conversation."""
         return _answer(await self._found(request))
 
-    @operation(Operation(Conversation, body=UpdateConversation, refusals=_WRITING))
+    @operation(Operation(Conversation, body=UpdateConversation, refusals=_LOOKING))
     async def update(self, request: web.Request) -> web.Response:
         """Replace the metadata of a conversation."""
         body = await read_body(await receive(request), UpdateConversation)
@@ -103,7 +101,7 @@ class Conversations:
         page_request = PageRequest.read(request)
         return as_json(page_request.of(await self._items(request)))
 
-    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_WRITING, ConversationLocked)))
+    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)

@@ -55,7 +55,6 @@ _READ_REFUSALS = (
     errors.InvalidRequest,
     errors.ModelNotFound,
     errors.ConversationNotFound,
-    errors.BodyTooLarge,
     errors.StoreFailed,
     errors.ServerStopping,
 )

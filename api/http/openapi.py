@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
+from penstock.api.http import request_body
 from penstock.api.http.auth import OPEN
 from penstock.api.http.bodies import ErrorBody, OpenApi
 from penstock.api.http.query import Parameter
@@ -36,7 +37,8 @@ class Operation:
 
     ``answer`` is the type of its JSON answer, or None if it only answers with errors, and ``statuses`` are the
     statuses of that answer.  ``body`` is the model that validates the body of a request.  ``refusals`` are the errors
-    that it may answer with, besides an internal one.  With ``streams``, it answers with events on request.
+    that it may answer with, besides an internal one and those of the body.  With ``streams``, it answers with events on
+    request.
     """
 
     answer: Any
@@ -140,6 +142,8 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
             for status in operation.statuses
         }
     refusals: tuple[type[StageError], ...] = (*operation.refusals, ForeignOrigin, UnsupportedMediaType, StageError)
+    if operation.body:
+        refusals = (*request_body.REFUSALS, *refusals)
     if path not in OPEN:
         operation_object["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)

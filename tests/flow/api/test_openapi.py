@@ -55,6 +55,11 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
     assert len(set(names)) == len(names)
 
 
+async def test_limits_of_bodies_are_described_where_there_is_a_body(description: Description) -> None:
+    for _, path, operation in description.operations:
+        assert ({"408", "413"} <= set(operation["responses"])) is ("requestBody" in operation), path
+
+
 async def test_readme_names_every_route(description: Description) -> None:
     for method, path, _ in description.operations:
         shown = path.replace("/openresponses/", "/").replace("{model}", "{name}")
