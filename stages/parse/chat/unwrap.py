@@ -34,12 +34,12 @@ class Unwrapped:
     def __init__(self, name: str) -> None:
         self._name = name
         self._held_back = ""
-        self._place = "ahead"
+        self._place = "before"
 
     def feed(self, text: str) -> str:
         """Take more JSON and return the text that it completes."""
         match self._place:
-            case "ahead":
+            case "before":
                 return self._begin(self._held_back + text)
             case "in":
                 return self._read(self._held_back + text)
@@ -80,7 +80,7 @@ class Unwrapped:
                 continue
             at = step.end()
             if step["end"]:
-                self._place = "behind"
+                self._place = "after"
                 break
             pieces.append(_meant(step))
         self._held_back = text[at:] if self._place == "in" else ""

@@ -108,7 +108,7 @@ class HarmonyHeader:
         Text before a marker does not count: the rest of a header may still follow it.
         """
         reading = _read(self)
-        return _is_text(reading.behind if len(self.segments) > 1 else reading.ahead)
+        return _is_text(reading.text_after if len(self.segments) > 1 else reading.text_before)
 
 
 @dataclass(slots=True)
@@ -121,9 +121,9 @@ class Reading:
     recipient: str | None = None
     content_type: str | None = None
     """The content type, with its marker if it has one."""
-    ahead: str = ""
+    text_before: str = ""
     """Words left over before the first marker."""
-    behind: str = ""
+    text_after: str = ""
     """Words left over after the first marker."""
     repairs: Repairs = field(default_factory=dict)
 
@@ -155,11 +155,11 @@ class Reading:
 def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
     """Read a header that ended in ``<|message|>``; noise is dropped from the left-over words."""
     reading = _read(header)
-    reading.ahead = _without_tool(reading.ahead, reading, recipients)
-    reading.behind = _without_tool(reading.behind, reading, recipients)
-    reading.ahead = _only_text(reading.ahead, reading)
-    text = _only_text(reading.behind, reading, noise=reading.recipient is not None)
-    reading.behind = text if not text or text[-1].isspace() else f"{text} "
+    reading.text_before = _without_tool(reading.text_before, reading, recipients)
+    reading.text_after = _without_tool(reading.text_after, reading, recipients)
+    reading.text_before = _only_text(reading.text_before, reading)
+    text = _only_text(reading.text_after, reading, noise=reading.recipient is not None)
+    reading.text_after = text if not text or text[-1].isspace() else f"{text} "
     if not any(marker == "channel" for marker, _ in header.segments):
         reading.repairs.setdefault("missing channel")
     elif reading.channel is None:
@@ -168,15 +168,15 @@ def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
 
 
 def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
-    """Read a header that never reached ``<|message|>``: all left-over words become ``behind``, the message's text.
+    """Read a header that never reached ``<|message|>``: all left-over words become ``text_after``, the message's text.
 
     ``cut`` is True if generation ended inside the header; then an unfinished header word is not text.
     """
     reading = _read(header, bare=True)
     reading.repairs.setdefault("missing message")
-    text = (reading.ahead + reading.behind).removeprefix(" ")
+    text = (reading.text_before + reading.text_after).removeprefix(" ")
     unfinished = cut and any(word.startswith(text.strip()) for word in _MARKUP_WORDS)
-    reading.ahead, reading.behind = "", "" if unfinished or not text.strip() else text
+    reading.text_before, reading.text_after = "", "" if unfinished or not text.strip() else text
     return reading
 
 
@@ -199,11 +199,11 @@ def _read(header: HarmonyHeader, *, bare: bool = False) -> Reading:
         if marker == "constrain" and reading.content_type is None and (match := _ANY_TYPE.match(text, at)):
             reading.content_type, at = _content_type(marker, match[0].strip()), match.end()
         if position > 0:
-            reading.behind += text[at:]
+            reading.text_after += text[at:]
         elif _speaks_at_once(header, text[:at], text[at:], bare=bare):
-            reading.ahead, reading.role, reading.channel = text, None, None
+            reading.text_before, reading.role, reading.channel = text, None, None
         else:
-            reading.ahead = text[at:]
+            reading.text_before = text[at:]
     return reading
 
 

@@ -113,12 +113,12 @@ class HarmonyParser(TurnParser):
         reading = read_bare(header, cut=cut)
         reading.channel = reading.channel or channel
         self._state = None
-        if reading.behind:
+        if reading.text_after:
             yield from self._open(reading)
 
     def _open(self, reading: Reading) -> Iterator[frames.ParsedFrame]:
-        if reading.ahead:
-            thought = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
+        if reading.text_before:
+            thought = Reading(channel="analysis", text_after=reading.text_before, repairs={"missing message": None})
             yield from self._open(thought)
             yield from self._end()
         opening = reading.opening(self._recipients)
@@ -128,7 +128,7 @@ class HarmonyParser(TurnParser):
             reports=self._has_logprobs and isinstance(opening, frames.MessageOpened),
             keeps=self._raw_messages is not None,
         )
-        text.write(reading.behind)
+        text.write(reading.text_after)
         self._state = _OpenItem(opening, reading, text, len(self._tokens))
         yield opening
         yield from text.delta()
