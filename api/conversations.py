@@ -25,6 +25,7 @@ from penstock.pipeline.errors import (
     InvalidRequest,
     ItemNotFound,
     StoreFailed,
+    no_conversation,
 )
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
@@ -158,8 +159,8 @@ class Conversations:
         return await asyncio.to_thread(read)
 
 
-def _not_found(request: web.Request) -> ConversationNotFound:
-    return ConversationNotFound(shortened(request.match_info["conversation_id"]))
+def _not_found(request: web.Request) -> InvalidRequest:
+    return no_conversation(shortened(request.match_info["conversation_id"]))
 
 
 def _answer(conversation: StoredConversation) -> web.Response:

@@ -20,23 +20,27 @@ class StageError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
-    code: ClassVar[str] = "server_error"
+    code: str | None = "server_error"
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.code = code or self.code
 
 
 class InvalidRequest(StageError):
-    """The request has a value that this server cannot accept; ``param`` is its path."""
+    """The request has a value that this server cannot accept; ``param`` is its path.
+
+    ``code`` is OpenAI's word for the kind of mistake, such as ``invalid_type``; None if OpenAI has none.
+    """
 
     status = 400
     type = "invalid_request_error"
-    code = "invalid_request"
+    code: str | None = None
 
 
 class UnsupportedParameter(InvalidRequest):
@@ -112,6 +116,14 @@ class ConversationNotFound(InvalidRequest):
 
     def __init__(self, conversation_id: str, *, param: str = "conversation_id") -> None:
         super().__init__(f"There is no conversation {conversation_id!r}.", param=param)
+
+
+def no_conversation(conversation_id: str, *, param: str = "conversation_id") -> InvalidRequest:
+    """Return the error for a conversation that does not exist; as at OpenAI, a malformed id is a 400, not a 404."""
+    if conversation_id.startswith("conv_"):
+        return ConversationNotFound(conversation_id, param=param)
+    message = f"The id of a conversation begins with 'conv_', and {conversation_id!r} does not."
+    return InvalidRequest(message, param=param, code="invalid_value")
 
 
 class ConversationLocked(InvalidRequest):

@@ -30,8 +30,8 @@ class Parameter(ABC):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the value."""
 
-    def _refusal(self, expected: str, value: str) -> InvalidRequest:
-        return InvalidRequest(f"{self.name} is {expected}, not {shortened(value)!r}.", param=self.name)
+    def _refusal(self, expected: str, value: str, code: str = "invalid_value") -> InvalidRequest:
+        return InvalidRequest(f"{self.name} is {expected}, not {shortened(value)!r}.", param=self.name, code=code)
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,15 @@ class Number(Parameter):
         value = request.query.get(self.name)
         if value is None:
             return self.default
-        if _NUMBER.fullmatch(value) and self.least <= int(value) <= self.most:
-            return int(value)
-        raise self._refusal(f"a whole number from {self.least} to {self.most}", value)
+        if not _NUMBER.fullmatch(value):
+            code = "invalid_type"
+        elif (number := int(value)) < self.least:
+            code = "integer_below_min_value"
+        elif number > self.most:
+            code = "integer_above_max_value"
+        else:
+            return number
+        raise self._refusal(f"a whole number from {self.least} to {self.most}", value, code)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def begun(response: Response) -> Response:
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
     """Return ``response`` failed with ``error``; the client sees the message of a `StageError` only."""
     details = (
-        ErrorDetails(error.code, error.message)
+        ErrorDetails(error.code or "invalid_prompt", error.message)  # the code of a failed response is never null
         if isinstance(error, StageError)
         else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
     )

@@ -164,7 +164,9 @@ class Normalize:
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), items)
         if not items and not before and not history:
-            raise InvalidRequest("A request that continues nothing needs an input.", param="input")
+            raise InvalidRequest(
+                "A request that continues nothing needs an input.", param="input", code="missing_required_parameter"
+            )
         check_pairs((*history, *before), items, "input")
         check_image_count((*history, *items))
         return (*before, *new_items(history, items)), builder.toolset(request), builder.echo
@@ -191,7 +193,7 @@ class Normalize:
         if (conversation_id := request.conversation_id) is not None:
             conversation = await self.store.conversations.items(conversation_id, request.envelope.owner)
             if conversation is None:
-                raise errors.ConversationNotFound(shortened(conversation_id), param="conversation")
+                raise errors.no_conversation(shortened(conversation_id), param="conversation")
             return conversation
         if (previous := request.previous_response_id) is not None:
             return await self._continued(previous, request.envelope.owner)
@@ -246,7 +248,8 @@ def refuse_unsupported(request: CreateResponse) -> None:
             raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
-            raise InvalidRequest(f"{shortened(name)!r} cannot be included.", param=f"include[{position}]")
+            message, param = f"{shortened(name)!r} cannot be included.", f"include[{position}]"
+            raise InvalidRequest(message, param=param, code="invalid_value")
     _refuse_contradictions(request)
 
 
@@ -254,11 +257,16 @@ def _refuse_contradictions(request: CreateResponse) -> None:
     """Raise `InvalidRequest` for parameters that exclude each other."""
     continued = [name for name in CONTINUING if getattr(request, name) is not None]
     if len(continued) > 1:
-        raise InvalidRequest(f"{' and '.join(continued)} exclude each other.", param=continued[-1])
+        raise _exclusive(*continued, param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
     if request.structured_outputs and request.text and request.text.format and request.text.format.type != "text":
-        raise InvalidRequest("text.format and structured_outputs exclude each other.", param="structured_outputs")
+        raise _exclusive("text.format", "structured_outputs", param="structured_outputs")
+
+
+def _exclusive(*names: str, param: str) -> InvalidRequest:
+    message = f"{' and '.join(names)} exclude each other."
+    return InvalidRequest(message, param=param, code="mutually_exclusive_parameters")
 
 
 def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Sampling:

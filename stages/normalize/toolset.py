@@ -181,7 +181,7 @@ class ToolsetBuilder:
                 return choice, None
             case params.AllowedTools():
                 return choice.mode, self._allowed(choice.tools)
-            case params.OnlyTool() | params.OnlyServer() | params.OtherChoice():
+            case params.ChosenTool() | params.ChosenServer() | params.OtherChoice():
                 return "required", self._allowed([choice])
 
     def _allowed(self, choices: Sequence[params.AllowedTool]) -> tuple[ToolKey, ...]:

@@ -35,10 +35,15 @@ def read_body(body: Json) -> CreateResponse:
     return asyncio.run(read_request(json.dumps(body).encode()))
 
 
-def refusal(body: bytes) -> tuple[str, str | None]:
+def refused(body: bytes) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         asyncio.run(read_request(body))
-    return caught.value.message, caught.value.param
+    return caught.value
+
+
+def refusal(body: bytes) -> tuple[str, str | None]:
+    error = refused(body)
+    return error.message, error.param
 
 
 def item(**fields: Json) -> Json:

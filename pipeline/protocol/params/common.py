@@ -65,7 +65,9 @@ def at_most(count: int, elements: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         if isinstance(value, dict | list) and len(value) > count:
             raise PydanticCustomError(
-                "too_long", "This should have at most {count} {of}", {"count": count, "of": elements}
+                "too_many_keys" if isinstance(value, dict) else "too_long",
+                "This should have at most {count} {of}",
+                {"count": count, "of": elements},
             )
         return value
 

@@ -257,7 +257,7 @@ ToolParam: TypeAlias = Annotated[
 # The choice of tools
 
 
-class ChosenTool(Body):
+class ChosenTool(Echoed):
     """One tool by its name; without ``namespace``, a tool outside of namespaces, or else of any namespace."""
 
     type: Literal["function", "custom"]
@@ -265,7 +265,7 @@ class ChosenTool(Body):
     namespace: str | None = None
 
 
-class ChosenServer(Body):
+class ChosenServer(Echoed):
     """All the tools of an MCP server, or one of them."""
 
     type: Literal["mcp"]
@@ -296,14 +296,6 @@ AllowedTool: TypeAlias = Annotated[
 ]
 
 
-class OnlyTool(ChosenTool, Echoed):
-    """The tool that the model must call."""
-
-
-class OnlyServer(ChosenServer, Echoed):
-    """The MCP server that the model must call."""
-
-
 class AllowedTools(Echoed):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -314,9 +306,9 @@ _choice_tag = one_of("function", "custom", "mcp", "allowed_tools", tag="other")
 
 ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("as_text")]
-    | Annotated[OnlyTool, Tag("function")]
-    | Annotated[OnlyTool, Tag("custom")]
-    | Annotated[OnlyServer, Tag("mcp")]
+    | Annotated[ChosenTool, Tag("function")]
+    | Annotated[ChosenTool, Tag("custom")]
+    | Annotated[ChosenServer, Tag("mcp")]
     | Annotated[AllowedTools, Tag("allowed_tools")]
     | Annotated[OtherChoice, Tag("other")],
     Discriminator(lambda value: "as_text" if isinstance(value, str) else _choice_tag(value)),

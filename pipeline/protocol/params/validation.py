@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeVar, get_args
 
 from pydantic import ConfigDict, Tag, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
@@ -116,7 +117,17 @@ def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -
     elif first["type"] == "union_tag_not_found":
         message, location = "Field required", (*location, "type")
     param = _path(location)
-    return InvalidRequest(f"{message} (at {param})" if param else message, param=param)
+    return InvalidRequest(f"{message} (at {param})" if param else message, param=param, code=_code(first))
+
+
+def _code(error: ErrorDetails) -> str:
+    """Return OpenAI's code for one of pydantic's errors."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind.startswith(("greater_than", "less_than")):
+        is_integer = all(isinstance(bound, int) for bound in context.values())
+        bound = "below_min_value" if kind.startswith("greater_than") else "above_max_value"
+        return f"{'integer' if is_integer else 'decimal'}_{bound}"
+    return "invalid_type" if kind.endswith("_type") else _CODES.get(kind, "invalid_value")
 
 
 def _shifted(location: Sequence[int | str], start: int) -> Iterator[int | str]:
@@ -149,6 +160,17 @@ _JSON_WORDS = {
     "list_type": "Input should be a valid array",
 }
 """Pydantic's messages for JSON input, in place of its messages for Python values, which are validated here."""
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "string_too_short": "empty_string",
+    "string_too_long": "string_above_max_length",
+    "too_short": "empty_array",
+    "too_long": "array_above_max_length",
+    "too_many_keys": "object_above_max_properties",
+}
+"""OpenAI's codes for wrong values, by pydantic's type of the error."""
 
 _TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
 _TAGS = {

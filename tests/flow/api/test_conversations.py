@@ -74,6 +74,14 @@ async def test_answers_match_the_sdk_types(served: ScriptedServer, base: str) ->
     assert ConversationDeletedResource.model_validate(deleted, strict=True).to_dict() == deleted
 
 
+@pytest.mark.parametrize(("missing", "status"), [("conv_0", 404), ("resp_0", 400), ("%20", 400)])
+async def test_malformed_conversation_id_is_a_bad_request(served: ScriptedServer, missing: str, status: int) -> None:
+    for path in (f"/v1/conversations/{missing}", f"/v1/conversations/{missing}/items"):
+        answered, answer = await served.get(path)
+        code = "conversation_not_found" if status == 404 else "invalid_value"
+        assert (answered, answer["error"]["param"], answer["error"]["code"]) == (status, "conversation_id", code)
+
+
 @pytest.mark.defect("V14")
 async def test_text_model_refuses_a_conversation_with_images(served: ScriptedServer) -> None:
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}

@@ -88,19 +88,20 @@ async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("query", "param"),
+    ("query", "param", "code"),
     [
-        ("limit=0", "limit"),
-        ("limit=101", "limit"),
-        ("order=up", "order"),
-        ("after=x", "after"),
-        ("include=x", "include"),
+        ("limit=0", "limit", "integer_below_min_value"),
+        ("limit=101", "limit", "integer_above_max_value"),
+        ("limit=all", "limit", "invalid_type"),
+        ("order=up", "order", "invalid_value"),
+        ("after=x", "after", None),
+        ("include=x", "include", "invalid_value"),
     ],
 )
-async def test_bad_page_query_is_refused(served: ScriptedServer, query: str, param: str) -> None:
+async def test_bad_page_query_is_refused(served: ScriptedServer, query: str, param: str, code: str | None) -> None:
     response_id, _ = await chained(served)
     status, error = await served.get(f"/v1/responses/{response_id}/input_items?{query}")
-    assert (status, error["error"]["param"]) == (400, param)
+    assert (status, error["error"]["param"], error["error"]["code"]) == (400, param, code)
 
 
 async def test_repeated_item_is_listed_once(served: ScriptedServer) -> None:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
+from penstock.pipeline.errors import (
+    ContextTooLong,
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    InvalidRequest,
+    StageError,
+)
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import Event, ResponseEvent, ResponseFailed, TextDelta, to_sse
 from penstock.pipeline.protocol.items import (
@@ -192,13 +199,21 @@ async def test_failed_response_has_its_raw_prompt() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
+    ("error", "code"),
+    [
+        (EngineFailed("The engine gave up."), "server_error"),
+        (EngineDead("It died."), "server_error"),
+        (EngineOverloaded("The queue is full."), "rate_limit_exceeded"),
+        (InvalidRequest("The page is too long."), "invalid_prompt"),
+    ],
 )
-async def test_error_in_an_item_closes_it_and_fails(opening: frames.ConversedFrame, error: StageError) -> None:
+async def test_error_in_an_item_closes_it_and_fails(
+    opening: frames.ConversedFrame, error: StageError, code: str
+) -> None:
     events = await emitted((started(), *message("Hello!"), opening, frames.ItemDelta("So")), error)
     response = final(events)
     assert event_types(events)[-2:] == ["output_item.done", "failed"]
-    assert response.error == ErrorDetails(error.code, error.message)
+    assert response.error == ErrorDetails(code, error.message)
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert text_of(response.output[-1]) == "So"
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)

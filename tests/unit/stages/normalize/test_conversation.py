@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from penstock.pipeline.errors import ConversationNotFound, InvalidRequest
+from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
 from penstock.pipeline.protocol.response import ConversationReference, ResponseStatus
@@ -102,14 +102,26 @@ async def test_empty_conversation_needs_an_input(store: Store) -> None:
     assert caught.value.param == "input"
 
 
-@pytest.mark.parametrize("missing", ["conv_0", "", "resp_1", "conv_\x00", "conv_\ufffd" * 1000])
-async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> None:
-    """It is a 404, even though a body names it."""
+UNKNOWN, MALFORMED = (404, "conversation_not_found"), (400, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("missing", "answer"),
+    [
+        ("conv_0", UNKNOWN),
+        ("conv_\x00", UNKNOWN),
+        ("conv_\ufffd" * 1000, UNKNOWN),
+        ("", MALFORMED),
+        ("resp_1", MALFORMED),
+    ],
+)
+async def test_unknown_conversation_is_not_found(store: Store, missing: str, answer: tuple[int, str]) -> None:
+    """It is a 404, even though a body names it, unless no conversation can have such an id."""
     await conversation_of(store)
-    with pytest.raises(ConversationNotFound) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         await normalize(store, input="Hi", conversation=missing)
     error = caught.value
-    assert (error.status, error.code, error.param) == (404, "conversation_not_found", "conversation")
+    assert (error.status, error.code, error.param) == (*answer, "conversation")
     assert len(error.message) < 300
 
 

@@ -22,6 +22,7 @@ from tests.support.requests import (
     part,
     raw_input,
     refusal,
+    refused,
     server,
 )
 
@@ -326,6 +327,35 @@ def test_bad_value_is_refused_with_its_place(body: Json, words: str, param: str)
     assert found == param
     assert words in message
     assert message.endswith(f" (at {param})")
+
+
+MISTAKES = [
+    ({"model": 5}, "invalid_type"),
+    ({"max_output_tokens": 16.5}, "invalid_type"),
+    ({"tool_choice": 5}, "invalid_type"),
+    (item(role="user", content="x", status="done"), "invalid_value"),
+    (part(type="text", text="x"), "invalid_value"),
+    (function(name="a b"), "invalid_value"),
+    (server(server_url="docs.example"), "invalid_value"),
+    (item(content="x"), "missing_required_parameter"),
+    (part(text="x"), "missing_required_parameter"),
+    ({"max_output_tokens": 15}, "integer_below_min_value"),
+    ({"top_logprobs": 21}, "integer_above_max_value"),
+    ({"seed": 2**63}, "integer_above_max_value"),
+    ({"temperature": -0.1}, "decimal_below_min_value"),
+    ({"top_p": 0}, "decimal_below_min_value"),
+    ({"temperature": 3}, "decimal_above_max_value"),
+    ({"stop": ""}, "empty_string"),
+    ({"prompt_cache_key": "a" * 65}, "string_above_max_length"),
+    ({"structured_outputs": {"choice": []}}, "empty_array"),
+    ({"stop": ["a"] * 5}, "array_above_max_length"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "object_above_max_properties"),
+]
+
+
+@pytest.mark.parametrize(("body", "code"), MISTAKES, ids=lambda value: json.dumps(value)[:60])
+def test_refusal_has_the_code_on_which_clients_branch(body: Json, code: str) -> None:
+    assert refused(json.dumps(body).encode()).code == code
 
 
 def test_first_bad_value_is_named() -> None:
