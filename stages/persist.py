@@ -26,10 +26,7 @@ class Persist:
     runs: RunRegistry
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
-        """Pass the events on; keep the frames about the request, tokens and call results for the store.
-
-        Raises `InvariantBroken` if the stream ends without a terminal event.
-        """
+        """Pass the events on and keep the rest.  Raises `InvariantBroken` if the stream has no terminal event."""
         run = self.runs.begin(await _first(source))
         try:
             async for frame in source:

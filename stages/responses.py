@@ -103,10 +103,7 @@ def chat_stages(chat: ChatModel, images: ImageCache) -> ModelStages:
 
 
 def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: float | None = None) -> ModelStages:
-    """Return stages that answer from recordings, ``speed`` times as fast as recorded; None means without waiting.
-
-    They accept all that recorded requests may contain.
-    """
+    """Return stages that answer from recordings, ``speed`` times as fast as recorded; None means without waiting."""
     harmony = harmony_stages(encoding)
     return ModelStages(
         "harmony",

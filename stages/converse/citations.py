@@ -125,7 +125,6 @@ class Citations:
 
 
 def _end(logprobs: tuple[Logprob, ...], held: str) -> int:
-    """Return the index of the first logprob whose token ends within the held text."""
     at, bytes_left = len(logprobs), len(held.encode())
     while at and bytes_left > 0:
         at -= 1

@@ -39,11 +39,8 @@ class RunningCall:
     task: asyncio.Task[frames.CallFinished]
 
     def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
-        """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item.
-
-        The output of the shell is an item of its own, so a shell call ends before it runs.
-        """
-        if self.call.namespace == "container":
+        """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item."""
+        if self.call.namespace == "container":  # the output of the shell is an item of its own
             yield closed
             yield frames.ShellOutputOpened()
             yield frames.CallStarted()
@@ -56,10 +53,7 @@ class RunningCall:
 
 
 class Sessions:
-    """The sessions that one response has open.
-
-    A call may take ``seconds``, and the model reads at most ``longest`` characters of its result.
-    """
+    """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters."""
 
     def __init__(self, toolbox: Toolbox, request: frames.ResolvedRequest, seconds: float, longest: int) -> None:
         self._toolbox = toolbox

@@ -75,7 +75,6 @@ class Transcript:
 
     @property
     def _open(self) -> Draft:
-        """The open item, or the latest one."""
         if self._draft is None:
             raise RuntimeError("a frame of an item came before the first item")
         return self._draft

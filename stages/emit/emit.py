@@ -94,10 +94,7 @@ class ResponseWriter:
                 return self._begin(frame)
 
     def finish(self) -> Iterable[ResponseEvent]:
-        """Return the event that ends the response as its last turn ended.
-
-        Raises `InvariantBroken` if a turn is still open, or if there was none.
-        """
+        """Return the event that ends the response as its last turn ended.  Raises `InvariantBroken` before that."""
         rule(self._turns.are_over, "every turn ends with TurnFinished")
         self._check_closed()
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())

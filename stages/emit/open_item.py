@@ -93,7 +93,6 @@ class OpenItem:
         return event
 
     def _add(self) -> Iterator[ResponseEvent]:
-        """Yield the events that add the item; text that was held follows as deltas."""
         lifecycle = self.draft.lifecycle
         held = self.draft.take_texts() if lifecycle.delta else ()
         item = self.draft.item("in_progress")

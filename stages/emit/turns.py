@@ -56,9 +56,6 @@ class Turns:
 
 
 def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
-    """Return, per turn, the tokens that its prompt adds to the previous prompt and output; these come from tools.
-
-    A prompt that was truncated may be shorter than those two, and counts as 0.
-    """
+    """Return, per turn, the tokens that its prompt adds to the previous prompt and output; 0 if it was truncated."""
     turns = zip(prompts[1:], prompts, outputs, strict=False)
     return [0, *(max(0, prompt - previous - output) for prompt, previous, output in turns)]

@@ -41,8 +41,7 @@ class ParseStage(ABC):
                     yield parsed
 
     @abstractmethod
-    async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
-        """Return the parser for one generation."""
+    async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
 
 
 class TurnParser(ABC):

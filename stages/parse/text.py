@@ -39,11 +39,7 @@ class TokenVocabulary(Hashable, Protocol):
 
 
 class ItemText:
-    """The text of one item, written in pieces and read as deltas.
-
-    ``logprobs`` collects the log probabilities of its tokens if the deltas report them.  ``keeps`` must be True if
-    `written` will be read.
-    """
+    """The text of one item, written in pieces and read as deltas; ``keeps`` is True if `written` will be read."""
 
     def __init__(
         self, stop: tuple[str, ...] = (), logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
@@ -103,10 +99,7 @@ class ItemText:
 
 
 class TokenText(ItemText):
-    """The text of an item, written as tokens.
-
-    ``reports`` adds the tokens' log probabilities to the deltas.
-    """
+    """The text of an item, written as tokens; ``reports`` adds their log probabilities to the deltas."""
 
     def __init__(
         self, tokens: TokenVocabulary, stop: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
@@ -171,7 +164,6 @@ class StopStrings:
         return held_back
 
     def _ends(self, text: str) -> list[tuple[int, int]]:
-        """Return end and start of each stop string's first occurrence in ``text``."""
         starts = ((stop, text.find(stop)) for stop in self._stops)
         return [(start + len(stop), start) for stop, start in starts if start >= 0]
 

@@ -1,8 +1,4 @@
-"""The built-in tools in the form that the model was trained on: a section of the system message.
-
-The descriptions of the browser and of python are openai_harmony's own.  The package has none for the container, so it
-is described here, in the same form.
-"""
+"""The built-in tools as in gpt-oss's training: a section of the system message, in openai_harmony's own words."""
 
 from __future__ import annotations
 

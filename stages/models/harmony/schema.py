@@ -153,15 +153,12 @@ def _type_names(schema: dict[str, Any]) -> list[str]:
 
 
 def _enumerated(schema: dict[str, Any], names: list[str]) -> list[shapes.Word]:
-    """Return the values that ``enum`` allows.
-
-    Null is added if only ``type`` allows it: strictly, such a schema forbids null, but clients mean to allow it.
-    """
     values = _list(schema, "enum")
     if not values or "object" in names or "array" in names:
         return []
     if names == ["string"]:
         return [shapes.Word(literal(value)) for value in values if isinstance(value, str)]
+    # strictly, a schema whose `enum` lacks null forbids it, but clients who give it as a type mean to allow it
     null = [shapes.NULL] if "null" in names and None not in values else []
     return [*(shapes.Word(literal(value)) for value in values), *null]
 

@@ -142,7 +142,6 @@ def _is_silent(shape: Shape) -> bool:
 
 
 def _is_loose(shape: Shape) -> bool:
-    """True if any more specific shape makes this one superfluous."""
     match shape:
         case Word(text):
             return shape in _LOOSE or text.startswith("any")

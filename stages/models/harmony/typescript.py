@@ -44,10 +44,7 @@ def namespace_lines(
 
 
 def by_namespace(tools: Iterable[NamedTool]) -> dict[str, list[NamedTool]]:
-    """Group tools by namespace.
-
-    Tools without a namespace come first, together with the tools of a client's namespace named ``functions``.
-    """
+    """Group tools by namespace; first come those without one, with those of a client's namespace ``functions``."""
     members: dict[str, list[NamedTool]] = {FUNCTIONS: []}
     for tool in tools:
         members.setdefault(tool.namespace or FUNCTIONS, []).append(tool)
@@ -60,7 +57,6 @@ def _function(tool: FunctionTool | McpTool, inlining: Inlining) -> list[str]:
 
 
 def _custom(tool: CustomTool) -> list[str]:
-    """Declare a custom tool as a function of a string, with comments on the format of the string."""
     lines = comment(tool.description) if tool.description else []
     lines += [f"// The input is plain text, not JSON{_rule(tool.grammar)}"]
     rule = comment(tool.grammar.definition) if tool.grammar else []
@@ -102,7 +98,6 @@ def typescript(node: Node, indent: str = "") -> str:
 
 
 def _operand(node: Node, indent: str) -> str:
-    """Return the type as an operand of a larger type, in parentheses if precedence requires them."""
     text = typescript(node, indent)
     match node.shape:
         case OneOf() | Intersection():

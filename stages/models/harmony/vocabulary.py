@@ -116,10 +116,7 @@ class HarmonyEncoding:
 
 @cache
 def load_encoding() -> HarmonyEncoding:
-    """Build the complete encoding, once per process, so that no request has to wait for a part of it.
-
-    This takes about a second.  Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
-    """
+    """Build the complete encoding, once per process, in about a second.  Raises `ClobberedInstall`."""
     token_bytes = tuple(map(_read_vocabulary(), range(TEXT_TOKENS)))
     encoding = HarmonyEncoding(token_bytes, _texts(token_bytes))
     encoding.encode("")
@@ -128,10 +125,7 @@ def load_encoding() -> HarmonyEncoding:
 
 @cache
 def encoding_on_demand() -> HarmonyEncoding:
-    """Return an encoding that is built as it is used, for short programs such as a replay of one recording.
-
-    The errors of `load_encoding` are raised on first use.
-    """
+    """Return an encoding that is built as it is used, for short programs."""
 
     @cache
     def spell(token: int) -> bytes:

@@ -96,7 +96,6 @@ class HarmonyHeader:
 
     @property
     def _is_whole(self) -> bool:
-        """True if the text so far ends with a whole character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(self.segments[-1][1]))
         return not decoder.getstate()[0]
@@ -168,10 +167,7 @@ def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
 
 
 def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
-    """Read a header that never reached ``<|message|>``: all left-over words become ``text_after``, the message's text.
-
-    ``cut`` is True if generation ended inside the header; then an unfinished header word is not text.
-    """
+    """Read a header that never reached ``<|message|>``: left-over words are text, except one that is ``cut``."""
     reading = _read(header, bare=True)
     reading.repairs.setdefault("missing message")
     text = (reading.text_before + reading.text_after).removeprefix(" ")
@@ -224,7 +220,6 @@ def _is_text(left_over: str) -> bool:
 
 
 def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
-    """Return ``left_over`` if it is text, else an empty text; record a repair for either."""
     if left_over.strip():
         reading.repairs.setdefault("unexpected header")
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""

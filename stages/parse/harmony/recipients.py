@@ -35,7 +35,6 @@ class Recipients:
 
     @cached_property
     def _namespaces(self) -> frozenset[str | None]:
-        """The namespaces of the client's tools."""
         return frozenset(
             tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.FunctionTool | tools.CustomTool)
         )
@@ -63,18 +62,12 @@ class Recipients:
         return {name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1}
 
     def knows(self, word: str) -> bool:
-        """Return True if ``word`` is the exact name of a tool.
-
-        A hosted tool needs its full name: the browser's ``open`` and ``find`` are also ordinary words.
-        """
+        """Return True for the exact name of a tool; of a hosted one the full name, as ``open`` is also a word."""
         tool = self._tools.get(word)
         return tool is not None and (not isinstance(tool, tools.HostedTool) or word in BUILT_IN)
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
-        """Return the frame that opens a message to ``recipient``.
-
-        It is reasoning if the recipient is no tool, or a tool that may not be called.
-        """
+        """Return the frame that opens a message to ``recipient``: reasoning if it is not a tool that may be called."""
         tool = self._named(recipient)
         if tool is None:
             return self._undeclared(recipient)

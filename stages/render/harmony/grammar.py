@@ -58,7 +58,7 @@ def grammar(
 
 @dataclass(frozen=True)
 class _Rule:
-    """The form of a tool's calls: the channel, the rule for the content type, and the rule body for the input."""
+    """The form of a tool's calls: their channel, and rules for the content type and the input."""
 
     channel: str
     kind: str
@@ -133,7 +133,6 @@ def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
 
 
 def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
-    """The expression for a call, whose header may name the recipient after the channel or before it."""
     after, before = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
     headers = (
         f'<[{vocabulary.CHANNEL}]> {after} {rule.kind} | {before} <[{vocabulary.CHANNEL}]> "{rule.channel}" {rule.kind}'

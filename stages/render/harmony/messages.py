@@ -49,10 +49,7 @@ class _Items:
         self._refusals = refusals_in(history)
 
     def spoken(self) -> Iterator[tuple[HarmonyMessage, ...]]:
-        """Yield the messages of each item.
-
-        Reasoning, and calls made in the middle of it, are left out once the answer has followed, as in training.
-        """
+        # reasoning, and calls made in the middle of it, are left out once the answer has followed, as in training
         for at, item in enumerate(self._items):
             is_read = self._callers.get(at, at) >= self._answered
             yield tuple(message for message in self._messages(item, at) if is_read or message.channel != "analysis")
@@ -80,7 +77,6 @@ class _Items:
         return returned(call, self._results.get(output.id) or output_of(output, call))
 
     def _run_here(self, call: items.ServedCall) -> Sequence[HarmonyMessage]:
-        """Return a call with its result; nothing for a call that never ran."""
         result = self._results.get(call.id)
         if call.status in {"in_progress", "incomplete"} and not result:
             return ()

@@ -34,11 +34,7 @@ _ENTRY_BYTES = 400
 
 @dataclass(frozen=True)
 class RenderHarmony:
-    """Turns a conversation into the prompt of the next turn, off the event loop.
-
-    ``context_length`` is the number of tokens that prompt and answer may have together.  A longer conversation is
-    truncated if the request allows it.
-    """
+    """Turns a conversation into the prompt of the next turn; both and the answer share ``context_length`` tokens."""
 
     encoding: HarmonyEncoding
     context_length: int = 131_072

@@ -27,10 +27,7 @@ _HEADER = re.compile(
 
 
 def in_its_words(layout: Layout, tokens: Mapping[str, TokenIds], encoding: HarmonyEncoding) -> Layout:
-    """Return the layout with the model's own arguments in place of those that had to be rebuilt.
-
-    ``tokens`` are the generated tokens by item id.
-    """
+    """Replace rebuilt arguments by the model's own; ``tokens`` are the generated tokens by item id."""
     spoken = tuple(
         (_in_its_words(messages[0], tokens[item.id], encoding), *messages[1:])
         if messages and messages[0].rebuilt and item.id in tokens
