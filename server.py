@@ -36,6 +36,7 @@ from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.optional.log import log_outputs
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
@@ -154,7 +155,8 @@ def assembled(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
-    pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, salt_caches=settings.salt_caches)
+    caches = CacheSharing(settings.share_caches, settings.salt_caches)
+    pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log", log_outputs)
     pipeline = load(settings.with_)(pipeline)

@@ -196,6 +196,10 @@ class Settings(BaseSettings):
         description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
     )
     record_texts: bool = Field(True, description="record texts; without them only their shape")
+    share_caches: bool = Field(
+        False,
+        description="share the engine's prefix cache among API keys: a client can then confirm guesses of prompts",
+    )
     salt_caches: bool = Field(
         False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
     )

@@ -18,7 +18,7 @@ from penstock.stages.emit.emit import emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_on_demand
-from penstock.stages.normalize.normalize import ModelTraits, Normalize
+from penstock.stages.normalize.normalize import CacheSharing, ModelTraits, Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
@@ -36,6 +36,7 @@ from penstock.stages.services.web.image_cache import ImageCache
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
+DEFAULT_SHARING = CacheSharing()
 
 
 def responses_pipeline(
@@ -44,11 +45,10 @@ def responses_pipeline(
     runs: RunRegistry,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
-    *,
-    salt_caches: bool = False,
+    caches: CacheSharing = DEFAULT_SHARING,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``."""
-    normalize = Normalize(runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, salt_caches)
+    normalize = Normalize(runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches)
     turn = (
         Pipeline.start("render", model.render(engine.context_length))
         .then("generate", Generate(engine))

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -88,6 +89,16 @@ class ModelTraits:
 
 
 @dataclass(frozen=True)
+class CacheSharing:
+    """The requests that share the engine's prefix cache; a ``cache_salt`` divides it further."""
+
+    among_keys: bool = False
+    """True if clients with different API keys share it."""
+    by_prompt_cache_key: bool = False
+    """True if only requests with the same ``prompt_cache_key`` share it, unless they have a ``cache_salt``."""
+
+
+@dataclass(frozen=True)
 class Normalize:
     """Turn a request for one of ``models`` into a conversation.
 
@@ -102,8 +113,7 @@ class Normalize:
     labels: frozenset[str] = frozenset()
     """The labels of the operator's MCP servers."""
     traits: ModelTraits = ModelTraits()
-    salt_caches: bool = False
-    """True if ``prompt_cache_key`` separates prefix caches for requests without a ``cache_salt``."""
+    caches: CacheSharing = CacheSharing()
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -224,8 +234,11 @@ class Normalize:
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt
-        if salt is None and self.salt_caches and request.prompt_cache_key:
+        if salt is None and self.caches.by_prompt_cache_key and request.prompt_cache_key:
             salt = quote(request.prompt_cache_key, safe="")  # vLLM rejects slashes and the like in a salt
+        if (owner := request.envelope.owner) and not self.caches.among_keys:
+            # else `cached_tokens` and the time to the first token confirm guesses of another key's prompts
+            salt = sha256(f"{owner} {salt or ''}".encode()).hexdigest()
         return Scheduling(salt, request.priority or 0, request.envelope.trace_headers)
 
 

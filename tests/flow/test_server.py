@@ -22,7 +22,7 @@ from penstock.pipeline.logs import log_to_stderr, name_response
 from penstock.server import RunningEngine, assembled, database, drawn, main, over_http, serve, stages, toolbox
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import CacheSharing, Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
@@ -59,11 +59,11 @@ def test_outputs_are_logged_only_if_enabled() -> None:
     assert pipeline_of(log_outputs=True).names()[-3:] == ["emit", "log", "persist"]
 
 
-def test_caches_are_salted_only_if_enabled() -> None:
-    for salted in (False, True):
-        normalize = pipeline_of(salt_caches=salted).stage("normalize")
-        assert isinstance(normalize, Normalize)
-        assert normalize.salt_caches is salted
+@pytest.mark.parametrize(("shared", "salted"), [(False, False), (False, True), (True, False)])
+def test_caches_are_shared_or_salted_only_if_enabled(shared: bool, salted: bool) -> None:
+    normalize = pipeline_of(share_caches=shared, salt_caches=salted).stage("normalize")
+    assert isinstance(normalize, Normalize)
+    assert normalize.caches == CacheSharing(among_keys=shared, by_prompt_cache_key=salted)
 
 
 # Tools

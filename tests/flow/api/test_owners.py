@@ -127,6 +127,15 @@ async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], 
     assert alice.served.engine.running == live
 
 
+async def test_other_owners_prompts_cannot_be_confirmed(people: tuple[Person, Person]) -> None:
+    """The salt of the engine's prefix cache keeps ``cached_tokens`` from telling that a guess is right."""
+    for person in people:
+        async with person.open_stream() as stream:
+            await stream.response_id()
+    salts = [prompt.facts.scheduling.cache_salt for prompt in people[0].served.engine.prompts]
+    assert len({None, *salts}) == 3
+
+
 async def test_every_route_with_an_id_is_tried(people: tuple[Person, Person]) -> None:
     """A route with a new kind of parameter must be added here."""
     alice, _ = people

@@ -15,7 +15,7 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
-from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, ModelTraits, Normalize, draw_suffix
+from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, CacheSharing, ModelTraits, Normalize, draw_suffix
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
@@ -187,10 +187,41 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
 )
 async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any], salt: str | None) -> None:
     """The salt of the request is used; otherwise the server may derive one from the prompt cache key."""
-    stage = Normalize(store, (MODEL,), salt_caches=salted)
+    stage = Normalize(store, (MODEL,), caches=CacheSharing(by_prompt_cache_key=salted))
     request = await read_request(json.dumps({"input": "Hi", **sent}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         assert (await anext(conversations)).facts.scheduling == Scheduling(salt)
+
+
+async def salt_of(owner: str, sent: dict[str, Any], *sharing: bool) -> str | None:
+    request = await read_request(json.dumps({"input": "Hi", **sent}).encode(), Envelope(owner=owner))
+    async with aclosing(
+        Normalize(Store(Nowhere()), (MODEL,), caches=CacheSharing(*sharing))(source_of([request]))
+    ) as conversations:
+        return (await anext(conversations)).facts.scheduling.cache_salt
+
+
+@pytest.mark.parametrize("sent", [{}, {"cache_salt": "s"}, {"prompt_cache_key": "k"}])
+@pytest.mark.parametrize("salted", [False, True])
+async def test_prefix_cache_is_not_shared_between_keys(sent: dict[str, Any], salted: bool) -> None:
+    """A client may send any salt, also that of another key."""
+    alice, bob = [await salt_of(owner, sent, False, salted) for owner in ("alice", "bob")]
+    assert alice == await salt_of("alice", sent, False, salted)
+    assert alice is not None
+    assert "alice" not in alice
+    assert await salt_of("bob", {"cache_salt": alice}, False, salted) not in (alice, bob)
+    assert len({alice, bob, await salt_of("", sent, False, salted)}) == 3
+
+
+async def test_requests_of_one_key_keep_their_own_salts() -> None:
+    sent: list[dict[str, Any]] = [{}, {"cache_salt": "s"}, {"cache_salt": "t"}, {"prompt_cache_key": "k"}]
+    assert len({await salt_of("alice", each, False, True) for each in sent}) == 4
+    assert len({await salt_of("alice", each) for each in sent}) == 3
+
+
+@pytest.mark.parametrize("sent", [{}, {"cache_salt": "s"}])
+async def test_keys_share_the_prefix_cache_if_the_operator_wants_it(sent: dict[str, Any]) -> None:
+    assert await salt_of("alice", sent, True) == sent.get("cache_salt")
 
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
