@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.api.http.access_log import RESPONSE
+from penstock.api.http.access_log import RESPONSE, take_request_id
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json
@@ -199,6 +199,7 @@ class Responses:
         is_recorded = self.recorded_if.is_met_by(request.headers)
         envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded)
         create_request = await read_request(body, envelope)
+        take_request_id(request, create_request.request_id)
         options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
         return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -34,7 +35,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     If ``max_tokens`` is None, only the end of the context limits the output.  Each text in ``stop`` ends generation
     and is cut off.  ``logprobs`` is the number of alternatives to report with each token; None reports no log
-    probabilities.
+    probabilities.  The fields from ``stop_token_ids`` on are set only if the request has them.
     """
 
     temperature: float
@@ -48,6 +49,18 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] | UnsetType = UNSET
+    min_tokens: int | UnsetType = UNSET
+    bad_words: tuple[str, ...] | UnsetType = UNSET
+    logit_bias: Mapping[int, float] | UnsetType = UNSET
+    allowed_token_ids: tuple[int, ...] | UnsetType = UNSET
+    watermarking: bool | UnsetType = UNSET
+    extra_args: Mapping[str, Any] | UnsetType = UNSET
+
+    @property
+    def stops_anywhere(self) -> bool:
+        """True if a text or a token of the request may end the output at any point."""
+        return bool(self.stop or self.stop_token_ids)
 
 
 class Scheduling(msgspec.Struct, frozen=True):
@@ -95,9 +108,10 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``response`` is the response object at its start.  ``input`` is what came with the request; after a turn with calls
     of this server, the items of the turn follow.  ``date`` is the day of the request, as YYYY-MM-DD.  ``tools`` is read
-    from the tool parameters.  ``wants_raw_messages`` is True if the response shall include the raw messages.
-    ``include`` is the request's parameter.  ``template`` is for models with a chat template.  ``structured`` is the
-    request's ``structured_outputs``, vLLM's constraints on the answer beside ``text.format``.
+    from the tool parameters.  ``wants_raw_messages`` is True if the response shall include the raw messages, and
+    ``hides_reasoning`` if it shall have no reasoning items.  ``include`` is the request's parameter.  ``template`` is
+    for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's constraints on the
+    answer beside ``text.format``.
     """
 
     response: Response
@@ -111,6 +125,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     include: tuple[str, ...] = ()
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
     structured: Mapping[str, Any] = {}
+    hides_reasoning: bool = False
 
 
 class ResolvedRequest(_Frame, frozen=True):

@@ -19,7 +19,7 @@ RESPONSE: web.RequestKey[Response] = web.RequestKey("response", Response)
 """The response that a request created: in its final state, or queued if it runs in the background."""
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-"""The id of a request: that of its ``X-Request-Id`` header, or one of this server."""
+"""The id of a request: that of its ``X-Request-Id`` header or of its body, or one of this server."""
 
 LONGEST_PATH = 200
 """The most characters of a path in the log."""
@@ -45,6 +45,12 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         response = request.get(RESPONSE)
         outcome, client = f", {outcome_of(response)}" if response else "", _client(request)
         logger.log(level, "%s %s: %s%s in %.3f s (%s)", request.method, path, answered, outcome, seconds, client)
+
+
+def take_request_id(request: web.Request, sent: str | None) -> None:
+    """Name a request by the ``request_id`` of its body, vLLM's parameter, if its headers do not name it."""
+    if sent and "X-Request-Id" not in request.headers and _USABLE_ID.fullmatch(sent):
+        request[REQUEST_ID] = sent
 
 
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:

@@ -66,6 +66,7 @@ class ResponseWriter:
     def __init__(self) -> None:
         self.started = False
         self._promises_json = False
+        self._hides_reasoning = False
         self._numbers = count()
         self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
@@ -122,6 +123,7 @@ class ResponseWriter:
         self.started = True
         response = self.response = frame.facts.response
         self._drafts = Drafts(response, is_shown=True)
+        self._hides_reasoning = frame.facts.hides_reasoning
         yield frame
         yield events.ResponseCreated(next(self._numbers), response)
         if response.status == "queued":  # a background response, which was stored as queued
@@ -139,7 +141,11 @@ class ResponseWriter:
     def _begin(self, opening: frames.Opened) -> Iterable[ResponseEvent]:
         rule(type(opening) in BUILDERS, f"emit takes no {type(opening).__name__}: a stage has put it in")
         self._check_closed()
-        self._open = OpenItem(self._drafts.begin(opening), self._numbers, len(self._output))
+        draft = self._drafts.begin(opening)
+        if self._hides_reasoning and isinstance(opening, frames.ReasoningOpened):
+            self.feed_text = _hidden
+            return
+        self._open = OpenItem(draft, self._numbers, len(self._output))
         yield from self._open.opened()
         self.feed_text = self._open.delta
 
@@ -157,6 +163,9 @@ class ResponseWriter:
                 return self._open.finished(frame)
 
     def _close(self, closed: frames.ItemClosed) -> Iterable[EmittedFrame]:
+        if self.feed_text is _hidden:
+            self.feed_text = _without_item
+            return
         if closed.complete and self._promises_json:
             self._check_answer()
         yield from self._end("completed" if closed.complete else "incomplete")
@@ -187,7 +196,7 @@ class ResponseWriter:
         self._open, self.feed_text = None, _without_item
 
     def _check_closed(self) -> None:
-        if self._open is not None:
+        if self.feed_text is not _without_item:
             raise RuntimeError("an item was not closed before what follows it")
 
     def _with_messages(self) -> Response:
@@ -201,6 +210,11 @@ def _without_item(frame: ItemDelta) -> ResponseEvent | None:
     raise RuntimeError("text came while no item was open")
 
 
+def _hidden(frame: ItemDelta) -> ResponseEvent | None:
+    """Take the text of an item that the client does not see."""
+    return None
+
+
 def _incomplete(response: Response, reason: IncompleteReason) -> Response:
     return replace(response, status="incomplete", incomplete_details=IncompleteDetails(reason))
 
@@ -209,4 +223,4 @@ def _promises_json(begun: frames.GenerationStarted) -> bool:
     """Return True if a complete answer must be valid JSON; a stop string may cut it anywhere."""
     facts = begun.facts
     kind = (facts.response.text.get("format") or {}).get("type")
-    return begun.held_to_grammar and not facts.sampling.stop and kind in {"json_object", "json_schema"}
+    return begun.held_to_grammar and not facts.sampling.stops_anywhere and kind in {"json_object", "json_schema"}

@@ -59,6 +59,12 @@ INCLUDABLE = frozenset(
     }
 )
 
+_REFUSED = (
+    *("prompt", "moderation", "access_programs", "image"),
+    *("media_io_kwargs", "mm_processor_kwargs", "kv_transfer_params", "ec_transfer_params", "repetition_detection"),
+)
+"""The parameters that this server refuses with any value."""
+
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that name the history that a request continues; a request may have one of them."""
 
@@ -150,6 +156,7 @@ class Normalize:
             include=tuple(request.include or ()),
             template=_template(request),
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
+            hides_reasoning=request.include_reasoning is False,
         )
         results = {**past.results, **await self._results(items, request)}
         return ResolvedRequest(facts, past.items, past.tokens, results)
@@ -248,11 +255,12 @@ def refuse_unsupported(request: CreateResponse) -> None:
     Raises `InvalidRequest` for an unknown ``include``, and for parameters that exclude each other.
     """
     unsupported = {
-        "prompt": request.prompt is not None,
+        **{name: getattr(request, name) is not None for name in _REFUSED},
         "context_management": request.context_management,
-        "moderation": request.moderation is not None,
-        "access_programs": request.access_programs is not None,
-        "image": request.image is not None,
+        "ignore_eos": request.ignore_eos,
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "skip_special_tokens": request.skip_special_tokens is False,
+        "spaces_between_special_tokens": request.spaces_between_special_tokens is False,
         "prompt_cache_options.prewarm": request.prompt_cache_options and request.prompt_cache_options.prewarm,
         "reasoning.mode": request.reasoning and request.reasoning.mode not in (None, "standard"),
     }
@@ -301,6 +309,13 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         seed=request.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+        stop_token_ids=tuple(request.stop_token_ids) if request.stop_token_ids else UNSET,
+        min_tokens=request.min_tokens or UNSET,
+        bad_words=tuple(request.bad_words) if request.bad_words else UNSET,
+        logit_bias={int(token): bias for token, bias in request.logit_bias.items()} if request.logit_bias else UNSET,
+        allowed_token_ids=UNSET if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        watermarking=UNSET if request.watermarking is None else request.watermarking,
+        extra_args=request.vllm_xargs or UNSET,
     )
 
 

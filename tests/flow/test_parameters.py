@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
@@ -75,6 +77,7 @@ PROBES: dict[str, list[Json]] = {
     "prompt_cache_retention": ["24h"],
     "background": [True],
     "conversation": ["conv_1", {"id": "conv_1"}],
+    "background_options": [{"completion_window": "2h"}],
     "prompt": [{"id": "pmpt_1"}],
     "context_management": [[{"type": "compaction"}]],
     "moderation": [{"model": "omni-moderation-latest"}],
@@ -84,6 +87,26 @@ PROBES: dict[str, list[Json]] = {
     "min_p": [0.1],
     "seed": [1],
     "stop": ["END", ["END"]],
+    "stop_token_ids": [[5]],
+    "min_tokens": [3],
+    "bad_words": [["a"]],
+    "logit_bias": [{"5": -100}],
+    "allowed_token_ids": [[5, 6]],
+    "watermarking": [False],
+    "vllm_xargs": [{"x": 1}],
+    "include_reasoning": [False],
+    "session_id": ["s1"],
+    "mm_payload": ["none"],
+    "return_mm_kwargs": [False],
+    "ignore_eos": [True],
+    "skip_special_tokens": [False],
+    "spaces_between_special_tokens": [False],
+    "include_stop_str_in_output": [True],
+    "media_io_kwargs": [{"image": {}}],
+    "mm_processor_kwargs": [{"max_pixels": 1}],
+    "kv_transfer_params": [{"remote_host": "x"}],
+    "ec_transfer_params": [{"remote_host": "x"}],
+    "repetition_detection": [{"min_count": 2}],
     "presence_penalty": [1],
     "frequency_penalty": [1],
     "repetition_penalty": [1.5],
@@ -95,9 +118,11 @@ PROBES: dict[str, list[Json]] = {
 }
 """Values with an effect, for each parameter that a stage reads."""
 
-ELSEWHERE = frozenset({"stream", "stream_options", "max_tool_calls", "chat_template", "chat_template_kwargs"})
-"""Parameters that these tests cannot observe.  Other tests cover them: those of the edge the format of events, those of
-converse the tool calls of a turn, and those of models with a chat template its effect on a conversation.
+ELSEWHERE = frozenset(
+    {"stream", "stream_options", "request_id", "max_tool_calls", "chat_template", "chat_template_kwargs"}
+)
+"""Parameters that these tests cannot observe.  Other tests cover them: those of the edge the format of events and the
+log, those of converse the tool calls of a turn, and those of models with a chat template its effect on a conversation.
 """
 
 IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
@@ -163,6 +188,21 @@ def test_table_has_every_parameter_once() -> None:
     sdk = get_type_hints(ResponseCreateParamsStreaming) | get_type_hints(ResponseCreateParamsNonStreaming)
     names = [name for name, _ in table()]
     assert sorted(names) == sorted(sdk.keys() | CreateResponse.model_fields.keys())
+
+
+def test_table_has_every_parameter_of_vllm() -> None:
+    """A parameter that is not in the table would be accepted and have no effect."""
+    vllm = find_spec("vllm")
+    assert vllm is not None
+    assert vllm.origin is not None
+    source = Path(vllm.origin).with_name("entrypoints") / "openai" / "responses" / "protocol.py"
+    (fields,) = (
+        {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
+        for node in ast.parse(source.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "ResponsesRequest"
+    )
+    assert {"logit_bias", "vllm_xargs"} < fields
+    assert {name for name in fields if not name.startswith("_")} <= TABLE.keys()
 
 
 def test_every_parameter_is_probed() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
@@ -56,6 +56,11 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class BackgroundOptions(Body):
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: str | None = None
+
+
 class PromptCacheOptions(Body):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
@@ -94,8 +99,18 @@ class StructuredOutputs(Body):
         return self
 
 
+def _without_transfers(extra: dict[str, Any]) -> dict[str, Any]:
+    """Refuse the keys by which vLLM moves caches between engines: they name addresses that the engine would open."""
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if name in extra:
+            raise PydanticCustomError("vllm_xargs", "{name} cannot be set by a request", {"name": name})
+    return extra
+
+
 _StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 _CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
@@ -150,12 +165,25 @@ class CreateResponse(Body):
     background: bool | None = None
     conversation: TextOr[str, ConversationReferenceParam] | None = None
 
+    background_options: BackgroundOptions | None = None
+
     # Read here, but refused by ``normalize`` if they are set
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    repetition_detection: Any = None
+
+    # Read here, but refused by ``normalize`` unless they have vLLM's default
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
 
     # vLLM's extensions
     top_k: Annotated[_Int64, Field(ge=-1)] | None = None
@@ -165,11 +193,23 @@ class CreateResponse(Body):
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     seed: _Int64 | None = None
     stop: TextOr[_StopText, Annotated[list[_StopText], Field(fail_fast=True, max_length=4)]] | None = None
+    stop_token_ids: Annotated[list[_TokenId], FAIL_FAST] | None = None
+    min_tokens: Annotated[_Int64, Field(ge=0)] | None = None
+    bad_words: Annotated[list[_StopText], FAIL_FAST] | None = None
+    logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, min_length=1)] | None = None
+    watermarking: bool | None = None
+    vllm_xargs: Annotated[dict[str, Any], AfterValidator(_without_transfers)] | None = None
+    include_reasoning: bool | None = None
     cache_salt: _CacheSalt | None = None
     priority: _Int64 | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+    mm_payload: Literal["tensors", "none"] | None = None
+    return_mm_kwargs: bool | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
 

@@ -269,7 +269,8 @@ class ChatParser(TurnParser):
     def _check_end(self, finished: frames.GenerationFinished) -> None:
         """Raise `EngineFailed` if a turn ends without the call that its grammar requires."""
         must_call = self._started.held_to_grammar and self._started.facts.tools.choice == "required"
-        if must_call and finished.reason == "stop" and not self._has_called and not self._started.facts.sampling.stop:
+        is_cut = finished.reason != "stop" or self._started.facts.sampling.stops_anywhere
+        if must_call and not is_cut and not self._has_called:
             raise grammar_broken()
 
 

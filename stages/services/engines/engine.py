@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
-from penstock.pipeline.frames import EngineFrame, Prompt
+from msgspec import UNSET
 
-PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "input_tokens": "input"}
-"""vLLM's parameters with a different name in the OpenAI API, used in error messages."""
+from penstock.pipeline.frames import EngineFrame, Prompt, Sampling
+
+PARAMETERS = {
+    "logprobs": "top_logprobs",
+    "max_tokens": "max_output_tokens",
+    "input_tokens": "input",
+    "extra_args": "vllm_xargs",
+}
+"""vLLM's parameters with a different name in the API, used in error messages."""
+
+_OPTIONAL = ("min_tokens", "bad_words", "logit_bias", "allowed_token_ids", "watermarking", "extra_args")
+
+
+def stop_token_ids(prompt: Prompt) -> list[int]:
+    """Return the tokens at which generation stops: those that end a turn, and those of the request."""
+    return [*prompt.stop_token_ids, *(prompt.facts.sampling.stop_token_ids or ())]
+
+
+def optional_parameters(sampling: Sampling) -> dict[str, Any]:
+    """Return the sampling parameters that only some requests have, by the names of vLLM's ``SamplingParams``."""
+    given = {name: value for name in _OPTIONAL if (value := getattr(sampling, name)) is not UNSET}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 class Engine(Protocol):

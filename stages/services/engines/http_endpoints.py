@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
+from penstock.stages.services.engines.engine import optional_parameters, stop_token_ids
 
 MAX_LINE = 64 * 2**20
 """Maximum bytes of a line.  It is large because the first line of a stream may repeat the prompt."""
@@ -218,10 +219,10 @@ def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
         "seed": sampling.seed,
         "max_tokens": sampling.max_tokens,
         "stop": sampling.stop,
-        "stop_token_ids": prompt.stop_token_ids,
+        "stop_token_ids": stop_token_ids(prompt),
         "logprobs": logprobs,
         "skip_special_tokens": False,
-    }
+    } | optional_parameters(sampling)
     return params if prompt.grammar is None else params | constrained_to(prompt.grammar)
 
 
@@ -270,7 +271,10 @@ def _completions_question(model: str, token_ids: list[int], sampling: dict[str, 
 
 def _completions_body(prompt: Prompt) -> dict[str, Any]:
     fields = {"prompt": prompt.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
-    return _request(prompt) | _sampling(prompt, prompt.facts.sampling.logprobs) | fields
+    sampling = _sampling(prompt, prompt.facts.sampling.logprobs)
+    if "extra_args" in sampling:
+        sampling["vllm_xargs"] = sampling.pop("extra_args")
+    return _request(prompt) | sampling | fields
 
 
 def _generated_logprobs(logprobs: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:

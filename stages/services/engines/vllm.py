@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.engine import PARAMETERS
+from penstock.stages.services.engines.engine import PARAMETERS, optional_parameters, stop_token_ids
 from penstock.stages.services.engines.stream_interval import adapt_stream_interval
 from penstock.stages.services.engines.workers import mark_workers
 
@@ -136,7 +136,7 @@ class VllmEngine:
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
-            params = _sampling_params(prompt)
+            params = sampling_params(prompt)
             read = await self._read(prompt)
             try:
                 return await self._llm.add_request(
@@ -234,7 +234,8 @@ def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> To
     return TokenLogprob(logprobs[0], tuple(likeliest[:top]))
 
 
-def _sampling_params(prompt: Prompt) -> SamplingParams:
+def sampling_params(prompt: Prompt) -> SamplingParams:
+    """Return vLLM's sampling parameters for a prompt."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     sampling = prompt.facts.sampling
@@ -249,7 +250,7 @@ def _sampling_params(prompt: Prompt) -> SamplingParams:
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stop=list(sampling.stop),
-        stop_token_ids=list(prompt.stop_token_ids),
+        stop_token_ids=stop_token_ids(prompt),
         logprobs=sampling.logprobs,
         flat_logprobs=True,  # saves an object for each alternative of each token
         # A new object for each request, as vLLM modifies it.
@@ -257,6 +258,7 @@ def _sampling_params(prompt: Prompt) -> SamplingParams:
         output_kind=RequestOutputKind.DELTA,
         detokenize=bool(sampling.stop),  # only needed to search for stop strings
         skip_special_tokens=False,
+        **optional_parameters(sampling),
     )
 
 

@@ -148,3 +148,17 @@ async def test_request_id_of_the_client_is_logged_and_answered(
     assert (request_id == sent) is kept
     assert kept or re.fullmatch("req_[0-9a-f]{32}", request_id)
     assert request_id in lines(log, "penstock.api.http.access_log")[0][1]
+
+
+async def test_request_id_of_the_body_is_logged_and_answered(
+    served: ScriptedServer, log: pytest.LogCaptureFixture
+) -> None:
+    url, body = f"{served.url}/v1/responses", {"input": "Hi", "request_id": "trace-1"}
+    for headers, expected in (({}, "trace-1"), ({"X-Request-Id": "trace-2"}, "trace-2")):
+        async with served.client.post(url, json=body, headers=headers) as answer:
+            assert answer.headers["X-Request-Id"] == expected
+            assert (await answer.json())["id"].startswith("resp_")
+    assert [
+        expected in line
+        for (_, line), expected in zip(lines(log, "penstock.api.http.access_log"), ("trace-1", "trace-2"), strict=True)
+    ]

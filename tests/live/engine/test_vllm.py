@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -251,6 +252,27 @@ async def test_stop_text_ends_the_generation(engine: VllmEngine) -> None:
     sequence = await generate(engine, sampled(prompt("Count from 1 to 100."), stop=("20 21", "nowhere")))
     assert load_encoding().decode(token_ids(sequence)).endswith("19 20 21")
     assert last(sequence).reason == "stop"
+
+
+async def test_parameters_of_vllm_change_the_output(engine: VllmEngine) -> None:
+    wanted = prompt("Say hello.")
+    tokens = token_ids(await generate(engine, wanted))
+    first, third = tokens[0], tokens[2]
+
+    async def given(**sampling: Any) -> list[int]:
+        return token_ids(await generate(engine, sampled(wanted, **sampling)))
+
+    assert await given(stop_token_ids=(third,)) == tokens[: tokens.index(third) + 1]
+    assert (await given(logit_bias={first: -100.0}))[0] != first
+    assert set(await given(allowed_token_ids=(first, third), max_tokens=20)) <= {first, third}
+    assert len(await given(min_tokens=len(tokens) + 5)) > len(tokens)
+    answered = load_encoding().decode(tokens)
+    word = max(re.findall(" ([a-z]+)", answered.rpartition("<|message|>")[2]), key=len)
+    assert word not in load_encoding().decode(await given(bad_words=(word,))).rpartition("<|message|>")[2]
+    for invalid in ({"logit_bias": {10**8: 1.0}}, {"allowed_token_ids": (10**8,)}):
+        with pytest.raises(errors.InvalidPrompt, match="vocab") as refused:
+            await given(**invalid)
+        assert refused.value.param in invalid
 
 
 async def test_stop_text_is_cut_off(engine: VllmEngine) -> None:

@@ -219,11 +219,11 @@ async def test_error_in_an_item_closes_it_and_fails(
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
 
 
-def promised(text_format: str, stop: tuple[str, ...] = (), *, held_to_grammar: bool = True) -> frames.GenerationStarted:
+def promised(text_format: str, *, held_to_grammar: bool = True, **stops: Any) -> frames.GenerationStarted:
     """The first frame of a response whose answer must have a format."""
     kind = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
     first = replace(started(text={"format": kind}), held_to_grammar=held_to_grammar)
-    return frames.with_facts(first, sampling=frames.Sampling(1.0, 1.0, stop=stop))
+    return frames.with_facts(first, sampling=frames.Sampling(1.0, 1.0, **stops))
 
 
 JSON = ["json_schema", "json_object"]
@@ -254,11 +254,29 @@ async def test_answer_in_any_json_completes(text_format: str, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    "begun", [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)]
+    "begun",
+    [
+        promised("text"),
+        promised("json_object", stop=("x",)),
+        promised("json_object", stop_token_ids=(5,)),
+        promised("json_object", held_to_grammar=False),
+    ],
 )
 async def test_answer_without_promised_json_completes(begun: frames.GenerationStarted) -> None:
-    """Text is free, a stop text may cut any answer, and a stored response is sent again unchanged."""
+    """Text is free, a stop text or token may cut any answer, and a stored response is sent again unchanged."""
     assert event_types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_hidden_reasoning_reaches_no_client(cut: bool) -> None:
+    begun = frames.with_facts(started(), hides_reasoning=True)
+    thought = reasoning("A secret.", complete=not cut)
+    turn = (begun, *thought, finished("length")) if cut else (begun, *thought, *message("Hello!"), finished())
+    events = checked(await emitted(turn))
+    assert not any("secret" in str(event) or isinstance(event, frames.ItemTokens) for event in events)
+    response = final(events)
+    assert [item.id for item in response.output] == ([] if cut else ["msg_10001"])
+    assert response.usage == final(await emitted((started(), *turn[1:]))).usage
 
 
 async def test_truncated_json_is_incomplete() -> None:

@@ -186,6 +186,17 @@ VALUES = [
     ({"stop": ""}, "at least 1 character", "stop"),
     ({"stop": ["a", ""]}, "at least 1 character", "stop[1]"),
     ({"stop": ["a"] * 5}, "at most 4", "stop"),
+    ({"stop_token_ids": [-1]}, "greater than or equal to 0", "stop_token_ids[0]"),
+    ({"min_tokens": -1}, "greater than or equal to 0", "min_tokens"),
+    ({"bad_words": [""]}, "at least 1 character", "bad_words[0]"),
+    ({"allowed_token_ids": []}, "at least 1 item", "allowed_token_ids"),
+    ({"logit_bias": {"x": 1}}, "pattern", "logit_bias.x"),
+    ({"logit_bias": {"5": 101}}, "less than or equal to 100", "logit_bias.5"),
+    *[
+        ({"vllm_xargs": {name: {"remote_host": "x"}}}, f"{name} cannot be set", "vllm_xargs")
+        for name in ("kv_transfer_params", "ec_transfer_params")
+    ],
+    ({"background_options": {"completion_window": "1m"}}, "'2h'", "background_options.completion_window"),
     ({"cache_salt": ""}, "at least 1 character", "cache_salt"),
     ({"cache_salt": "a/b"}, "pattern", "cache_salt"),
     ({"cache_salt": "a" * 1025}, "at most 1024", "cache_salt"),

@@ -41,6 +41,15 @@ def test_null_means_absent(name: str) -> None:
     assert requests.read_body({name: None}) == requests.read_body({})
 
 
+def test_parts_may_mark_where_a_prompt_is_cached() -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}
+    image = {"type": "input_image", "image_url": "https://a.example/x.png"}
+    for parts in ([requests.PART, image], [{"type": "output_text", "text": "x"}]):
+        marked = requests.part(**parts[0] | mark)
+        marked["input"][0]["content"] += [part | mark for part in parts[1:]]
+        assert requests.read_body(marked) == requests.read_body({"input": [{"role": "user", "content": parts}]})
+
+
 def test_item_without_a_type_is_a_message() -> None:
     request = requests.read_body({"input": [requests.MESSAGE, {"type": None, **requests.MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2

@@ -18,6 +18,7 @@ from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
+from penstock.stages.services.engines.vllm import sampling_params
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import generate, last, logprobs, token_ids
@@ -207,6 +208,45 @@ async def test_completions_endpoint_gets_the_whole_prompt() -> None:
     assert (body["cache_salt"], body["priority"], body["stop_token_ids"]) == ("salt", 3, [200002])
     assert body["structured_outputs"] == {"grammar": "%llguidance {}\nstart: /x/"}
     assert body["skip_special_tokens"] is False
+
+
+EXTRA: dict[str, Any] = {
+    "stop_token_ids": (7,),
+    "min_tokens": 3,
+    "bad_words": ("a",),
+    "logit_bias": {7: -1.5},
+    "allowed_token_ids": (7, 8),
+    "watermarking": False,
+    "extra_args": {"target": 1},
+}
+SENT = {
+    "stop_token_ids": [200002, 7],
+    "min_tokens": 3,
+    "bad_words": ["a"],
+    "logit_bias": {"7": -1.5},
+    "allowed_token_ids": [7, 8],
+    "watermarking": False,
+}
+
+
+@pytest.mark.parametrize(("scale_out", "extra"), [(True, "extra_args"), (False, "vllm_xargs")])
+async def test_parameters_of_vllm_are_sent_if_the_request_has_them(scale_out: bool, extra: str) -> None:
+    fake = FakeVllm(scale_out=scale_out)
+    async with engine_over(fake) as engine:
+        for sampling in (EXTRA, {}):
+            await generate(engine, prompt_for_fakes(**sampling))
+    given, absent = (body["sampling_params"] if scale_out else body for body in fake.prompts)
+    sent = SENT | {extra: {"target": 1}}
+    assert {name: given[name] for name in sent} == sent
+    assert absent["stop_token_ids"] == [200002]
+    assert sent.keys() & absent.keys() == {"stop_token_ids"}
+
+
+@pytest.mark.vllm
+def test_engine_in_process_gets_the_same_parameters() -> None:
+    params = sampling_params(prompt_for_fakes(**EXTRA))
+    assert {name: getattr(params, name) for name in SENT} == SENT | {"logit_bias": {7: -1.5}}
+    assert params.extra_args == {"target": 1}
 
 
 @pytest.mark.vllm
