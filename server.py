@@ -37,7 +37,7 @@ from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import CacheSharing
-from penstock.stages.optional.log import log_outputs
+from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
@@ -157,8 +157,11 @@ def assembled(
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    if settings.log_prompts:
+        decode = running.model.decode
+        pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
-        pipeline = pipeline.insert_after("emit", "log", log_outputs)
+        pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
     pipeline = load(settings.with_)(pipeline)
     return recording.tapped(pipeline) if recording else pipeline
 

@@ -186,7 +186,11 @@ class Settings(BaseSettings):
         description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
+    log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
     log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
+    max_log_len: int | None = Field(
+        None, gt=0, description="most characters of one prompt or item in the log; by default all"
+    )
     record: Path | None = Field(None, description="a folder that gets one recording per response")
     record_after: Annotated[tuple[str, ...], NoDecode] = Field(
         tuple(FILES), description=f"the stages whose output is recorded: {','.join(FILES)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -73,7 +73,7 @@ class ModelStages:
     """The stages that depend on the model, and the traits of the model that normalize must know.
 
     ``render`` takes the context length of the engine.  ``description`` continues a sentence that begins with the name
-    of the model.
+    of the model.  ``decode`` returns the text of token ids, for the log.
     """
 
     encoding: Encoding
@@ -81,13 +81,14 @@ class ModelStages:
     traits: ModelTraits
     render: Callable[[int], Stage[ResolvedRequest, Prompt]]
     parse: Stage[TokenFrame, ParsedFrame]
+    decode: Callable[[Sequence[int]], str]
     converse: MakeConverse = Converse
 
 
 def harmony_stages(encoding: HarmonyEncoding) -> ModelStages:
     """Return the stages for a gpt-oss, which speaks Harmony."""
     render = partial(RenderHarmony, encoding)
-    return ModelStages("harmony", "speaks Harmony", ModelTraits(), render, ParseHarmony(encoding))
+    return ModelStages("harmony", "speaks Harmony", ModelTraits(), render, ParseHarmony(encoding), encoding.decode)
 
 
 def chat_stages(chat: ChatModel, images: ImageCache) -> ModelStages:
@@ -99,6 +100,7 @@ def chat_stages(chat: ChatModel, images: ImageCache) -> ModelStages:
         ModelTraits(chat.sees_images, has_template=True, sampling=chat.sampling),
         partial(RenderChat, chat, images=images),
         ParseChat(chat),
+        chat.vocabulary.decode,
     )
 
 
@@ -111,6 +113,7 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
         ModelTraits(sees_images=True, has_template=recordings.has_templates),
         lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
         harmony.parse,
+        harmony.decode,
         lambda turn, _, __: ConverseAsRecorded(turn, recordings, speed),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS, option_name
 from penstock.api.settings import Settings, mistakes
 from penstock.pipeline.errors import CannotRun
 
@@ -24,10 +25,15 @@ KEY_PLACES = {
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Read the settings; raise `CannotRun` for wrong ones, and `SystemExit` for a key on the command line."""
     for argument in arguments:
-        if place := KEY_PLACES.get(argument.split("=")[0]):
+        if place := KEY_PLACES.get(name := option_name(argument)):
             sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
+        if advice := INSTEAD.get(name):
+            raise CannotRun(f"{name} is an option of vllm serve. Instead: {advice}")
+        if reason := NEEDLESS.get(name):
+            print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
+    used = [argument for argument in arguments if option_name(argument) not in NEEDLESS]
     try:
-        return CliApp.run(Settings, cli_args=list(arguments))
+        return CliApp.run(Settings, cli_args=used)
     except ValidationError as error:
         raise CannotRun(mistakes(error)) from error
 

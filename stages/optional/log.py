@@ -1,14 +1,14 @@
-"""A stage that logs each output item as it is finished, for operators who want to read their model's output.
-
-It goes after ``emit``.
-"""
+"""Stages for operators who want to read in the log what their model reads and writes."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import OutputItemDone
 
@@ -17,12 +17,35 @@ logger = logging.getLogger(__name__)
 Frame = TypeVar("Frame")
 
 
-async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-    """Pass every frame on, and log each finished item."""
-    async for frame in source:
-        if isinstance(frame, OutputItemDone):
-            logger.info("%s", in_words(frame.item))
-        yield frame
+@dataclass(frozen=True)
+class LogPrompts:
+    """A stage after ``render`` that logs the prompt of each turn, at most ``longest`` characters of it."""
+
+    decode: Callable[[Sequence[int]], str]
+    longest: int | None = None
+
+    async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+        """Pass every prompt on, and log it."""
+        async for prompt in source:
+            # In a thread, as a long prompt takes milliseconds.
+            text = await asyncio.to_thread(self.decode, prompt.token_ids[: self.longest])
+            sampling = prompt.facts.sampling
+            logger.info("prompt of %d tokens: %s %r", len(prompt.token_ids), sampling, text[: self.longest])
+            yield prompt
+
+
+@dataclass(frozen=True)
+class LogOutputs:
+    """A stage after ``emit`` that logs each item when it is done, at most ``longest`` characters of it."""
+
+    longest: int | None = None
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        """Pass every frame on, and log each finished item."""
+        async for frame in source:
+            if isinstance(frame, OutputItemDone):
+                logger.info("%s", in_words(frame.item)[: self.longest])
+            yield frame
 
 
 def in_words(item: items.OutputItem) -> str:

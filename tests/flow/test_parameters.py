@@ -281,3 +281,8 @@ async def test_wrong_type_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await outcome(**{name: [[5]] if name != "context_management" else 5})
     assert (caught.value.param or "").startswith(name)
+
+
+def test_parameters_that_differ_from_vllm_are_in_the_table() -> None:
+    section = (ROOT / "api" / "FROM_VLLM.md").read_text().split("## Requests")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) <= TABLE.keys()

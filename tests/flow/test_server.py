@@ -54,9 +54,12 @@ def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
     return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox())
 
 
-def test_outputs_are_logged_only_if_enabled() -> None:
-    assert "log" not in pipeline_of().names()
-    assert pipeline_of(log_outputs=True).names()[-3:] == ["emit", "log", "persist"]
+@pytest.mark.parametrize(("option", "place"), [("log_prompts", "render"), ("log_outputs", "emit")])
+def test_prompts_and_outputs_are_logged_only_if_enabled(option: str, place: str) -> None:
+    name = option.replace("_", " ")
+    assert name not in str(pipeline_of())
+    names = re.findall(r"log \w+|\w+", str(pipeline_of(**{option: True})))
+    assert name in names[names.index(place) :]
 
 
 @pytest.mark.parametrize(("shared", "salted"), [(False, False), (False, True), (True, False)])

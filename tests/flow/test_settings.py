@@ -1,17 +1,20 @@
-"""`api/SETTINGS.md`, which is made from the settings; ``--regen`` writes it."""
+"""`api/SETTINGS.md` and the options in `api/FROM_VLLM.md`, which are made from the code; ``--regen`` writes them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from pydantic.fields import FieldInfo
 from pydantic_settings import CLI_SUPPRESS
 
+from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "api" / "SETTINGS.md"
+FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
 HEAD = """# Settings
 
 ```sh
@@ -79,3 +82,27 @@ def test_page_has_every_setting(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
+
+
+def with_tables(page: str) -> str:
+    for heading, table in (("### Left out", NEEDLESS), ("### Refused", INSTEAD)):
+        rows = "| option | |\n|---|---|\n" + "".join(f"| `{option}` | {text} |\n" for option, text in table.items())
+        before, after = page.split(heading)
+        old = re.search(r"(^\|[^\n]*\n)+", after, re.MULTILINE)
+        assert old, heading
+        page = before + heading + after.replace(old[0], rows)
+    return page
+
+
+def test_page_has_every_option_that_is_left_out_or_refused(pytestconfig: pytest.Config) -> None:
+    page = with_tables(FROM_VLLM.read_text())
+    if pytestconfig.getoption("--regen"):
+        FROM_VLLM.write_text(page)
+    assert FROM_VLLM.read_text() == page
+
+
+def test_other_options_on_the_page_exist() -> None:
+    named = set(re.findall(r"--[a-z][a-z-]+", FROM_VLLM.read_text())) - NEEDLESS.keys() - INSTEAD.keys()
+    ours = {option for _, option, _ in options()}
+    of_vllm = {"--enable-lora", "--lora-modules", "--max-model-len", "--tensor-parallel-size", "--api-key"}
+    assert {option.replace("--no-", "--") for option in named} - ours - of_vllm == set()

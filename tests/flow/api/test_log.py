@@ -12,7 +12,8 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.logs import name_response
-from penstock.stages.optional.log import log_outputs
+from penstock.stages.models.harmony.vocabulary import encoding_on_demand
+from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
@@ -114,13 +115,29 @@ async def test_outputs_are_logged_with_their_response(
     tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
-    logged = lambda pipeline: pipeline.insert_after("emit", "log", log_outputs)  # noqa: E731
+    logged = lambda pipeline: pipeline.insert_after("emit", "log", LogOutputs())  # noqa: E731
     async with running_server(ScriptedEngine(script(latency=0.001)), folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
     written = lines(log, "penstock.stages.optional.log")
     for _, answer in answers:
         mine = [line for response_id, line in written if response_id == answer["id"]]
         assert mine == ["reasoning: 'A greeting.'", "message: 'Hello!'"]
+
+
+@pytest.mark.parametrize(("longest", "end"), [(None, "<|start|>assistant'"), (40, "'")])
+async def test_prompt_is_logged_with_its_response(
+    longest: int | None, end: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    stage = LogPrompts(encoding_on_demand().decode, longest)
+    logged = lambda pipeline: pipeline.insert_after("render", "log", stage)  # noqa: E731
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=logged) as served:
+        _, answer = await served.post({"input": "Hi", "temperature": 0.5})
+    ((named, line),) = lines(log, "penstock.stages.optional.log")
+    assert named == answer["id"]
+    text = line.partition(" '<|start|>system<|message|>")[2]
+    assert "temperature=0.5" in line
+    assert line.endswith(end)
+    assert "Hi" in text if longest is None else len(text) == 41 - len("<|start|>system<|message|>")
 
 
 async def test_long_path_is_cut_in_the_log(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:

@@ -8,14 +8,14 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.logs import FORMAT, current_response, name_response
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.stages.optional.log import in_words, log_outputs
+from penstock.stages.optional.log import LogOutputs, in_words
 from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_events
 
 
 async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
     events = written_events(whole_turn())
     with caplog.at_level(logging.INFO):
-        logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
+        logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", LogOutputs())
         async with logged.open(source_of(events)) as stream:
             assert [event async for event in stream] == events
     lines = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]

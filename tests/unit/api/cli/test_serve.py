@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.api.cli.serve import read_settings
+from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotRun
+
+
+@pytest.mark.parametrize("option", NEEDLESS)
+def test_needless_switch_of_vllm_is_left_out_with_its_reason(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = read_settings(["tiny", option.replace("-", "_").replace("__", "--", 1), "--port", "9000"])
+    assert (settings.model, settings.port, settings.engine_arguments) == ("tiny", 9000, [])
+    assert capsys.readouterr().err == f"penstock: {option} is not needed: {NEEDLESS[option]}\n"
+
+
+@pytest.mark.parametrize("option", INSTEAD)
+@pytest.mark.parametrize("value", ["", "=x"])
+def test_option_without_counterpart_ends_the_start_with_advice(option: str, value: str) -> None:
+    with pytest.raises(CannotRun) as refused:
+        read_settings(["tiny", option + value])
+    assert str(refused.value) == f"{option} is an option of vllm serve. Instead: {INSTEAD[option]}"
+
+
+@pytest.mark.vllm
+def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  (takes seconds)
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    def options(parser: FlexibleArgumentParser) -> set[str]:
+        return {option for action in parser._actions for option in action.option_strings}
+
+    engine = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
+    switches = options(make_arg_parser(FlexibleArgumentParser())) - engine
+    of_server = {option.replace("--no-", "--") for option in switches}
+    ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
+    assert of_server - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
