@@ -111,7 +111,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     from the tool parameters.  ``wants_raw_messages`` is True if the response shall include the raw messages, and
     ``hides_reasoning`` if it shall have no reasoning items.  ``include`` is the request's parameter.  ``template`` is
     for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's constraints on the
-    answer beside ``text.format``.
+    answer beside ``text.format``.  ``results`` are those of calls in ``input`` that came as raw messages, by item id.
     """
 
     response: Response
@@ -126,6 +126,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
     structured: Mapping[str, Any] = {}
     hides_reasoning: bool = False
+    results: Mapping[str, str] = {}
 
 
 class ResolvedRequest(_Frame, frozen=True):

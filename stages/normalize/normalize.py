@@ -142,7 +142,7 @@ class Normalize:
         referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
-        items, toolset, echo = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
+        items, toolset, echo, raw = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
         sampling = _sampling(request, self.traits.sampling)
         facts = RequestFacts(
             response=_response(request, echo, sampling, response_id, int(now), model),
@@ -157,14 +157,15 @@ class Normalize:
             template=_template(request),
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
+            results=raw.results,
         )
-        results = {**past.results, **await self._results(items, request)}
-        return ResolvedRequest(facts, past.items, past.tokens, results)
+        results = {**past.results, **await self._results(items, request), **raw.results}
+        return ResolvedRequest(facts, past.items, {**past.tokens, **raw.tokens}, results)
 
     def _read(
         self, request: CreateResponse, history: Sequence[Item], referenced: Mapping[str, Item], suffix: str
-    ) -> tuple[tuple[Item, ...], Toolset, list[dict[str, Any]]]:
-        """Return the input, the tools, and the tools as the response repeats them.
+    ) -> tuple[tuple[Item, ...], Toolset, list[dict[str, Any]], MessageReader]:
+        """Return the input, the tools, the tools as the response repeats them, and the reader of raw messages.
 
         A request may have thousands of items and tools, so this runs in a thread.
         """
@@ -186,7 +187,7 @@ class Normalize:
             )
         check_pairs((*history, *before), items, "input")
         check_image_count((*history, *items))
-        return (*before, *new_items(history, items)), builder.toolset(request), builder.echo
+        return (*before, *new_items(history, items)), builder.toolset(request), builder.echo, messages
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""

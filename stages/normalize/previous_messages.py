@@ -1,7 +1,8 @@
 """``previous_input_messages``: convert Harmony messages, as ``enable_response_messages`` returns them, back into items.
 
 The head of a prompt is written anew for every request.  A system message, which only the server writes, is therefore
-left out.  A developer message is reduced to its instructions; instructions that the request repeats are left out too.
+left out.  A developer message is reduced to its instructions.  At the head, these are replaced by the instructions of
+the request; if they begin with them, what follows came with the earlier input, and stays.
 """
 
 from __future__ import annotations
@@ -10,35 +11,46 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
-from penstock.pipeline.protocol.tools import CustomTool, Tool
-from penstock.stages.models.harmony.vocabulary import FUNCTIONS
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool
+from penstock.stages.models.harmony.vocabulary import BUILT_IN, CALL, FUNCTIONS, load_encoding
+from penstock.stages.models.shell_calls import shell_action
+from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
+from penstock.stages.services.tools import CallFailed
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
+
+_BuiltInCall = wire.CodeInterpreterCall | wire.WebSearchCall | wire.ShellCall
+_OpenCall = wire.FunctionCall | wire.CustomToolCall | _BuiltInCall
 
 
 @dataclass
 class MessageReader:
     """Read messages one after another into ``items``, whose ids end in ``suffix`` and their position.
 
-    ``tools``, by the names that the model uses, distinguish calls to custom tools from calls to functions.
+    ``tools``, by the names that the model uses, distinguish the tools of the client.  ``tokens`` and ``results`` are
+    those of the calls of built-in tools, as the model reads them: an item may hold only an equivalent.
     """
 
     suffix: str
     instructions: str | None
     tools: Mapping[str, Tool]
     items: list[wire.Item] = field(default_factory=list)
-    _open: dict[str, wire.Call] = field(default_factory=dict)
-    """The calls without an output, by call id."""
-    _named: defaultdict[str, deque[str]] = field(default_factory=lambda: defaultdict(deque))
-    """The ids of calls by the name of the tool; some of the calls may have an output by now."""
+    tokens: dict[str, TokenIds] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
+    _open: dict[int, _OpenCall] = field(default_factory=dict)
+    """The calls without an output, by their position in `items`."""
+    _named: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    """The positions of calls by the name of the tool; some of the calls may have an output by now."""
 
     def read(self, messages: Sequence[RawMessage], then: Sequence[wire.Item]) -> tuple[wire.Item, ...]:
         """Return the items of ``messages``; the items ``then`` follow them in the input.
@@ -49,20 +61,21 @@ class MessageReader:
             path = f"previous_input_messages[{position}]"
             if (item := self._item(message, f"{self.suffix}p{position:04x}", path)) is not None:
                 self.items.append(item)
-        if len(self._open) == 1:
-            self._rename(self._open.popitem()[1], then)
+        self._rename(then)
         return tuple(self.items)
 
-    def _rename(self, call: wire.Call, then: Sequence[wire.Item]) -> None:
+    def _rename(self, then: Sequence[wire.Item]) -> None:
         """Give the one open call the call id of the one output in ``then`` that has no call.
 
         A raw call has no id, so the client's output has the id that the response gave the call.  With several open
         calls the match would be ambiguous.
         """
+        opened = {at: call for at, call in self._open.items() if not isinstance(call, _BuiltInCall)}
         calls = {item.call_id for item in then if isinstance(item, wire.Call)}
         lone_outputs = {item.call_id for item in then if isinstance(item, wire.CallOutput)} - calls
-        if len(lone_outputs) == 1:
-            self.items[self.items.index(call)] = replace(call, call_id=lone_outputs.pop())
+        if len(opened) == len(lone_outputs) == 1:
+            ((at, call),) = opened.items()
+            self.items[at] = replace(call, call_id=lone_outputs.pop())
 
     def _item(self, message: RawMessage, suffix: str, path: str) -> wire.Item | None:
         text, (role, name) = _text(message), _author(message, path)
@@ -81,8 +94,9 @@ class MessageReader:
 
     def _instructions(self, text: str) -> str:
         instructions = _declarations.split(text, maxsplit=1)[0].removeprefix(_INSTRUCTIONS)
-        if not self.items and self.instructions and f"{instructions}\n\n".startswith(f"{self.instructions}\n\n"):
-            instructions = instructions.removeprefix(self.instructions)
+        if not self.items and self.instructions:
+            are_repeated = f"{instructions}\n\n".startswith(f"{self.instructions}\n\n")
+            instructions = instructions.removeprefix(self.instructions) if are_repeated else ""
         return instructions.strip("\n")
 
     def _assistant_item(self, message: RawMessage, text: str, suffix: str) -> wire.Item:
@@ -95,40 +109,85 @@ class MessageReader:
         phase: wire.Phase = "commentary" if message.channel == "commentary" else "final_answer"
         return wire.Message(wire.Message.new_id(suffix), "completed", "assistant", (wire.OutputText(text),), phase)
 
-    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> wire.Call:
+    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> wire.Item:
         head, _, name = recipient.rpartition(".")
-        name, head = (name, head or FUNCTIONS) if name else (recipient, FUNCTIONS)
-        tool = self.tools.get(f"{head}.{name}")
-        namespace = tool.namespace if tool else None if head == FUNCTIONS else head
-        namespace_field = UNSET if namespace is None else namespace
-        call: wire.Call
-        if message.content_type == "code" or isinstance(tool, CustomTool):
-            call = wire.CustomToolCall(
-                wire.CustomToolCall.new_id(suffix), f"call_{suffix}", name, text, "completed", namespace_field
-            )
+        tool = self.tools.get(recipient) or self.tools.get(f"{FUNCTIONS}.{recipient}")
+        is_clients = isinstance(tool, FunctionTool | CustomTool)
+        call: _OpenCall
+        # on commentary are calls of browser and container that the server answered with an error, as it has none
+        if recipient in BUILT_IN and not is_clients and (message.channel == "analysis" or recipient == "python"):
+            call = self._built_in(name, text, suffix)
+            header = f" to={recipient}<|channel|>analysis code<|message|>"
+            self.tokens[call.id] = (*load_encoding().encode_markup(header), *load_encoding().encode(text), CALL)
         else:
-            call = wire.FunctionCall(
-                wire.FunctionCall.new_id(suffix), f"call_{suffix}", name, text, "completed", namespace_field
-            )
-        self._open[call.call_id] = call
-        self._named[name].append(call.call_id)
+            namespace = tool.namespace if tool else None if head in ("", FUNCTIONS) else head
+            is_custom = message.content_type == "code" or isinstance(tool, CustomTool)
+            kind = wire.CustomToolCall if is_custom else wire.FunctionCall
+            space = UNSET if namespace is None else namespace
+            call = kind(kind.new_id(suffix), f"call_{suffix}", name, text, "completed", space)
+        self._open[len(self.items)] = call
+        self._named[name].append(len(self.items))
         return call
 
-    def _output(self, author: str, text: str, suffix: str, path: str) -> wire.Item:
-        call = self._answered(author.rpartition(".")[2])
-        if call is None:
-            raise InvalidRequest("No call comes before this output of a tool.", param=path)
-        if isinstance(call, wire.CustomToolCall):
-            return wire.CustomToolCallOutput(wire.CustomToolCallOutput.new_id(suffix), call.call_id, text, "completed")
-        return wire.FunctionCallOutput(wire.FunctionCallOutput.new_id(suffix), call.call_id, text, "completed")
+    def _built_in(self, name: str, text: str, suffix: str) -> _BuiltInCall:
+        """Return the call of a built-in tool; it is incomplete until its output comes."""
+        match name:
+            case "python":
+                return wire.CodeInterpreterCall(wire.CodeInterpreterCall.new_id(suffix), text, "", "incomplete")
+            case "exec":
+                ran_in = {"type": "container_reference"}
+                item_id, action = wire.ShellCall.new_id(suffix), shell_action(text)
+                return wire.ShellCall(item_id, f"call_{suffix}", action, "incomplete", ran_in)
+            case _:
+                return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), _action(name, text), "incomplete")
 
-    def _answered(self, name: str) -> wire.Call | None:
-        """Remove and return the first open call of that name, or else the latest open call, or None."""
+    def _output(self, author: str, text: str, suffix: str, path: str) -> wire.Item | None:
+        at = self._answered(author.rpartition(".")[2])
+        if at is None:
+            raise InvalidRequest("No call comes before this output of a tool.", param=path)
+        match self._open.pop(at):
+            case wire.FunctionCall(call_id=call_id):
+                item_id = wire.FunctionCallOutput.new_id(suffix)
+                return wire.FunctionCallOutput(item_id, call_id, text, "completed")
+            case wire.CustomToolCall(call_id=call_id):
+                item_id = wire.CustomToolCallOutput.new_id(suffix)
+                return wire.CustomToolCallOutput(item_id, call_id, text, "completed")
+            case call:
+                self.items[at] = replace(call, status="completed")
+        if not isinstance(call, wire.ShellCall):
+            self.results[call.id] = text
+            return None
+        shown = {"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+        output = wire.ShellCallOutput(wire.ShellCallOutput.new_id(suffix), call.call_id, (shown,), "completed")
+        self.results[output.id] = text
+        return output
+
+    def _answered(self, name: str) -> int | None:
+        """Return the position of the first open call of that name, or else of the latest open call, or None."""
         named = self._named[name]
         while named:
-            if (call := self._open.pop(named.popleft(), None)) is not None:
-                return call
-        return self._open.popitem()[1] if self._open else None
+            if (at := named.popleft()) in self._open:
+                return at
+        return next(reversed(self._open), None)
+
+
+_UNCLEAR: Mapping[str, Call] = {"search": Search(""), "open": Open(), "find": Find("")}
+"""The functions of the browser, as called with unreadable arguments."""
+
+
+def _action(name: str, text: str) -> dict[str, Any]:
+    """Return the action of a browser call, as far as its arguments reveal it."""
+    try:
+        call = parse_call(name, text)
+    except CallFailed:
+        call = _UNCLEAR[name]
+    match call:
+        case Search(query):
+            return {"type": "search", "query": query, "queries": [query]}
+        case Open(target):
+            return {"type": "open_page", "url": target if isinstance(target, str) else None}
+        case Find(pattern):
+            return {"type": "find_in_page", "url": "", "pattern": pattern}
 
 
 def _client_message(role: wire.Role, text: str, suffix: str) -> wire.Message:

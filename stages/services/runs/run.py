@@ -55,7 +55,7 @@ class Run:
         self.input = stored.input
         self.origin = stored.origin
         self.tokens: dict[str, TokenIds] = {}
-        self.results: dict[str, str] = {}
+        self.results = dict(stored.results)
         self.ended = False
         self._registry = registry
         self._log = log
@@ -264,10 +264,10 @@ class RunRegistry:
         facts = started.facts
         run = self._runs.get(facts.response.id)
         if run is not None:
-            run.input = facts.input
+            run.input, run.results = facts.input, dict(facts.results)
             run.start()
             return run
-        stored = StoredResponse(facts.response, facts.input, facts.origin)
+        stored = StoredResponse(facts.response, facts.input, facts.origin, results=facts.results)
         if stored.response.store:
             self.store.begin(stored)
         return self._add(stored, EventLog(stored.response))

@@ -50,6 +50,20 @@ async def test_queued_response_cannot_be_continued(served: PacedServer) -> None:
     assert (await served.post(following))[0] == 200
 
 
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_result_of_a_raw_message_is_read_again(served: ScriptedServer, way: dict[str, Any]) -> None:
+    """Items of the browser do not hold it."""
+    call = {"role": "assistant", "channel": "analysis", "recipient": "browser.search", "content": '{"query": "x"}'}
+    found = {"role": "tool", "name": "browser.search", "content": "[0] x and more"}
+    served.engine.script = script(CALL)
+    sent = {"previous_input_messages": [{"role": "user", "content": "Hi"}, call, found], "tools": [WEATHER], **way}
+    _, called = await served.post(sent)
+    response = await served.wait_for_end(called["id"])
+    output = {"type": "function_call_output", "call_id": response["output"][-1]["call_id"], "output": "Sunny"}
+    assert (await served.post({"input": [output], "previous_response_id": called["id"]}))[0] == 200
+    assert "<|message|>[0] x and more<|end|>" in served.prompt_text()
+
+
 async def test_truncated_response_can_be_continued(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS)
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})

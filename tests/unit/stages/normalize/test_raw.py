@@ -6,10 +6,13 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS, WEATHER
-from tests.support.requests import normalize, normalize_cost
+from tests.support.requests import ALL_HOSTED, normalize, normalize_cost
 
 Json: TypeAlias = dict[str, Any]
 
@@ -67,7 +70,8 @@ TOOLS = "# Tools\n\n## functions\n\n..."
         (CALL, called("f")),
         ({**CALL, "recipient": "agents.spawn"}, called("spawn", "agents")),
         ({**CALL, "recipient": "functions.wait"}, called("wait", "functions")),
-        ({**CALL, "recipient": "python"}, called("python")),
+        ({**CALL, "recipient": "python"}, wire.CodeInterpreterCall("ci_1p0000", "{}", "", "incomplete")),
+        ({**CALL, "recipient": "browser.search"}, called("search", "browser")),
         ({**CALL, "recipient": "functions.say"}, custom("say")),
         ({**CALL, "content_type": "code"}, custom("f")),
     ],
@@ -103,13 +107,103 @@ TWO = "Be kind.\n\nAnd brief."
 
 @pytest.mark.parametrize(
     ("instructions", "left"),
-    [("Be kind.", ["And brief."]), (TWO, []), ("Be", [TWO]), ("Be kind", [TWO]), ("Be kind.\n", [TWO]), (None, [TWO])],
+    [
+        ("Be kind.", ["And brief."]),
+        (TWO, []),
+        ("Be", []),
+        ("Be kind.\n", []),
+        ("Be rude.", []),
+        ("", [TWO]),
+        (None, [TWO]),
+    ],
 )
-async def test_repeated_instructions_are_left_out(store: Store, instructions: str | None, left: list[str]) -> None:
-    """They are removed from a prompt that has them already, but only as whole paragraphs."""
+async def test_new_instructions_replace_those_of_the_old_prompt(
+    store: Store, instructions: str | None, left: list[str]
+) -> None:
+    """A message of the developer that followed the same instructions, as whole paragraphs, stays."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
     resolved = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
     assert [item.text for item in resolved.facts.input[:-1] if isinstance(item, wire.Message)] == left
+
+
+async def test_developer_messages_within_the_old_prompt_stay(store: Store) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "developer", "content": "# Instructions\n\nBe kind."}]
+    resolved = await normalize(store, input="Hi", instructions="Be rude.", previous_input_messages=messages)
+    assert [item.text for item in resolved.facts.input if isinstance(item, wire.Message)] == ["Hi", "Be kind.", "Hi"]
+
+
+def built_in(recipient: str, arguments: str) -> Json:
+    call = {"role": "assistant", "name": None, "channel": "analysis", "recipient": recipient, "content_type": "code"}
+    return {**call, "content": text(arguments)}
+
+
+def result(recipient: str, content: str) -> Json:
+    returned = {"role": "tool", "name": recipient, "channel": "analysis", "recipient": "assistant"}
+    return {**returned, "content": text(content)}
+
+
+BUILT_IN_CALLS = {
+    "python": ("print( 1 )\n", "1\n\n"),
+    "browser.search": ('{"query":"x", "topn": 3}', "[0] x\n**viewing lines [0 - 1] of 9**"),
+    "browser.open": ('{"id": 2, "cursor":0}', "[1] Größe (https://a.example/)"),
+    "browser.find": ('{ "pattern": "<|call|>"}', ""),
+    "container.exec": ('{"cmd":["bash","-lc","ls"], "workdir": "/"}', "a\n\n"),
+}
+"""Arguments and results in words that the items of the API cannot hold."""
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED])
+async def test_calls_of_built_in_tools_round_trip(store: Store, hosted: frozenset[str], parallel: bool) -> None:
+    user = {"role": "user", "name": None, "content": text("Hi")}
+    calls = [built_in(recipient, arguments) for recipient, (arguments, _) in BUILT_IN_CALLS.items()]
+    results = [result(recipient, content) for recipient, (_, content) in BUILT_IN_CALLS.items()]
+    paired = [message for pair in zip(calls, results, strict=True) for message in pair]
+    tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "web_search"}]
+    resolved = await normalize(
+        store,
+        hosted=hosted,
+        tools=tools,
+        enable_response_messages=True,
+        previous_input_messages=[user, *([*calls, *results] if parallel else paired)],
+    )
+    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    assert prompt.raw_messages is not None
+    assert list(prompt.raw_messages[1:]) == [user, *paired]
+    assert (
+        load_encoding().decode(prompt.token_ids).partition("Hi<|end|>")[2]
+        == "".join(
+            f"<|start|>assistant to={recipient}<|channel|>analysis code<|message|>{arguments}<|call|>"
+            f"<|start|>{recipient} to=assistant<|channel|>analysis<|message|>{content}<|end|>"
+            for recipient, (arguments, content) in BUILT_IN_CALLS.items()
+        )
+        + "<|start|>assistant"
+    )
+    ran = (wire.CodeInterpreterCall, *[wire.WebSearchCall] * 3, wire.ShellCall, wire.ShellCallOutput)
+    assert tuple(map(type, resolved.facts.input[1:])) == ran
+
+
+async def test_browser_finds_the_pages_of_raw_messages(store: Store) -> None:
+    """The headings of the results say which pages the cursors mean."""
+    messages = [
+        message
+        for recipient, (arguments, content) in BUILT_IN_CALLS.items()
+        for message in (built_in(recipient, arguments), result(recipient, content))
+    ]
+    stack = PageStack(await normalize(store, previous_input_messages=messages))
+    assert [stack.at(cursor) for cursor in (0, 1)] == [Visit("x", query="x"), Visit("Größe", "https://a.example/")]
+
+
+async def test_built_in_call_without_a_result_is_not_rendered(store: Store) -> None:
+    messages = [{"role": "user", "content": "Hi"}, *(built_in(name, "{}") for name in BUILT_IN_CALLS)]
+    prompt = RenderHarmony(load_encoding())._prompt(await normalize(store, previous_input_messages=messages))
+    assert load_encoding().decode(prompt.token_ids).endswith("Hi<|end|><|start|>assistant")
+
+
+async def test_function_of_the_client_may_have_the_name_of_a_built_in_tool(store: Store) -> None:
+    function = {"type": "function", "name": "python"}
+    resolved = await normalize(store, previous_input_messages=[built_in("python", "{}")], tools=[function])
+    assert isinstance(resolved.facts.input[0], wire.CustomToolCall)
 
 
 def test_outputs_find_calls_in_constant_time() -> None:
