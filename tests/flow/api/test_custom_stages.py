@@ -79,6 +79,7 @@ async def streamed(served: ScriptedServer) -> str:
     async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
         raw = await answer.read()
         assert (answer.status == 200) == (b"event: " in raw)
+        assert b"ZeroDivision" not in raw
         return str(json.loads(raw)["error"]["code"]) if answer.status != 200 else final(read_sse(raw)).status
 
 

@@ -48,7 +48,7 @@ async def streamed(served: ScriptedServer) -> Response:
     return final(read_sse(await served.stream(BODY)))
 
 
-@pytest.mark.defect("11", "12", "B14")
+@pytest.mark.defect("11", "12", "B14", "V6")
 @pytest.mark.parametrize(
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )
@@ -63,6 +63,7 @@ async def test_engine_fault_at_any_token_fails_the_response(
             assert response.status == "failed"
             assert response.error is not None
             assert response.error.code == "server_error"
+            assert "bug" not in response.error.message
             assert all(item.status == "completed" for item in response.output[:-1])
 
 
@@ -118,6 +119,14 @@ async def test_client_may_leave_after_any_event(served: ScriptedServer) -> None:
                     await answer.content.readuntil(b"\n\n")
                 answer.close()
             await served.wait_until_idle()
+
+
+async def test_client_that_leaves_before_any_event_aborts_the_engine(served: ScriptedServer) -> None:
+    served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
+    await served.wait_until_idle()
+    assert served.engine.aborted == 1
 
 
 async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.socket:

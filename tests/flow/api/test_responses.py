@@ -6,27 +6,7 @@ import pytest
 
 from penstock.pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
 from penstock.stages.services.engines.scripted import Script
-from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer
-
-
-async def test_stream_is_complete(served: ScriptedServer) -> None:
-    response = final(read_sse(await served.stream({"input": "Hi"})))
-    assert response.status == "completed"
-    assert [getattr(item, "text", "") for item in response.output] == ["A greeting.", "Hello!"]
-    assert response.usage is not None
-    assert response.usage.output_tokens == len(served.engine.script.token_ids)
-    assert response.usage.input_tokens == len(served.engine.prompts[0].token_ids)
-
-
-async def test_unstreamed_answer_is_the_final_response(served: ScriptedServer) -> None:
-    status, answer = await served.post({"input": "Hi"})
-    streamed = final(read_sse(await served.stream({"input": "Hi"})))
-    assert status == 200
-    assert answer["status"] == "completed"
-    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
-    assert answer["output"][1]["content"][0]["text"] == getattr(streamed.output[1], "text", None)
-
 
 NO_TEXT = [{"role": "user", "content": [{"type": "input_text"}]}]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
+from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -92,27 +93,16 @@ async def test_readers_may_join_at_any_time(served: ScriptedServer) -> None:
     assert others == [first] * 29
 
 
-@pytest.mark.defect("V2")
-async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer) -> None:
-    served.engine.script = script(ENDLESS, endless=True, latency=0.005)
-    response_id = await served.start_background()
-    path = f"/v1/responses/{response_id}?stream=true"
-    readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
-    await api_clients.wait_until(lambda: served.engine.running == 1)
-    await asyncio.sleep(0.1)
-    await served.cancel(response_id)
-    first, *others = await asyncio.gather(*readers)
-    assert final(read_sse(first)).status == "cancelled"
-    assert [*others, await served.again(path)] == [first] * 3
-
-
-async def test_response_goes_on_after_a_reader_leaves(served: ScriptedServer) -> None:
-    served.engine.script = script(latency=0.01)
-    async with served.open_stream() as stream:
-        path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
-        async with served.client.get(path) as follower:
-            await follower.content.readuntil(b"\n\n")
-        assert final(read_sse(await stream.rest())).status == "completed"
+@pytest.mark.defect("44")
+@pytest.mark.parametrize("initial", [0, 5])
+async def test_silent_stream_sends_comments_between_events(tmp_path: Path, initial: int) -> None:
+    silent = PacedEngine(script(), initial=initial)
+    async with running_server(silent, tmp_path, keep_alive=0.02) as served, served.open_stream() as stream:
+        await stream.upto(b"response.created")
+        await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
+        silent.say_all()
+        body = await stream.rest()
+    assert final(read_sse(body)).status == "completed"
 
 
 async def test_waiting_stream_sends_comments(where: str) -> None:
@@ -137,19 +127,6 @@ async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
     await served.store.sweep(0, 0)
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
-
-
-async def test_both_base_urls_read_one_log(served: ScriptedServer) -> None:
-    first = await served.stream({"input": "Hi"}, "/openresponses/v1/responses")
-    assert b"response.reasoning.delta" in first
-    path = f"responses/{final_id(first)}?stream=true"
-    assert await served.again(f"/openresponses/v1/{path}") == first
-    assert await served.again(f"/openresponses/v1/{path}&starting_after=4") == rest(first, 4)
-    assert b"response.reasoning_text.delta" in await served.again(f"/v1/{path}")
-
-
-def final_id(body: bytes) -> str:
-    return body.partition(b'"id":"')[2].partition(b'"')[0].decode()
 
 
 async def test_openai_python_resumes_a_background_stream(served: ScriptedServer) -> None:

@@ -25,6 +25,7 @@ from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stored_responses import queued_response, request_of
 from tests.support.stores import stored_text
+from tests.support.tool_servers import mcp_tool
 
 CANARY = "canary-9f2c71d0"
 URL = "http://127.0.0.1:1"
@@ -137,6 +138,29 @@ async def test_secrets_are_forgotten_with_the_run(
         await happens(served, run)
         engine.prompts.clear()
         await wait_until(lambda: known_secrets() == before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"headers": {"X-Key": f"{CANARY}\n"}},
+        {"headers": {"Authorization": CANARY}},
+        {"authorization": [CANARY]},
+        {"server_url": f"ftp://docs.invalid/{CANARY}"},
+        {"server_url": f"https://u:{CANARY}@docs.invalid"},
+        {"server_url": None},
+    ],
+    ids=str,
+)
+async def test_errors_never_have_tool_secrets(
+    served: ScriptedServer, caplog: pytest.LogCaptureFixture, fields: dict[str, Any]
+) -> None:
+    url = f"https://docs.invalid/{CANARY}/mcp?key={CANARY}"
+    tool = mcp_tool(url=url, headers={"X-Key": CANARY}, authorization=CANARY) | fields
+    with caplog.at_level(logging.DEBUG):
+        status, answer = await served.post({"input": "Hi", "tools": [tool]})
+    assert (status, answer["error"]["param"].startswith("tools[0].")) == (400, True)
+    assert CANARY not in f"{answer} {caplog.text}"
 
 
 def test_recordings_have_no_secrets(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ async def test_secrets_go_to_their_server_only(
     where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
 ) -> None:
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
-    tools = [mcp_tool(url=http.url()) | secret, mcp_tool("broken", http.url("broken")) | secret]
+    tools = [mcp_tool(url=f"{http.url()}?key=in-the-url") | secret, mcp_tool("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
         async with tool_server(where, [call_markup("docs.leak", {}), answer_markup()]) as served:
             received = await respond(served, mode, {"tools": tools, "store": store})
@@ -175,6 +175,7 @@ async def test_secrets_go_to_their_server_only(
     assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
     for text in (json.dumps(received.response), received.raw.decode(), *prompts, kept, caplog.text):
         assert CANARY not in text
+    assert "in-the-url" not in json.dumps(received.response) + received.raw.decode()
 
 
 # A full engine

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from penstock.pipeline.errors import ServerStopping
@@ -39,21 +37,6 @@ async def next_server(store_at: str, **options: Any) -> AsyncGenerator[ScriptedS
 # Stopping
 
 
-async def test_running_responses_may_finish(store_at: str) -> None:
-    engine = PacedEngine(script(), initial=5)
-    async with running_server(engine, store_at) as served:
-        background = await served.start_background()
-        async with served.open_stream() as stream:
-            await stream.response_id()
-            await api_clients.wait_until(lambda: engine.running == 2)
-            draining = asyncio.create_task(served.scheduler.drain(60))
-            await api_clients.wait_until(lambda: served.scheduler.in_flight.stopping)
-            engine.say_all()
-            await draining
-            assert final(read_sse(await stream.rest())).status == "completed"
-        assert (await served.get_response(background))["status"] == "completed"
-
-
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
 async def test_stopping_server_refuses_new_responses(served: ScriptedServer, body: dict[str, Any]) -> None:
     await served.scheduler.drain(0)
@@ -70,38 +53,6 @@ async def test_late_detached_response_holds_no_conversation(store_at: str) -> No
         with pytest.raises(ServerStopping):
             await anext(served.scheduler.run(read))
         await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_slow_response_fails_at_the_stop(store_at: str, endless: ScriptedEngine, background: bool) -> None:
-    async with running_server(endless, store_at) as served, served.open_stream({"background": background}) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        await served.scheduler.drain(0.1)
-        response = final(read_sse(await stream.rest()))
-        assert (response.status, response.error and response.error.code) == ("failed", "server_error")
-        assert getattr(response.output[-1], "text", "").startswith("la")
-        answer = await served.get_response(response_id)
-        assert (answer["status"], endless.running, served.scheduler.in_flight.count) == ("failed", 0, 0)
-
-
-async def test_queued_responses_are_left_to_the_next_server(store_at: str, endless: ScriptedEngine) -> None:
-    async with running_server(endless, store_at, url=URL, limit=1) as served:
-        await served.start_background()
-        await api_clients.wait_until(lambda: endless.running == 1)
-        waiting = [await served.start_background() for _ in range(3)]
-        async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
-            stream = api_clients.StreamReader(answer)
-            await stream.upto(b"response.queued")
-            await served.scheduler.drain(0.05)
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await stream.rest()
-        assert [prompt.facts.response.id in waiting for prompt in endless.prompts] == [False]
-    async with next_server(store_at, limit=1) as served:
-        assert [(await served.wait_for_end(each))["status"] for each in waiting] == ["completed"] * 3
-        again = await served.replay(waiting[0])
-        assert again.startswith(stream.read)
-        assert final(read_sse(again)).status == "completed"
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
@@ -138,26 +89,6 @@ async def dead_server(store_at: str, **options: Any) -> AsyncGenerator[tuple[Pac
 async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
     await served.store._writer.flushed()
     kept.is_down = True
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_response_of_a_dead_server_fails(store_at: str, background: bool) -> None:
-    async with dead_server(store_at) as (served, kept), served.open_stream({"background": background}) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        await wait_until_stored(store_at, response_id, 50)
-        await die(served, kept)
-        async with next_server(store_at) as after:
-            again = await after.replay(response_id)
-            response = final(read_sse(again))
-            assert (response.status, response.error and response.error.code) == ("failed", "server_error")
-            assert response.output[-1].status == "incomplete"
-            assert again.count(b"output_text.delta") > 10
-            assert (await after.get_response(response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
-            assert after.engine.prompts == []
-            had = again.partition(b"event: response.output_text.done")[0]
-            served.engine.say_all()
-            assert (await stream.rest()).startswith(had)
 
 
 async def test_queue_of_a_dead_server_is_run(store_at: str) -> None:

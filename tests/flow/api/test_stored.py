@@ -73,20 +73,6 @@ async def test_input_items_are_the_whole_input(served: ScriptedServer) -> None:
     assert texts(page) == inputs
 
 
-@pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> None:
-    response_id, inputs = await chained(served)
-    path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
-    for has_more in (True, False):
-        _, page = await served.get(path + after)
-        read += texts(page)
-        assert page["has_more"] is has_more
-        after = f"&after={page['last_id']}"
-    assert read == (inputs if order == "asc" else inputs[::-1])
-    _, page = await served.get(path + after)
-    assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
-
-
 @pytest.mark.parametrize(
     ("query", "param", "code"),
     [
@@ -136,3 +122,11 @@ async def test_stream_helper_resumes(sdk: openai.AsyncOpenAI) -> None:
     async with sdk.responses.stream(response_id=response.id, starting_after=3) as stream:
         assert all([event.sequence_number > 3 async for event in stream])
         assert (await stream.get_final_response()).output_text == "Hello!"
+
+
+async def test_errors_become_sdk_exceptions(sdk: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.retrieve("resp_0")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.responses.create(model="tiny", input="Hi", previous_response_id="resp_0")
+    assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")

@@ -6,10 +6,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.support.api_clients import StreamReader, openai_client
+from tests.support.api_clients import StreamReader
 from tests.support.event_streams import final, read_sse
 from tests.support.server_process import running_process
 from tests.support.stored_responses import expire_heartbeat
@@ -60,25 +59,3 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
         assert_ends_once(seen, events_of(stored))
         assert "20" in (await other.wait_for_end(running))["output"][-1]["content"][0]["text"]
         assert final(read_sse(await made_there)).status == "completed"
-
-
-async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
-    async with running_process(store_at, tmp_path, "long") as server:
-        async with server.open_stream({"background": True}) as stream:
-            response_id = await stream.response_id()
-            await stream.upto(b'"delta":"20"')
-            await wait_until_stored(store_at, response_id, len(events_of(stream.read)))
-            await server.kill()
-            with pytest.raises(aiohttp.ClientError):
-                await stream.rest()
-        seen = events_of(stream.read)
-        await server.start()
-        async with openai_client(server.url) as client:
-            last = seen[-1]["sequence_number"]
-            rest = await client.responses.retrieve(response_id, stream=True, starting_after=last)
-            seen += [event.model_dump() async for event in rest]
-            response = await client.responses.retrieve(response_id)
-        assert seen[-1]["type"] == "response.failed"
-        assert response.status == "failed"
-        assert response.output_text.startswith("1 2 3")
-        assert "20" in response.output_text
