@@ -25,26 +25,15 @@ from tests.bench.measuring import PARTS, Found, attempt, measured
 from tests.bench.report import goals_table, keep, last, machine, section
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
-DETAILS = ("tokens", "chat", "log", "validation")
+DETAILS = ("tokens", "chat")
 
 
 async def details(name: str) -> dict[str, str]:
-    """Return tables of penstock alone, by title; no goal depends on them."""
+    """Return a table of penstock alone, by title; no goal depends on it."""
     from tests.bench.chat import chat_figures  # noqa: PLC0415 - each imports a lot
-    from tests.bench.log import log_figures  # noqa: PLC0415
-    from tests.bench.tokens import package_encoding, token_table, variant_table  # noqa: PLC0415
-    from tests.bench.validation import validation_figures  # noqa: PLC0415
+    from tests.bench.tokens import variant_table  # noqa: PLC0415
 
-    match name:
-        case "tokens":
-            package_encoding()
-            return {"Our stages behind the engine": await token_table(), "Items of every kind": await variant_table()}
-        case "chat":
-            return {"Chat models": await chat_figures()}
-        case "log":
-            return {"The event log": log_figures()}
-        case _:
-            return {"Validation": await validation_figures()}
+    return {"Chat models": await chat_figures()} if name == "chat" else {"Items of every kind": await variant_table()}
 
 
 async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:

@@ -1,7 +1,5 @@
 """The cost of a token of a chat model from its id to the socket, beside its cost in vLLM's own Responses API.
 
-    python -m tests.bench.chat
-
 Both run vLLM's parsers.  vLLM's server gets the text of each token for free; ours detokenizes itself.  Figures are
 medians of CPU time, taken in turns in the same run: the time of the whole output divided by its number of tokens, so
 that costs which grow with the length show.
@@ -9,12 +7,8 @@ that costs which grow with the length show.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import count
@@ -161,9 +155,3 @@ async def compared(output: Written, what: str, length: int) -> tuple[float, floa
     rounds = 1 if what != "text" and length > SLOW_CALL else ROUNDS
     figures = [(await ours(output), await theirs(output)) for _ in range(rounds)]
     return statistics.median(mine for mine, _ in figures), statistics.median(other for _, other in figures)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    logging.disable(logging.INFO)
-    sys.stdout.write(asyncio.run(chat_figures()) + "\n")

@@ -194,3 +194,19 @@ async def at_a_rate(servers: Servers, case: Case, rate: float, rounds: int) -> C
     """Measure steps of one token at a rate, for a second: a server with idle time handles each token by itself."""
     async with running(servers, case):
         return await costs(servers, case, Window(round(rate), 1, rate), rounds)
+
+
+async def open_stream(server: Server, streams: int) -> float:
+    """Return the bytes of memory of a stream that has begun; a first stream warms up what all of them share."""
+    async with server.running(Case(1, 0)):
+        pass
+    async with server.running(Case(streams, 0)) as begun:
+        return (begun.memory[1] - begun.memory[0]) / streams
+
+
+async def retained_token(server: Server, tokens: int, streams: int = 20) -> float:
+    """Return the bytes per token of background responses, whose events can all be replayed."""
+    async with server.running(Case(streams, 0), background=True, store=True):
+        await server.measured(Window(256, 1))
+        measured = await server.measured(Window(tokens, 1))
+    return (measured.memory[1] - measured.memory[0]) / streams / tokens

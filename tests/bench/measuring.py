@@ -18,10 +18,9 @@ from tests.bench.added import ADDED, added
 from tests.bench.core import Case, Window
 from tests.bench.figures import Comparison
 from tests.bench.first_token import LONG, first_tokens
-from tests.bench.footprint import open_stream, retained_token
 from tests.bench.goals import Goal, growth, token_goal
 from tests.bench.inprocess import DEPTHS, in_process
-from tests.bench.loopback import Servers, at_a_rate, costs, loopback, running, servers
+from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_stream, retained_token, running, servers
 from tests.bench.paced import RATE, carried, pace_table, search, tried
 from tests.bench.serving import KEPT, figures, over_least, serving_table
 from tests.bench.stalls import stall_table, stalls

@@ -86,7 +86,7 @@ def talking() -> ScriptedEngine:
 async def cost(served: Server[ScriptedEngine], body: dict[str, Any]) -> float:
     """Return microseconds of CPU per token, with `STREAMS` streams at once."""
     port, data = str(URL(served.url).port), json.dumps({"input": "Hi", "stream": True, **body})
-    command = (sys.executable, "-m", "tests.bench.clients", port, str(STREAMS), data)
+    command = (sys.executable, "-m", "tests.bench.readers", port, str(STREAMS), data)
     started = time.process_time()
     clients = await asyncio.create_subprocess_exec(*command)
     assert await clients.wait() == 0

@@ -22,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
-from tests.bench.mutants.choose import FOLDERS, PER_FOLDER, SEED, Mutant, chosen, found, product
+from tests.bench.mutants.choose import FOLDERS, PER_FOLDER, SEED, Mutant, chosen, product
 from tests.bench.mutants.covering import CACHE, Covering, affordable, covering
 from tests.bench.mutants.judge import Trial, Verdict, verdicts, warm
 
@@ -149,7 +149,7 @@ def main() -> int:
     if options.against:
         known = json.loads(options.against.read_text("utf-8"))["verdicts"]
         before = {name: verdict["outcome"] for name, verdict in known.items()}
-        mutants = found(everything, before)
+        mutants = {mutant.id: mutant for mutant in everything if mutant.id in before}
     judge = Judge(covering(options.jobs), options.jobs)
     warm()
     with postgres() as url:

@@ -101,12 +101,7 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        return f"{self.folder} {self.local_id}"
-
-    @property
-    def local_id(self) -> str:
-        """The name without the folder."""
-        return f"{self.function}: {self.old} -> {self.new} #{self.number}"
+        return f"{self.folder} {self.function}: {self.old} -> {self.new} #{self.number}"
 
 
 @dataclass(frozen=True)
@@ -171,23 +166,6 @@ def chosen(mutants: Iterable[Mutant], per_folder: int = PER_FOLDER, seed: int = 
     return [
         mutant for _, kinds in sorted(by_folder.items()) for mutant in _spread(dict(sorted(kinds.items())), per_folder)
     ]
-
-
-def found(mutants: Iterable[Mutant], ids: Iterable[str]) -> dict[str, Mutant]:
-    """Return the mutants with these ids; after a folder was renamed, the rest of the id identifies a mutant."""
-    by_id: dict[str, Mutant] = {}
-    by_local_id: dict[str, list[Mutant]] = defaultdict(list)
-    for mutant in mutants:
-        by_id[mutant.id] = mutant
-        by_local_id[mutant.local_id].append(mutant)
-    result = {}
-    for name in ids:
-        elsewhere = by_local_id[name.partition(" ")[2]]
-        if name in by_id:
-            result[name] = by_id[name]
-        elif len(elsewhere) == 1:
-            result[name] = elsewhere[0]
-    return result
 
 
 def _spread(kinds: dict[str, list[Mutant]], count: int) -> list[Mutant]:

@@ -1,4 +1,7 @@
-"""The tests that execute each line of the product, and how long each takes, from one run of the tests."""
+"""The tests that execute each line of the product, and how long each takes, from one run of the tests.
+
+In that run this module is a pytest plugin, which writes the duration of each passed test to the file MUTANTS_TIMES.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import coverage
+import pytest
 
 from tests.bench.mutants.choose import Mutant
 
@@ -58,7 +63,7 @@ def affordable(tests: Sequence[str], seconds: dict[str, float], budget: float) -
 def _measure(times: Path, lines: Path, jobs: int) -> None:
     """Run all tests that need no engine; failing tests are ignored, because they cannot judge a mutant."""
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["-p", "tests.support.progress", "--suite", "coverage", "-p", "tests.bench.mutants.timing"]
+    command += ["-p", "tests.support.progress", "--suite", "coverage", "-p", "tests.bench.mutants.covering"]
     command += ["-n", str(jobs), "--dist", "worksteal"]
     command += ["--cov=api", "--cov=stages", "--cov-context=test", "--cov-report="]
     environment = {"MUTANTS_TIMES": str(times.resolve()), "COVERAGE_FILE": str(lines.resolve())}
@@ -74,3 +79,19 @@ def _fingerprint() -> str:
         if path.parts[:2] != ("tests", "bench"):
             digest.update(f"{path}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_others: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid] += report.duration
+    if not report.passed:
+        _others.add(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        passed = {test: round(seconds, 4) for test, seconds in sorted(_seconds.items()) if test not in _others}
+        Path(os.environ["MUTANTS_TIMES"]).write_text(json.dumps(passed), "utf-8")

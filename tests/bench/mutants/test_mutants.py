@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.mutants.choose import FOLDERS, PER_FUNCTION, Mutant, chosen, found, mutants_of, mutated, product
+from tests.bench.mutants.choose import FOLDERS, PER_FUNCTION, Mutant, chosen, mutants_of, mutated, product
 
 ROOT = Path(__file__).parents[3]
 
@@ -174,15 +174,6 @@ def test_choice_depends_on_the_seed_alone(everything: list[Mutant]) -> None:
     assert chosen(everything) != chosen(everything, seed=1)
 
 
-def test_known_mutants_are_found_by_their_ids_even_if_their_folder_was_renamed() -> None:
-    here = of(SAMPLE)
-    names = [mutant.id for mutant in here]
-    there = list(mutants_of(SAMPLE, "decode", "stages/decode/sample.py"))
-    assert found(here, [*names, "parse total: 3 -> 4 #0"]) == dict(zip(names, here, strict=True))
-    assert found(there, names) == dict(zip(names, there, strict=True))
-    assert found(here + there, ["render total: 0 -> 1 #0"]) == {}
-
-
 TOY = """
 def least(numbers):
     best, at = numbers[0], 0
@@ -213,7 +204,7 @@ from tests.bench.mutants import judge
 from tests.bench.mutants.choose import mutants_of
 
 groups = [["test_toy.py::test_one"], ["test_toy.py::test_three"]]
-mutants = {mutant.local_id: mutant for mutant in mutants_of(Path("toy.py").read_text(), "parse", "toy.py")}
+mutants = {mutant.id: mutant for mutant in mutants_of(Path("toy.py").read_text(), "parse", "toy.py")}
 trials = [judge.Trial(name, mutants[name], groups) for name in sys.argv[2:]]
 trials.append(judge.Trial("the product", None, [["test_toy.py::test_three", "test_toy.py::test_wrong"]]))
 found = dict(judge.verdicts(deque(trials), {}, 2))
@@ -227,13 +218,13 @@ def test_verdicts_on_a_toy_are_killed_timed_out_or_survived(tmp_path: Path) -> N
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "test_toy.py").write_text(TOY_TESTS)
     expected = {
-        "least: return best -> return None #0": ["killed", "test_toy.py::test_one"],
-        "least: numbers[at] < best -> not numbers[at] < best #0": ["killed", "test_toy.py::test_three"],
-        "least: numbers[at] < best -> numbers[at] <= best #0": ["survived"],
+        "parse least: return best -> return None #0": ["killed", "test_toy.py::test_one"],
+        "parse least: numbers[at] < best -> not numbers[at] < best #0": ["killed", "test_toy.py::test_three"],
+        "parse least: numbers[at] < best -> numbers[at] <= best #0": ["survived"],
         "the product": ["killed", "test_toy.py::test_wrong"],
         "endless": ["timed out", "test_toy.py::test_one"],
     }
-    command = [sys.executable, "-c", TOY_TRIALS, "least: at += 1 -> pass #0", *list(expected)[:3]]
+    command = [sys.executable, "-c", TOY_TRIALS, "parse least: at += 1 -> pass #0", *list(expected)[:3]]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == expected
