@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import openai
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -71,8 +70,3 @@ def test_required_tool_is_called(url: str) -> None:
     message = chat(url).bind_tools([get_weather], tool_choice="any", strict=True).invoke("Say hello.")
     assert message.tool_calls[0]["name"] == "get_weather"
     assert message.tool_calls[0]["args"]["city"] in {"Paris", "Rome"}
-
-
-def test_unknown_model_raises_not_found(url: str) -> None:
-    with pytest.raises(openai.NotFoundError):
-        chat(url, model="gpt-9").invoke("Say hello.")

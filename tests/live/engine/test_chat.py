@@ -44,24 +44,3 @@ async def test_function_is_called_and_answered(model: engine_requests.ChatEngine
         output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
         answered = final(await run_request(pipeline, body | {"input": [output], "previous_response_id": called.id}))
         assert engine_requests.answer(answered) == "It is 18 °C in Paris right now."
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-async def test_required_function_is_called(model: engine_requests.ChatEngine, choice: Any) -> None:
-    city = {"type": "string", "maxLength": 20}  # the model's text is unpredictable here, so it gets a limit
-    tool = engine_requests.WEATHER_TOOL | {
-        "parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]}
-    }
-    response = await model.respond("Say hello.", tools=[tool], tool_choice=choice)
-    call = response.output[-1]
-    assert isinstance(call, FunctionCall)
-    assert call.name == "get_weather"
-    assert isinstance(json.loads(call.arguments)["city"], str)
-
-
-async def test_answer_matches_its_schema(model: engine_requests.ChatEngine) -> None:
-    properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
-    schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
-    text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    response = await model.respond("Say hello.", text=text)
-    assert {*json.loads(engine_requests.answer(response))} == {"name", "age"}

@@ -85,15 +85,6 @@ async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: VllmHt
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_logprobs_belong_to_their_tokens(elsewhere: VllmHttpEngine) -> None:
-    frames = await ask(elsewhere, sampled(prompt("Say hello."), logprobs=3))
-    reported = logprobs(frames)
-    assert len(reported) == len(token_ids(frames))
-    for token, logprob in zip(token_ids(frames), reported, strict=True):
-        assert logprob.top[0] == (token, logprob.logprob)
-        assert len(logprob.top) == 3
-
-
 async def test_http_engine_equals_the_engine_in_process(elsewhere: VllmHttpEngine, engine: VllmEngine) -> None:
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
         wanted = sampled(prompt(text, max_tokens=60), logprobs=2)

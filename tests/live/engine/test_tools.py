@@ -18,7 +18,6 @@ from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
 from penstock.server import toolbox
-from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine
@@ -84,17 +83,17 @@ class Turns:
     prompts: Tap = field(default_factory=Tap)
     generated: Tap = field(default_factory=Tap)
 
-    async def events(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> list[Any]:
+    async def events(self, question: Any, tools: list[Json], **body: Any) -> list[Any]:
         live = RunRegistry(self.store)
-        whole = responses_pipeline(harmony_stages(self.encoding), self.engine, live, self.tools, limits or Limits())
+        whole = responses_pipeline(harmony_stages(self.encoding), self.engine, live, self.tools)
         whole = whole.insert_after("render", "prompts", self.prompts).insert_after(
             "generate", "generated", self.generated
         )
         defaults = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
         return await run_request(whole, defaults | body)
 
-    async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
-        return final(await self.events(question, tools, limits, **body))
+    async def response(self, question: Any, tools: list[Json], **body: Any) -> Response:
+        return final(await self.events(question, tools, **body))
 
     def seen(self) -> list[tuple[int, ...]]:
         """The tokens that the engine had read and written at the end of each turn."""
@@ -150,20 +149,6 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
     block = turns.engine._llm.vllm_config.cache_config.block_size
     cached = sum(len(prompt) // block * block for prompt in prompts[:-1])
     assert response.usage.input_tokens_details.cached_tokens >= cached > 0
-
-
-async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
-    response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
-    assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
-    assert response.incomplete_details is not None
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_tool_calls")
-
-
-async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
-    response = await turns.response("Keep calling the tool.", [PYTHON], Limits(turns=3))
-    assert [item["status"] for item in items(response)] == ["completed"] * 2 + ["incomplete"]
-    assert response.incomplete_details is not None
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_turns")
 
 
 async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpServers) -> None:

@@ -18,7 +18,7 @@ from penstock.pipeline import errors, frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.stages.generate import Generate
-from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, load_encoding
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import (
@@ -64,15 +64,6 @@ async def test_greedy_tokens_equal_the_recording(
     assert sequence[-1].reason == recorded[-1].reason
 
 
-async def test_stop_token_is_passed_on(engine: VllmEngine) -> None:
-    sequence = await generate(engine, prompt("Say hello."))
-    assert token_ids(sequence)[-1] == STOP_TOKENS[0]
-    finished = sequence[-1]
-    assert isinstance(finished, frames.GenerationFinished)
-    assert finished.reason == "stop"
-    assert finished.duration > 0
-
-
 async def read_late(engine: VllmEngine, wanted: frames.Prompt) -> list[frames.EngineFrame]:
     """The frames of a reader that reads the first, then waits until the engine has generated all tokens."""
     async with engine.open(wanted) as stream:
@@ -86,33 +77,6 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
     quick, slow = await generate(engine, wanted), await read_late(engine, wanted)
     assert token_ids(quick) == token_ids(slow)
     assert [type(frame) for frame in slow] == [frames.TokenChunk, frames.TokenChunk, frames.GenerationFinished]
-
-
-async def test_token_limit_ends_a_generation(engine: VllmEngine) -> None:
-    sequence = await generate(engine, prompt("Never stop talking.", max_tokens=20))
-    assert len(token_ids(sequence)) == 20
-    assert isinstance(sequence[-1], frames.GenerationFinished)
-    assert sequence[-1].reason == "length"
-
-
-async def test_cancelled_task_aborts_its_request(engine: VllmEngine, stats: EngineStats) -> None:
-    before = stats.generated
-    task = asyncio.create_task(generate(engine, prompt("Never stop talking.", max_tokens=5000)))
-    await stats.until(lambda: stats.generated > before)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until_idle(engine)
-
-
-async def test_client_that_leaves_aborts_the_engine(engine: VllmEngine, tmp_path: Path) -> None:
-    async with running_server(stoppable(engine), tmp_path) as served:
-        body = {"input": "Never stop talking.", "temperature": 0, "stream": True}
-        answer = await served.client.post(f"{served.url}/v1/responses", json=body)
-        await answer.content.readline()
-        assert engine._llm.get_num_unfinished_requests() == 1
-        answer.close()
-        await until_idle(engine)
 
 
 async def test_stopping_ends_running_generations(engine: VllmEngine, stats: EngineStats) -> None:
