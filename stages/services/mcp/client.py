@@ -15,8 +15,11 @@ from typing import Any, TypeAlias, TypeVar
 import mcp_types
 import msgspec
 from mcp import Client, MCPError
-from mcp_types import CallToolResult, ContentBlock, EmbeddedResource
+from mcp.shared.inbound import x_mcp_header_map
+from mcp_types import CallToolResult, ContentBlock, ElicitRequest, EmbeddedResource, InputRequiredResult
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import UNSET
+from pydantic import TypeAdapter
 
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.stages.services.mcp.config import SecretMask, ServerConfig, mask_secrets
@@ -42,6 +45,9 @@ _CLOSING = 1.0
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Client], Awaitable[Result]]
+CallResult: TypeAlias = CallToolResult | InputRequiredResult
+
+_CALL_RESULT: TypeAdapter[CallResult] = TypeAdapter(CallResult)
 
 
 class McpClient:
@@ -57,18 +63,26 @@ class McpClient:
         self._secrets = mask_secrets(config)
         self._connect = partial(Connection, config, allowed, tools_changed, self._secrets, connections)
         self._connection: Connection | None = None
+        self._has_listed: Client | None = None
+        """The SDK's client that has listed the tools: it knows which arguments to send as headers too."""
         self._is_closed = False
         self._tried = 0.0
         self._delay = _FIRST_DELAY
 
     async def tools(self, seconds: float) -> Tools:
-        return await self._run(_listed, seconds, is_repeatable=True)
+        return await self._run(self._list, seconds, is_repeatable=True)
 
-    async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> ToolResult:
-        """Call a tool.  If the connection breaks meanwhile, the call is repeated only if it ``is_repeatable``."""
+    async def call(
+        self, name: str, arguments: dict[str, Any], seconds: float, listed: ListedTool | None = None
+    ) -> ToolResult:
+        """Call a tool, which is ``listed`` so if it is known.
+
+        If the connection breaks meanwhile, the call is repeated only if the tool's hints declare that harmless.
+        """
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
+        may_need_headers = listed is None or bool(x_mcp_header_map(listed.input_schema))
         try:
-            result = await self._run(partial(_called, request), seconds, is_repeatable)
+            result = await self._run(partial(self._call, request, may_need_headers), seconds, _is_repeatable(listed))
         except McpFailure as failure:
             return failure.outcome
         return outcome_of(result, self._secrets)
@@ -99,6 +113,27 @@ class McpClient:
         statuses.clear()
         return await work(await self._current().client())
 
+    async def _list(self, client: Client) -> Tools:
+        tools = await _listed(client)
+        self._has_listed = client
+        return tools
+
+    async def _call(self, request: mcp_types.CallToolRequest, may_need_headers: bool, client: Client) -> CallResult:
+        """Send the call through the session, as the client's own method would validate the result.
+
+        It would run the regular expressions of an untrusted server's schema on that server's result.
+        """
+        is_modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if is_modern and may_need_headers and self._has_listed is not client:
+            await self._list(client)
+        try:
+            return await client.session.send_request(request, _CALL_RESULT)
+        except MCPError as error:
+            if error.code != mcp_types.HEADER_MISMATCH:
+                raise
+        await self._list(client)  # the schema has changed
+        return await client.session.send_request(request, _CALL_RESULT)
+
     def _current(self) -> Connection:
         """Return the current connection, which may still be opening, or open a new one."""
         if self._connection is None or self._connection.is_over:
@@ -120,20 +155,6 @@ class McpClient:
         return self._connect()
 
 
-async def _called(request: mcp_types.CallToolRequest, client: Client) -> CallToolResult:
-    """Send the call through the session, as the client's own method would validate the result.
-
-    It would run the regular expressions of an untrusted server's schema on that server's result.
-    """
-    try:
-        return await client.session.send_request(request, CallToolResult)
-    except MCPError as error:
-        if error.code != mcp_types.HEADER_MISMATCH:
-            raise
-    await _listed(client)  # the SDK learns from a listing which arguments go into headers
-    return await client.session.send_request(request, CallToolResult)
-
-
 async def _listed(client: Client) -> Tools:
     tools: list[ListedTool] = []
     size, cursor = 0, None
@@ -153,10 +174,27 @@ def _listed_tool(tool: mcp_types.Tool) -> ListedTool:
     return ListedTool(tool.name, tool.input_schema, tool.description or UNSET, hints or UNSET)
 
 
-def outcome_of(result: CallToolResult, secrets: SecretMask) -> ToolResult:
+def _is_repeatable(listed: ListedTool | None) -> bool:
+    hints = (listed.annotations if listed else None) or {}
+    return hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
+
+
+def outcome_of(result: CallResult, secrets: SecretMask) -> ToolResult:
     """Convert the result of a call to text, as the model reads nothing else; ``secrets`` are masked."""
+    if isinstance(result, InputRequiredResult):
+        return tool_failure(secrets.mask(_wanted(result))).outcome
     text = secrets.mask("\n".join(_texts(result)))
     return tool_failure(text or "The tool failed.").outcome if result.is_error else ToolResult(text)
+
+
+def _wanted(result: InputRequiredResult) -> str:
+    """Describe the input that a tool waits for.  The model may ask its user, and call again with other arguments."""
+    questions = [
+        request.params.message if isinstance(request, ElicitRequest) else request.method
+        for request in (result.input_requests or {}).values()
+    ]
+    text = "The tool asks for more input, which cannot be given to a running call."
+    return "\n".join([text, *questions])
 
 
 def _texts(result: CallToolResult) -> Iterable[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.params.tools import FRAMING, is_web_url
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
@@ -84,8 +85,7 @@ class McpServers:
             target = self._target(server)
         except McpFailure as failure:
             return McpSession(partial(_refused, failure))
-        is_repeatable = partial(self._is_repeatable, target.key)
-        return McpSession(partial(self._client, target), is_repeatable, is_shared=target.is_shared)
+        return McpSession(partial(self._client, target), partial(self._known, target.key), is_shared=target.is_shared)
 
     def private_session(self, label: str, headers: Mapping[str, str]) -> McpSession:
         """Return a session with a connection of its own to an operator's server that keeps state for a response."""
@@ -132,28 +132,25 @@ class McpServers:
         client = make_client(target.config, target.allowed, changed, self._connections)
         return self._clients.setdefault(target.label or "", client) if target.is_shared else client
 
-    def _is_repeatable(self, key: Key, name: str) -> bool:
-        """Return True if the tool's hints (``readOnlyHint``, ``idempotentHint``) declare a second call harmless."""
-        tools = self._listings.known(key) or ()
-        hints = next((tool.annotations or {} for tool in tools if tool.name == name), {})
-        return hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
+    def _known(self, key: Key, name: str) -> ListedTool | None:
+        return next((tool for tool in self._listings.known(key) or () if tool.name == name), None)
 
 
 class McpSession:
     """A `Session` over a client made by ``make_client`` at the first call, and closed with the session unless shared.
 
-    ``is_repeatable`` returns True for the name of a tool if calling it twice is harmless; by default, none is.
+    ``known`` returns the tool of a name, if its server has been listed lately.
     """
 
     def __init__(
         self,
         make_client: Callable[[], Awaitable[McpClient]],
-        is_repeatable: Callable[[str], bool] = lambda _: False,
+        known: Callable[[str], ListedTool | None] = lambda _: None,
         *,
         is_shared: bool = False,
     ) -> None:
         self._make_client = make_client
-        self._is_repeatable = is_repeatable
+        self._known = known
         self._is_shared = is_shared
         self._client: McpClient | None = None
         self._is_closed = False
@@ -174,7 +171,7 @@ class McpSession:
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
         self._client = self._client or client  # concurrent first calls may each make one; the others never connect
-        return await self._client.call(name, call_arguments, seconds, is_repeatable=self._is_repeatable(name))
+        return await self._client.call(name, call_arguments, seconds, self._known(name))
 
     async def close(self) -> None:
         self._is_closed = True

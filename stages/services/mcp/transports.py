@@ -19,6 +19,8 @@ import httpx2
 from mcp import StdioServerParameters, stdio_client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse
 
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
 from penstock.stages.services.mcp.network import LARGEST, READING, http_client
@@ -103,7 +105,10 @@ async def _watched(transport: Transport, on_lost: Callable[[], None]) -> AsyncGe
 
 
 class _Watched:
-    """A stream from a server that calls ``on_lost`` at its end, so that no later call runs into a dead connection."""
+    """A stream from a server that calls ``on_lost`` at its end, so that no later call runs into a dead connection.
+
+    A result without a ``resultType`` is complete, as MCP says for servers that omit it.  The SDK would refuse it.
+    """
 
     def __init__(self, inner: Any, on_lost: Callable[[], None]) -> None:
         self._inner = inner
@@ -114,7 +119,7 @@ class _Watched:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:
-        return await self._inner.receive()
+        return _typed(await self._inner.receive())
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -123,7 +128,7 @@ class _Watched:
         return self
 
     async def __anext__(self) -> Any:
-        return await self._inner.__anext__()
+        return _typed(await self._inner.__anext__())
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
@@ -135,3 +140,9 @@ class _Watched:
         self._lost()
         ended: bool | None = await self._inner.__aexit__(kind, error, trace)
         return ended
+
+
+def _typed(message: Any) -> Any:
+    if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCResponse):
+        message.message.result.setdefault("resultType", "complete")
+    return message
