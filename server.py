@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,17 @@ from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
-from penstock.stages.responses import ModelStages, chat_stages, harmony_stages, recorded_stages, responses_pipeline
+from penstock.stages.responses import (
+    NO_DEFAULTS,
+    ModelStages,
+    chat_stages,
+    harmony_stages,
+    recorded_stages,
+    responses_pipeline,
+)
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.engines.vllm import ANYTHING, VllmPlan, plan_vllm, speaks_harmony
+from penstock.stages.services.engines.vllm import ANYTHING, VllmPlan, default_sampling, plan_vllm, speaks_harmony
 from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Database, Nowhere
@@ -97,7 +104,8 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, N
 def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
     """Return vLLM's plan for an engine in this process, and the stages for its model."""
     plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
-    return plan, stages(settings, None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat))
+    chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+    return plan, stages(settings, chat, default_sampling(plan.config))
 
 
 @asynccontextmanager
@@ -112,7 +120,8 @@ async def over_http(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     try:
         config = None if engine.speaks_harmony else read_config(settings.model or engine.root)
         chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
-        yield RunningEngine(engine, stages(settings, chat))
+        sampling = default_sampling(config) if config else NO_DEFAULTS
+        yield RunningEngine(engine, stages(settings, chat, sampling))
     finally:
         await engine.close()
 
@@ -127,13 +136,13 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Ru
     yield RunningEngine(engine, model, RecordedTools(recordings=recordings))
 
 
-def stages(settings: Settings, chat: ChatModel | None) -> ModelStages:
-    """Return the stages for a chat model, or for Harmony if it is None."""
+def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
+    """Return the stages for a chat model, or for Harmony if it is None, with the defaults of ``sampling``."""
     if chat:
-        return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)))
+        return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
     if settings.chat != ChatOptions():
         logger.warning("The model speaks Harmony: parsers and templates are for others")
-    return harmony_stages(load_encoding())
+    return harmony_stages(load_encoding(), sampling)
 
 
 async def toolbox(settings: Settings) -> Toolbox:

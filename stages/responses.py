@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TypeAlias
 
 from penstock.pipeline.core import Pipeline, Stage
@@ -36,6 +37,7 @@ from penstock.stages.services.web.image_cache import ImageCache
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
+NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 DEFAULT_SHARING = CacheSharing()
 
 
@@ -85,19 +87,19 @@ class ModelStages:
     converse: MakeConverse = Converse
 
 
-def harmony_stages(encoding: HarmonyEncoding) -> ModelStages:
-    """Return the stages for a gpt-oss, which speaks Harmony."""
-    render = partial(RenderHarmony, encoding)
-    return ModelStages("harmony", "speaks Harmony", ModelTraits(), render, ParseHarmony(encoding), encoding.decode)
+def harmony_stages(encoding: HarmonyEncoding, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
+    """Return the stages for a gpt-oss, which speaks Harmony; ``sampling`` are its defaults."""
+    traits, render = ModelTraits(sampling=sampling), partial(RenderHarmony, encoding)
+    return ModelStages("harmony", "speaks Harmony", traits, render, ParseHarmony(encoding), encoding.decode)
 
 
-def chat_stages(chat: ChatModel, images: ImageCache) -> ModelStages:
+def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
     """Return the stages for a model with a chat template; ``images`` fetches images from the web."""
     parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
     return ModelStages(
         "chat",
         f"has a chat template, is read by {parsers}",
-        ModelTraits(chat.sees_images, has_template=True, sampling=chat.sampling),
+        ModelTraits(chat.sees_images, has_template=True, sampling=sampling),
         partial(RenderChat, chat, images=images),
         ParseChat(chat),
         chat.vocabulary.decode,

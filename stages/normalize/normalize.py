@@ -91,7 +91,10 @@ class ModelTraits:
     has_template: bool = False
     """True if the model has a chat template, and so does not speak Harmony."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """The model makers' sampling defaults, such as ``temperature``; used for parameters that a request leaves out."""
+    """vLLM's sampling defaults for the model, such as ``temperature``, for parameters that a request leaves out.
+
+    They come from its generation config, or from the operator.  ``max_tokens`` also bounds the requests' own.
+    """
 
 
 @dataclass(frozen=True)
@@ -297,11 +300,12 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         return recommended.get(name, default) if value is None else value
 
     stop = request.stop or ()
+    limits = [limit for limit in (request.max_output_tokens, recommended.get("max_tokens")) if limit is not None]
     wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return Sampling(
         temperature=number("temperature", 1.0),
         top_p=number("top_p", 1.0),
-        max_tokens=request.max_output_tokens,
+        max_tokens=int(min(limits)) if limits else None,
         top_k=max(0, int(number("top_k", 0))),  # in vLLM, -1 is an older form of 0
         min_p=number("min_p", 0.0),
         presence_penalty=number("presence_penalty", 0.0),

@@ -19,7 +19,7 @@ from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import log_to_stderr, name_response
-from penstock.server import RunningEngine, assembled, database, drawn, main, over_http, serve, stages, toolbox
+from penstock.server import RunningEngine, assembled, database, drawn, main, over_http, planned, serve, stages, toolbox
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import CacheSharing, Normalize
@@ -294,3 +294,23 @@ async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> Non
     engine = FakeVllm(markers=None, root=str(tmp_path))
     async with running_fakes(engine), over_http(chosen(engine=[engine.url])) as running:
         assert running.model.encoding == "harmony"
+
+
+@pytest.mark.vllm
+async def test_generation_config_sets_defaults_of_gpt_oss(tmp_path: Path) -> None:
+    load_model()  # vLLM's imports warn
+    config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.3, "max_new_tokens": 20}')
+    engine = FakeVllm(markers=None, root=str(tmp_path))
+    async with running_fakes(engine), over_http(chosen(engine=[engine.url])) as running:
+        assert running.model.traits.sampling == {"temperature": 0.3, "max_tokens": 20}
+
+
+@pytest.mark.vllm
+def test_operator_overrides_the_generation_config() -> None:
+    load_model()  # vLLM's imports warn
+    override = '--override-generation-config={"temperature": 0.1, "max_new_tokens": 7}'
+    settings = CliApp.run(Settings, cli_args=[str(TINY_QWEN), override])
+    sampling = planned(settings)[1].traits.sampling
+    assert (sampling["temperature"], sampling["max_tokens"]) == (0.1, 7)

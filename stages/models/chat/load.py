@@ -81,7 +81,6 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         parsers=VllmParsers(tokenizer, reasoning, tool_calls, model),
         stop_token_ids=_stop_token_ids(model, tokenizer),
         variables=dict(options.default_chat_template_kwargs),
-        sampling=model.get_diff_sampling_param(),
         parser_names=tuple(filter(None, (reasoning, tool_calls))),
         sees_images=_sees_images(model, renderer),
         trusts_templates=options.trust_request_chat_template,

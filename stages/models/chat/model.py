@@ -6,7 +6,7 @@ The protocols are implemented on top of vLLM: see `.template` and `.parsers`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -139,8 +139,6 @@ class ChatModel:
     stop_token_ids: TokenIds
     variables: Mapping[str, Any]
     """Template variables set by the operator."""
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    """Default sampling parameters from the model's generation config, by vLLM's names."""
     parser_names: tuple[str, ...] = ()
     """The vLLM names of its parsers."""
     sees_images: bool = False

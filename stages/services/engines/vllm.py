@@ -347,6 +347,12 @@ def speaks_harmony(config: VllmConfig) -> bool:
     return bool(config.model_config.hf_config.model_type == "gpt_oss")
 
 
+def default_sampling(config: VllmConfig) -> Mapping[str, float]:
+    """Return the sampling defaults of the model, by vLLM's names, from its generation config or the operator's."""
+    defaults: dict[str, float] = config.model_config.get_diff_sampling_param()
+    return defaults
+
+
 def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
     """Parse ``arguments`` with vLLM's own parser, and load the config of ``model``.
 

@@ -180,6 +180,17 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "limit"), [({}, 100), ({"max_output_tokens": 50}, 50), ({"max_output_tokens": 500}, 100)]
+)
+async def test_generation_config_bounds_the_output(store: Store, sent: dict[str, Any], limit: int) -> None:
+    stage = Normalize(store, (MODEL,), traits=ModelTraits(sampling={"max_tokens": 100}))
+    request = await read_request(json.dumps({"input": "Hi", **sent}).encode())
+    async with aclosing(stage(source_of([request]))) as conversations:
+        facts = (await anext(conversations)).facts
+    assert (facts.sampling.max_tokens, facts.response.max_output_tokens) == (limit, sent.get("max_output_tokens"))
+
+
+@pytest.mark.parametrize(
     ("salted", "sent", "salt"),
     [
         (False, {"prompt_cache_key": "k1"}, None),

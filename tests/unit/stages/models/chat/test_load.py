@@ -40,14 +40,6 @@ def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
     assert not model.sees_images
 
 
-def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
-    assert load_model().sampling == {}
-    folder = without_weights(tmp_path)
-    advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    (folder / "generation_config.json").write_text(json.dumps(advice))
-    assert load_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-
-
 def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOG):
         load_model.__wrapped__()
