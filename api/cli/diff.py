@@ -95,7 +95,6 @@ def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: boo
 
 
 def _context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:
-    """Yield ``size`` lines before the difference, and as many from it on for each side."""
     if not size:
         return
     for mark, lines, start, stop in (

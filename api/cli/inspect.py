@@ -39,6 +39,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _default(name: str, *, is_opened: bool) -> Path:
-    """Return the default path of a page: the working directory, or a temporary folder if it is only opened."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-")) if is_opened else Path()
     return folder / f"{name}.html"

@@ -44,10 +44,7 @@ class RecordedModel:
 
 
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
-    """Return the model of a recording, whose engine replays the file ``tokens``.
-
-    A model with a chat template needs vLLM and the files of the model.  Without them, the result has no ``spelling``.
-    """
+    """Return the model of a recording, whose engine replays the file ``tokens``; it may lack a ``spelling``."""
     engine = TokenReplayEngine(tokens or Path(), models=(header.model,))
     runs = RunRegistry(Store(Nowhere()))
     harmony = responses_pipeline(harmony_stages(encoding_on_demand()), engine, runs)

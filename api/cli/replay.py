@@ -52,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _speed(text: str) -> float | None:
-    """Parse a factor of the recorded speed; None means without waiting."""
     if text == "max":
         return None
     try:
@@ -119,10 +118,7 @@ def json_lines(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
 
 
 def sse(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
-    """Yield the events in SSE format, with ``[DONE]`` at the end unless the replay failed.
-
-    Raise `NoReplay` if the last stage does not emit events.
-    """
+    """Yield the events in SSE format, with ``[DONE]`` unless the replay failed.  Raise `NoReplay` if there are none."""
     crossings = timeline.junctions[-1].crossings
     are_others = bool(crossings) or timeline.error is None
     if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):

@@ -85,10 +85,7 @@ def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeli
 
 
 def recorded_files(path: Path) -> dict[str, Path]:
-    """Return the files of a recording by the stages whose output they contain; never empty.
-
-    Raise `UnreadableRecording` if there are none at ``path``, a folder or one file.
-    """
+    """Return the files at ``path``, a folder or one file, by stage.  Raise `UnreadableRecording` if there are none."""
     stages = {name: stage for stage, (name, _) in FILES.items()}
     try:
         places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
@@ -108,10 +105,7 @@ def recorded_files(path: Path) -> dict[str, Path]:
 
 
 def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str, str]:
-    """Return the first stage to replay without a model and tools, and the reason if it is not the parser.
-
-    Raise `NoReplay` if there is no such stage.
-    """
+    """Return the first stage to replay without a model and tools, and the reason if it is not the parser."""
     if "generate" in files and "converse" not in files and model.spelling:
         return "parse", ""
     stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
@@ -138,10 +132,9 @@ def _checked(path: Path, files: dict[str, Path], since: str) -> str:
 
 
 def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None = None) -> Pipeline[Any, Any]:
-    """Return the pipeline from the stage ``since`` to the stage ``upto``.  Raise `NoReplay` if one is missing.
+    """Return the pipeline from ``since`` to ``upto``, with the stages that plug-ins put after ``source``.
 
-    Frames are recorded directly after the stage ``source``, so the result begins with any stages that plug-ins have
-    inserted between ``source`` and ``since``.
+    Raise `NoReplay` if a stage is missing.
     """
     try:
         rest = pipeline.following(source)
@@ -152,14 +145,12 @@ def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None
 
 
 def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed: Pipeline[Any, Any], file: str) -> str:
-    """Name the changed or added stages of plug-ins that come before the replayed ones; empty if there are none."""
     known = {id(step.stage) for pipeline in (declared, replayed) for step in _single(pipeline)}
     names = [step.name for step in _single(edited) if id(step.stage) not in known]
     return f"{', '.join(names)} did not run: {file} was recorded after it" if names else ""
 
 
 def _single(pipeline: Pipeline[Any, Any]) -> Iterator[NamedStage]:
-    """Yield the steps that contain no other steps, including those inside composite stages."""
     for step in pipeline.steps:
         if step.inner:
             yield from _single(step.inner)

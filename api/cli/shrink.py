@@ -93,10 +93,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @dataclass
 class CommandTest:
-    """Tests a recording by a shell command.
-
-    The recording fails if the command exits with a failure within ``seconds`` and its output contains ``saying``.
-    """
+    """A recording fails if the command exits with a failure within ``seconds``, and its output has ``saying``."""
 
     text: str
     seconds: float
@@ -130,10 +127,7 @@ class CommandTest:
 
 @dataclass
 class Stages:
-    """Tests whether the stages after ``generate`` show the same fault on a recording as on the first failing one.
-
-    If any fault counted, shrinking might end with a different fault than it began with.
-    """
+    """A recording fails if the stages show the same fault as on the first one, so that shrinking keeps to one fault."""
 
     pipeline: Pipeline[Any, Any]
     fault: str = ""
@@ -148,10 +142,7 @@ class Stages:
         return bool(fault) and fault == self.fault
 
     async def _fault(self, recording: Recording) -> str:
-        """Return the fault of the stages on a recording; empty if there is none.
-
-        The stages before `emit` run alone first, because `emit` turns their errors into an event without details.
-        """
+        """Return the fault of the stages; those before `emit` run alone first, as `emit` turns errors into events."""
         steps = self.pipeline.following("generate").steps
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
@@ -271,10 +262,6 @@ def _write_files(case: FailingCase, out: Path) -> None:
 
 
 def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model: RecordedModel) -> None:
-    """Render and write the prompt, and try the case with the `GenerationStarted` frame that belongs to this prompt.
-
-    If the case no longer fails with it, the old frame is kept.
-    """
     through_engine = model.pipeline.inner("converse").through("generate")
     trace = asyncio.run(traced(through_engine, source_of([conversation]), "normalize"))
     if trace.error or not trace.after("generate").frames:

@@ -127,7 +127,6 @@ class Drawing:
             yield Text("note ", "dim").append(visible(note), "not dim italic")
 
     def _prompt(self, turn: int) -> Iterator[RenderableType]:
-        """Yield the prompt of a turn, without the beginning that it shares with the one before it."""
         spelling, prompts = self._timeline.model.spelling, self._timeline.prompts[:turn]
         if not spelling or len(prompts) < turn:
             return
@@ -188,7 +187,6 @@ class Drawing:
         return lines
 
     def _groups(self, row: Row) -> list[list[int]]:
-        """Return the frames of a row, with consecutive deltas together unless there is a long gap between them."""
         groups: list[list[int]] = []
         for index in row.frames:
             if groups and self._is_text(index) and self._is_text(groups[-1][0]) and not self._stands_out(index):
@@ -215,7 +213,6 @@ class Drawing:
         return TextLine(glyph, text, group, min(known, default=None), max(known, default=None))
 
     def _other(self, index: int, row: Row) -> TextLine:
-        """Return the line of a frame that is neither the text nor a border of an item."""
         frame = self._timeline.items[index].frame
         match frame:
             case GenerationStarted():

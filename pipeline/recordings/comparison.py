@@ -35,10 +35,7 @@ SHOWN = 60
 
 @dataclass(frozen=True)
 class Line:
-    """A frame or the `End` of a recording, with its line number in the file.
-
-    Frames of a replay have the number that they would have in a file.
-    """
+    """A frame or the `End` of a recording, with its line number in the file, or in the file of a replay."""
 
     frame: Any
     number: int
@@ -67,10 +64,7 @@ class Difference:
 
 
 def first_difference(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Difference | None:
-    """Return the first difference between two recordings of a junction, or None if there is none.
-
-    With ``exact``, ids, times and chunk borders count as well.
-    """
+    """Return the first difference of two recordings; with ``exact``, ids, times and chunk borders count as well."""
     joined = not exact and not is_chunked_alike(one, other)
     mine, others = (list(_units(lines, exact=exact, joined=joined)) for lines in (one, other))
     for left, right in zip(mine, others, strict=False):  # both end with an `End`
@@ -177,7 +171,6 @@ def _fields(frame: Any) -> dict[str, Any]:
 
 
 def _without_passing(value: Any, ids: dict[str, str]) -> Any:
-    """Drop the `PASSING` fields, and replace each id by a number in the order of first appearance."""
     match value:
         case dict():
             return {key: _without_passing(each, ids) for key, each in value.items() if key not in PASSING}
@@ -202,7 +195,6 @@ def _difference_of(left: Comparable, right: Comparable) -> Difference:
 
 
 def _line_at(unit: Comparable, at: int) -> int:
-    """Return the line of the delta that contains the character at ``at``, or of the last one if the text is shorter."""
     return [line for start, line in unit.pieces if start <= at][-1]
 
 

@@ -108,7 +108,6 @@ def _other_tokens(case: FailingCase, letter: int) -> Parts:
 
 
 def _chunk_borders(case: FailingCase) -> Parts:
-    """Cut the borders between the chunks of a turn, which joins the chunks."""
     borders = [[place] for place, token in _places(case) if token.begins and place[1]]
     return _changes(case, borders, lambda token: replace(token, begins=False))
 
@@ -202,7 +201,6 @@ def _without(frame: _Frame, left_out: Collection[RequestPart]) -> _Frame:
 
 
 def _groups(items: Sequence[Item]) -> list[int]:
-    """Return the index of the group of each item; a call and its output belong together."""
     first: dict[str, int] = {}
     return [first.setdefault(getattr(item, "call_id", "") or f"{at}", at) for at, item in enumerate(items)]
 

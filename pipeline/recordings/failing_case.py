@@ -163,7 +163,6 @@ _OMITTED: Mapping[str, Any] = {
 
 
 def _as_sent(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as a client sends it: a message with a single text part has that text as its content."""
     fields = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
     match fields.get("content"):
         case [{"type": "input_text", "text": str(text)}]:

@@ -216,10 +216,7 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Cont
 
 
 async def source_of_recording(recording: Recording) -> AsyncGenerator[Any, None]:
-    """Yield the frames of a recording as the source of a pipeline.
-
-    Raise the recorded failure at the end if there is one, and `Abandoned` if the recorded stream was abandoned.
-    """
+    """Yield the frames of a recording, then raise its failure, or `Abandoned` if the stream was abandoned."""
     for frame in recording.frames:
         yield frame
     if recording.end.failure:

@@ -96,7 +96,6 @@ def _of_object(key: str, value: Any) -> Any:
 
 @cache
 def _shown(kind: Any) -> frozenset[str]:
-    """Return the fields of a struct type that stay: names, and fields whose values are literals of the protocol."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     literal_fields = {field.name for field in info.fields if _is_spelled(field.type)}

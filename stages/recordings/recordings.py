@@ -193,7 +193,6 @@ def _read(folder: Path, stage: str) -> Recording:
 
 
 def _closeness(request: ComparableRequest, other: ComparableRequest) -> tuple[float, int]:
-    """Return the similarity of two requests: of the ends of their texts, and then the number of common tools."""
     texts = ["".join(compared.items)[-_COMPARED:] for compared in (request, other)]
     matcher = SequenceMatcher(None, texts[0], texts[1], autojunk=False)
     return matcher.quick_ratio(), len({*request.tools} & {*other.tools})

@@ -18,20 +18,13 @@ PART_OF_A_CHARACTER = ""
 
 @dataclass
 class Texts:
-    """The distinct tokens of a page: for each the id, the text, the bytes in hex, and 1 for a special token.
-
-    The text and the bytes are None if the vocabulary is not available.
-    """
+    """The distinct tokens of a page: id, text and hex bytes (None without the vocabulary), and 1 for a special one."""
 
     entries: list[list[Any]] = field(default_factory=list)
     numbers: dict[tuple[int, str | None], int] = field(default_factory=dict)
 
     def add(self, ids: Sequence[int], written: Sequence[tuple[bytes, bool]]) -> list[int]:
-        """Return the index of each token, adding new ones.
-
-        ``written`` has the bytes of each token, and True for a special one; it is empty without the vocabulary.  A
-        character made of several tokens belongs to the last of them.
-        """
+        """Return the index of each token; ``written`` has its bytes, and True for a special one, if they are known."""
         if not written:
             return [self._number(token, None, None, is_mark=False) for token in ids]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -39,6 +32,7 @@ class Texts:
         for token, (data, is_mark) in zip(ids, written, strict=True):
             if is_mark:
                 decoder.reset()
+            # a character made of several tokens belongs to the last of them
             text = data.decode(errors="replace") if is_mark else decoder.decode(data) or PART_OF_A_CHARACTER
             numbers.append(self._number(token, data, text, is_mark=is_mark))
         return numbers
@@ -95,10 +89,7 @@ def prompts_of(timeline: Timeline, texts: Texts) -> list[dict[str, Any]]:
 
 
 def _messages(ids: Sequence[int], timeline: Timeline, texts: Texts) -> list[list[int]]:
-    """Return the tokens of each message of a prompt.
-
-    The first special token that occurs more than once is taken as the beginning of a message.
-    """
+    """Split a prompt at the first special token that occurs more than once, which begins a message."""
     spelling, is_mark = timeline.model.spelling, timeline.model.is_mark
     numbers = texts.add(ids, [(spelling(token), is_mark(token)) for token in ids] if spelling else [])
     marks = [token for token in ids if is_mark(token)] if spelling else []

@@ -91,7 +91,6 @@ def _add_events(rows: Sequence[Row], timeline: Timeline) -> None:
 
 
 def _add_tokens(rows: Sequence[Row], timeline: Timeline) -> None:
-    """Add each token to the row of its item; without a known item, to the row of its turn."""
     written = [row for row in rows if row.kind == "item" and row.turn and not isinstance(row.opened, SERVED)]
     turns = [row for row in rows if row.kind == "turn"] or [rows[0]]
     for index, (turn, _) in enumerate(turns_and_chunks(timeline)):

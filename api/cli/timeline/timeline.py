@@ -111,7 +111,6 @@ class Timeline:
         return frozenset(at for at, text in enumerate(shown) if text != (read[at] if at < len(read) else None))
 
     def _crossings(self, kind: str, causing: str) -> list[Crossing]:
-        """Return the last junction of a kind, with causes in the last junction of another kind, if there is one."""
         last = {junction.kind: at for at, junction in enumerate(self.junctions)}
         at = last.get(kind)
         if at is None:
@@ -216,7 +215,6 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
 
 
 def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
-    """Describe the first event that differs from the recorded one; empty if all are equal or either side has none."""
     recorded, now = (
         [frame for frame in side if isinstance(frame, Event)] for side in (_frames(files, "emit"), replayed)
     )
@@ -281,17 +279,14 @@ def _parser(replay: Replay) -> Any:
 
 
 def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
-    """Return the same frames with the parser's frames as causes, or with ``via_cause`` the causes of those."""
     places = aligned(parsed.frames, crossed.frames)
     causes = [parsed.caused[place].cause if via_cause and place is not None else place for place in places]
     return Crossed(crossed.stage, [Caused(frame, cause) for frame, cause in zip(crossed.frames, causes, strict=True)])
 
 
 def aligned(parsed: Sequence[Any], conversed: Sequence[Any]) -> list[int | None]:
-    """Return, for each conversed frame, the index of the same frame in ``parsed``, or of the last match before it.
-
-    Turns and items have the same order in both and are matched first, so a change in one does not affect the next.
-    """
+    """Return, for each conversed frame, the index of the same frame in ``parsed``, or of the last match before it."""
+    # turns and items have the same order in both and are matched first, so a change in one does not affect the next
     places: list[int | None] = []
     last, is_served = -1, False
     for frame in conversed:
@@ -315,6 +310,5 @@ def _next(parsed: Sequence[Any], since: int, sought: Any, otherwise: int) -> int
 
 
 def _rank(frame: Any) -> int:
-    """Return the rank of a frame as a border between items and turns; 0 if it is none."""
     borders: tuple[Any, ...] = (frames.ItemClosed, OPENINGS, frames.TurnFinished, frames.GenerationStarted)
     return next((rank for rank, kind in enumerate(borders, start=1) if isinstance(frame, kind)), 0)
