@@ -55,6 +55,8 @@ class StepChecker:
         if isinstance(item, items.McpCall):
             rule((item.error is not None) == (status == "failed"), "an error is that of a call that failed")
             rule(item.output is None or status == "completed", "an output is that of a call that completed")
+        if isinstance(item, items.WebSearchCall):
+            rule(bool(item.action), "a web search is done with its action")
         text = getattr(item, self._rules.text) if self._rules.text else None
         rule(text == self._text.done, "a done call holds what its events built")
         return status == "incomplete"

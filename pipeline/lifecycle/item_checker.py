@@ -186,8 +186,6 @@ def _identity(item: items.OutputItem) -> items.OutputItem:
     growing = dict(ITEM_RULES[type(item)].growing)
     if "status" in item.__struct_fields__:
         growing["status"] = "completed"
-    if isinstance(item, items.WebSearchCall):
-        growing["action"] = {"type": item.action["type"]}
     return replace(item, **growing)
 
 

@@ -8,7 +8,7 @@ both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.pipeline.protocol import events, items
@@ -27,6 +27,9 @@ NOT_LISTED = "The response broke off before the server had told what it offers."
 
 Stored logs do not contain it, so a change of it would change the events that are read from them.
 """
+
+NO_ACTION: Mapping[str, Any] = {"type": "search", "query": ""}
+"""The action of a browser call that was cut before its action was known."""
 
 
 class PartLifecycle(NamedTuple):
@@ -116,8 +119,8 @@ class ItemLifecycle:
     """The moment when it is added.  The other events of this moment and of earlier ones follow at once."""
     statuses: tuple[CallStatus, ...] = ("completed", "incomplete")
     """The final statuses.  Stored logs depend on their order, see `StreamState.predict`; append new ones."""
-    cut_fields: Mapping[str, Any] | None = None
-    """The fields that say that it was cut, if it has no status."""
+    cut_fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that it gets if it is cut before it has them."""
     hides_result: bool = False
     """True if it does not show the text that the model reads as the result of the call."""
 
@@ -192,6 +195,7 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
         ),
         added="started",
         statuses=_ANY_STATUS,
+        cut_fields={"action": NO_ACTION},
         hides_result=True,
     ),
 }

@@ -91,8 +91,9 @@ class ItemState:
             changes[self.lifecycle.text_field] = text
         if isinstance(self.item, items.ShellCallOutput):
             changes["output"] = tuple(self._output)
-        if self.lifecycle.cut_fields and status != "completed":
-            changes |= self.lifecycle.cut_fields
+        if status != "completed":
+            missing = {name: value for name, value in self.lifecycle.cut_fields.items() if not getattr(self.item, name)}
+            changes |= missing
         return replace(self.item, **changes)
 
     def _part_end(self, numbers: Iterator[int], written: str | Part) -> ResponseEvent | None:

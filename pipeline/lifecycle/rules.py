@@ -136,6 +136,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         may_fail=True,
     ),
     items.WebSearchCall: ItemRules(
+        {"action": UNSET},
         steps=(
             _always(events.WebSearchCallInProgress),
             {"completed": events.WebSearchCallSearching, "failed": events.WebSearchCallSearching},

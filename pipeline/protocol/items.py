@@ -386,15 +386,18 @@ _BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "
 
 
 class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
-    """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
+    """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``.
+
+    As at OpenAI, the item has no action until the call is done.
+    """
 
     id_prefix: ClassVar[str] = "ws"
-    action: dict[str, Any]
     status: CallStatus
+    action: dict[str, Any] | UnsetType = UNSET
 
     @property
     def tool(self) -> tuple[str | None, str]:
-        return "browser", _BROWSER_FUNCTIONS.get(str(self.action.get("type")), "search")
+        return "browser", _BROWSER_FUNCTIONS.get(str((self.action or {}).get("type")), "search")
 
 
 class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):

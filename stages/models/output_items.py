@@ -13,16 +13,13 @@ from typing import Any
 from msgspec import UNSET
 
 from penstock.pipeline import frames
-from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NOT_LISTED, ItemLifecycle, Part
+from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NO_ACTION, NOT_LISTED, ItemLifecycle, Part
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import CallStatus, ItemStatus, Logprob, OutputItem
 from penstock.pipeline.protocol.response import Response, item_key
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models import client_actions
 from penstock.stages.models.shell_calls import shell_action
-
-NO_ACTION: dict[str, Any] = {"type": "search", "query": ""}
-"""The action of a browser call that was cut before its arguments were complete."""
 
 _NOT_EXECUTED = 126
 """The exit code of POSIX shells for a command that cannot be executed."""
@@ -136,7 +133,7 @@ def _reasoning(opening: frames.ReasoningOpened, draft: Draft, status: ItemStatus
     parts: Any = () if status == "in_progress" else (draft.part,)
     item_id = items.Reasoning.new_id(draft.key)
     if draft.is_summarised:
-        return items.Reasoning(item_id, summary=parts, status=status)
+        return items.Reasoning(item_id, summary=parts, content=(), status=status)
     return items.Reasoning(item_id, content=parts, status=status)
 
 
@@ -211,10 +208,13 @@ def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus)
 
 
 def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -> items.WebSearchCall:
+    item_id = items.WebSearchCall.new_id(draft.key)
+    if status == "in_progress":
+        return items.WebSearchCall(item_id, status)
     data = draft.finished.data if draft.finished and draft.is_shown else None
     running_action = draft.started.action if draft.started else None
-    action = data.action if isinstance(data, frames.BrowserAction) else running_action or NO_ACTION
-    return items.WebSearchCall(items.WebSearchCall.new_id(draft.key), action, status)
+    action = data.action if isinstance(data, frames.BrowserAction) else running_action or dict(NO_ACTION)
+    return items.WebSearchCall(item_id, status, action)
 
 
 def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:

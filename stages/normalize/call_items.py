@@ -55,7 +55,7 @@ def server_item(item: params.ServerCallItem, item_id: str) -> wire.Item:
         case params.WebSearchCallItem(action=action):
             sent = {} if action is None else action.sent
             known = {key: value for key, value in sent.items() if value is not None}
-            return wire.WebSearchCall(item_id, {"type": "search"} | known, _call_status(item))
+            return wire.WebSearchCall(item_id, _call_status(item), {"type": "search"} | known)
 
 
 def _mcp_call(item: params.McpCallItem, item_id: str) -> wire.McpCall:

@@ -66,7 +66,7 @@ def in_words(item: items.OutputItem) -> str:
         case items.CodeInterpreterCall():
             return f"code, {item.status}: {item.text!r}"
         case items.WebSearchCall():
-            action = {name: value for name, value in item.action.items() if name != "sources"}
+            action = {name: value for name, value in (item.action or {}).items() if name != "sources"}
             return f"web search, {item.status}: {action!r}"
         case items.ShellCallOutput():
             return f"output of a shell, {item.status}: {len(item.output)} commands"

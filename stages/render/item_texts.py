@@ -61,7 +61,7 @@ def arguments_of(call: items.CallItem) -> str:
     """Return the arguments of ``call`` as the model wrote them, or an equivalent in the model's own form."""
     match call:
         case items.WebSearchCall(action=action):
-            return json_text(_browsed(action))
+            return json_text(_browsed(action or {}))
         case items.ShellCall(runs_here=True, action=action):
             return json_text(_executed(action))
         case _:
@@ -93,7 +93,7 @@ def result_of(call: items.ServedCall) -> str:
             logs = [str(output["logs"]) for output in call.outputs or () if output.get("logs")]
             return _joined(logs) if call.outputs else _FORGOTTEN
         case items.WebSearchCall():
-            return _joined(_sources(call.action)) or _FORGOTTEN
+            return _joined(_sources(call.action or {})) or _FORGOTTEN
         case _:
             return _FORGOTTEN
 

@@ -146,7 +146,7 @@ def code_call(code: str, *logs: str, status: items.CallStatus = "completed") -> 
 
 
 def web_call(status: items.CallStatus = "completed", **action: Any) -> items.WebSearchCall:
-    return items.WebSearchCall(f"ws_{next(_numbers)}", action, status)
+    return items.WebSearchCall(f"ws_{next(_numbers)}", status, action)
 
 
 def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> items.ShellCall:

@@ -63,7 +63,7 @@ ITEMS: tuple[items.Item, ...] = (
     items.CodeInterpreterCall("ci_1", "print(7)", "cntr_1", "completed", ({"type": "logs", "logs": "7\n"},)),
     items.CodeInterpreterCall("ci_2", "while", "cntr_1", "failed"),
     items.WebSearchCall(
-        "ws_1", {"type": "search", "query": "snakes", "sources": [{"type": "url", "url": "u"}]}, "completed"
+        "ws_1", "completed", {"type": "search", "query": "snakes", "sources": [{"type": "url", "url": "u"}]}
     ),
 )
 """Items of every kind."""

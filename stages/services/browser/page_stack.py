@@ -94,7 +94,7 @@ class PageStack:
 def _restored(request: ResolvedRequest) -> Iterator[tuple[int, Visit]]:
     for call in _recent(request.items):
         if match := _HEADING.match(request.results.get(call.id, "")):
-            yield int(match[1]), _visit(call.action, match[2])
+            yield int(match[1]), _visit(call.action or {}, match[2])
 
 
 def _recent(items: tuple[Item, ...]) -> Iterable[WebSearchCall]:

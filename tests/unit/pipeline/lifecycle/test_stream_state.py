@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import EngineFailed
@@ -68,7 +67,7 @@ def upto_last_delta(sequence: frames.Frames) -> list[ResponseEvent]:
         (
             frames.reasoning("So", "."),
             {"reasoning": frames.SUMMARY_OPTIONS},
-            {"content": UNSET, "summary": (items.SummaryText("So."),)},
+            {"content": (), "summary": (items.SummaryText("So."),)},
         ),
         (frames.refusal("N", "o."), {}, {"content": (items.Refusal("No."),)}),
         (frames.function_call('{"', "a"), {}, {"arguments": '{"a'}),

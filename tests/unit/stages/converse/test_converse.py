@@ -143,7 +143,7 @@ async def test_browser_call_starts_with_its_action() -> None:
     yielded = await table.talk()
     assert frames.CallStarted({"type": "search", "query": "ferrets"}) in yielded
     found = table.model.read[1].facts.input[-1]
-    assert found == items.WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
+    assert found == items.WebSearchCall("ws_10000", "completed", {"type": "search", "query": "ferrets"})
 
 
 class Browser(ScriptedTool):
@@ -171,7 +171,7 @@ async def test_pages_of_the_browser_are_cited() -> None:
 
 async def test_pages_of_the_history_are_cited() -> None:
     table = ScriptedConverse([turn(answer(MARKED))], tool=Browser())
-    history = (items.WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
+    history = (items.WebSearchCall("ws_1", "completed", {"type": "search", "query": "ferrets"}),)
     yielded = await table.talk(replace(conversation(), history=history))
     assert sum(isinstance(frame, frames.AnnotationAdded) for frame in yielded) == 1
     assert isinstance(yielded[0], frames.GenerationStarted)

@@ -85,8 +85,8 @@ def test_summary_replaces_raw_reasoning(texts: tuple[str, ...]) -> None:
     stream = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARY_OPTIONS)
     assert event_types(stream) == [*BEGIN, *summary_events(len(texts)), *text_events("output_text", 1), "completed"]
     thought = final(stream).output[0]
-    assert thought == Reasoning("rs_10000", (SummaryText("".join(texts)),), status="completed")
-    assert "content" not in sse_json(stream[-1])["response"]["output"][0]
+    assert thought == Reasoning("rs_10000", (SummaryText("".join(texts)),), (), status="completed")
+    assert sse_json(stream[-1])["response"]["output"][0]["content"] == []
 
 
 def test_items_follow_one_another() -> None:

@@ -241,10 +241,10 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
             frames.code_call("1", outputs=(frames.LOGS,), error="It hung."),
             CodeInterpreterCall("ci_10000", "1", "cntr_1", "failed", (frames.LOGS,)),
         ),
-        (frames.web_call("{}"), WebSearchCall("ws_10000", frames.SEARCH, "completed")),
+        (frames.web_call("{}"), WebSearchCall("ws_10000", "completed", frames.SEARCH)),
         (
             frames.web_call("{}", found=(frames.FOUND_PAGES,)),
-            WebSearchCall("ws_10000", frames.FOUND_PAGES, "completed"),
+            WebSearchCall("ws_10000", "completed", frames.FOUND_PAGES),
         ),
         (
             frames.shell_call('{"cmd": ["bash", "-lc", "ls | wc"], "timeout": 500}'),
@@ -308,7 +308,7 @@ def test_added_item_has_empty_fields() -> None:
         {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": []},
         {"type": "mcp_call", "id": "mcp_10001", "server_label": "wiki", "name": "ask", "status": "in_progress", **call},
         {"type": "code_interpreter_call", "id": "ci_10002", "status": "in_progress", **code},
-        {"type": "web_search_call", "id": "ws_10003", "action": frames.SEARCH, "status": "in_progress"},
+        {"type": "web_search_call", "id": "ws_10003", "status": "in_progress"},
     ]
     assert (added[4]["status"], added[5]["output"]) == ("in_progress", [])
 
@@ -333,7 +333,7 @@ def test_search_item_has_the_real_action() -> None:
     """The action comes from the start or end of the call, never from the model's arguments."""
     opened = {"type": "open_page", "url": "https://a.example/"}
     item = frames.server_item(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
-    assert last_item(item) == WebSearchCall("ws_10000", opened, "completed")
+    assert last_item(item) == WebSearchCall("ws_10000", "completed", opened)
     assert not [event for event in item_events(item) if "cursor" in str(frames.sse_json(event))]
 
 
@@ -345,7 +345,7 @@ def test_search_item_has_the_real_action() -> None:
         (frames.approval('{"q', complete=False), McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")),
         (
             frames.web_call('{"query": "Os', complete=False),
-            WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete"),
+            WebSearchCall("ws_10000", "incomplete", {"type": "search", "query": ""}),
         ),
     ],
 )

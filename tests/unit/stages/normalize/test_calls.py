@@ -84,16 +84,16 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
             code(id="i", code="1", container_id="c", status="interpreting", outputs=[{**LOGS, "y": 1}, IMAGE]),
             wire.CodeInterpreterCall("i", "1", "c", "in_progress", (LOGS, IMAGE)),
         ),
-        (web(), wire.WebSearchCall("ws_1i0000", {"type": "search"}, "completed")),
+        (web(), wire.WebSearchCall("ws_1i0000", "completed", {"type": "search"})),
         (
             web(id="i", status="searching", action={"type": "open_page", "url": None}),
-            wire.WebSearchCall("i", {"type": "open_page"}, "in_progress"),
+            wire.WebSearchCall("i", "in_progress", {"type": "open_page"}),
         ),
         (
             web(status="failed", action={"type": "scroll", "by": 5}),
-            wire.WebSearchCall("ws_1i0000", {"type": "scroll", "by": 5}, "failed"),
+            wire.WebSearchCall("ws_1i0000", "failed", {"type": "scroll", "by": 5}),
         ),
-        (web(action=SOURCES), wire.WebSearchCall("ws_1i0000", {"type": "search", **SOURCES}, "completed")),
+        (web(action=SOURCES), wire.WebSearchCall("ws_1i0000", "completed", {"type": "search", **SOURCES})),
         (
             local({"command": ["ls"], "timeout_ms": None}),
             wire.LocalShellCall("lsh_1i0000", "c", {"type": "exec", "env": {}, "command": ["ls"]}, "completed"),

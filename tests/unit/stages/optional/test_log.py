@@ -35,7 +35,7 @@ async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixt
         (items.McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
         (items.CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
         (
-            items.WebSearchCall("ws_1", FOUND_PAGES, "completed"),
+            items.WebSearchCall("ws_1", "completed", FOUND_PAGES),
             "web search, completed: {'type': 'search', 'query': 'Oslo'}",
         ),
         (items.ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),

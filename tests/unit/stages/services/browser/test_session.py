@@ -361,7 +361,7 @@ async def _said(session: BrowserSession, *calls: tuple[str, dict[str, Any]]) -> 
     for number, (name, arguments) in enumerate(calls):
         text = json.dumps(arguments)
         outcome = await session.run(name, text, 20)
-        items.append(WebSearchCall(f"ws_{number}", session.action(name, text), "completed"))
+        items.append(WebSearchCall(f"ws_{number}", "completed", session.action(name, text)))
         results[f"ws_{number}"] = outcome.result
     return items, results
 
@@ -401,7 +401,7 @@ async def test_cursors_restart_after_an_answer(browse: Opening, site: Web) -> No
 
 @pytest.mark.parametrize("result", ["", "Error", "[x] y (http://e.com)", "[9999999] t\n", "[1]"])
 async def test_malformed_history_results_are_ignored(result: str, browse: Opening) -> None:
-    call_before = WebSearchCall("ws_1", {"type": "open_page", "url": "u"}, "completed")
+    call_before = WebSearchCall("ws_1", "completed", {"type": "open_page", "url": "u"})
     session = browse((call_before,), results={"ws_1": result})
     assert session.source(1) is None
     assert (await call(session, "search", query="q")).result.startswith("[0] q")
