@@ -139,7 +139,7 @@ class MessageReader:
                 item_id, action = wire.ShellCall.new_id(suffix), shell_action(text)
                 return wire.ShellCall(item_id, f"call_{suffix}", action, "incomplete", ran_in)
             case _:
-                return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), _action(name, text), "incomplete")
+                return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), "incomplete", _action(name, text))
 
     def _output(self, author: str, text: str, suffix: str, path: str) -> wire.Item | None:
         at = self._answered(author.rpartition(".")[2])
