@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 from urllib.parse import urljoin, urlsplit
@@ -26,7 +27,6 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 LONGEST_TEXT = 500_000
 _LONGEST_URL = 2_048
-_SECONDS = 5
 _MEMORY = 1 << 30
 
 
@@ -294,12 +294,16 @@ def _walked(tree: LexborHTMLParser, page: _Page) -> _Page:
 
 
 def main() -> None:
-    """Convert the HTML on standard input; the arguments are its URL and its server's charset, which may be empty."""
+    """Convert the HTML on standard input.
+
+    The arguments are its URL, its server's charset, which may be empty, and the limit of CPU time in seconds.
+    """
     import resource  # noqa: PLC0415 - only this process is limited
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
-    url, charset = sys.argv[1:3]
+    url, charset, seconds = sys.argv[1:4]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    os.nice(5 * int(seconds))  # the server comes first, and long conversions come last
     body = sys.stdin.buffer.read()
     title, text, links = converted((decoded(body, charset) if charset else None) or body, url)
     sys.stdout.write(json.dumps({"title": title, "text": text, "links": links}))

@@ -2,6 +2,9 @@
 
 Only text is fetched, up to `LARGEST_PAGE` bytes.  HTML is converted in a separate process, which is killed if the task
 that waits for it is cancelled.
+
+A hostile page takes all the time that it gets.  So each page first gets a second, and a page that needs more begins
+again among its like, with less priority: ordinary pages, which take a tenth of that, need not wait for these.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ _CONVERTER = str(Path(__file__).with_name("html.py"))
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
 """The converter's environment: no secrets, as it parses untrusted pages, only the path to Python's libraries."""
 
-_AT_ONCE = 4
-"""Limit on concurrent converter processes."""
+_BRIEF_SECONDS, _BRIEF_AT_ONCE = 1, 4
+_LONG_SECONDS, _LONG_AT_ONCE = 5, 2
+"""Limits on the CPU time of a converter, and on concurrent converters of this kind."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Reader:
 
     def __init__(self, allowed: AllowedNetworks = NOTHING_ALLOWED, resolver: AbstractResolver | None = None) -> None:
         self._fetcher = Fetcher(_HEADERS, allowed, resolver)
-        self._converters = asyncio.Semaphore(_AT_ONCE)
+        self._brief = asyncio.Semaphore(_BRIEF_AT_ONCE)
+        self._long = asyncio.Semaphore(_LONG_AT_ONCE)
 
     async def page(self, url: str) -> Page:
         """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`; raises `CallFailed`."""
@@ -62,8 +67,7 @@ class Reader:
             return await asyncio.to_thread(_read_text, fetched, SOURCE_PREFIX)
         if not fetched.is_html:
             return await asyncio.to_thread(_read_text, fetched)
-        async with self._converters:
-            return await _read_html(fetched)
+        return await self.converted(fetched)
 
     async def fetch(self, url: str) -> Fetched:
         """Fetch the page at a URL; raises `CallFailed`."""
@@ -71,6 +75,18 @@ class Reader:
             return await self._fetcher.fetch(url, _read_answer)
         except NotFetched as error:
             raise CallFailed(str(error)) from None
+
+    async def converted(self, fetched: Fetched) -> Page:
+        """Convert a page of HTML; raises `CallFailed` if that takes too much."""
+        async with self._brief:
+            output = await _convert(fetched, _BRIEF_SECONDS)
+        if output is None:
+            async with self._long:
+                output = await _convert(fetched, _LONG_SECONDS)
+        if output is None:
+            raise CallFailed("The page is too large or too deeply nested to be read.")
+        page = json.loads(output)
+        return await asyncio.to_thread(opened, fetched.url, page["title"], page["text"], page["links"])
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -100,13 +116,9 @@ def _read_text(fetched: Fetched, prefix: str = "") -> Page:
     return opened(prefix + fetched.url, title, clean(text.replace("\r\n", "\n")), ())
 
 
-async def _read_html(fetched: Fetched) -> Page:
-    converted = json.loads(await _convert(fetched))
-    return await asyncio.to_thread(opened, fetched.url, converted["title"], converted["text"], converted["links"])
-
-
-async def _convert(fetched: Fetched) -> bytes:
-    arguments = ("-I", _CONVERTER, fetched.url, fetched.charset.replace("\0", ""))
+async def _convert(fetched: Fetched, seconds: int) -> bytes | None:
+    """Return what the converter writes; None if it could not read the page within its limits."""
+    arguments = ("-I", _CONVERTER, fetched.url, fetched.charset.replace("\0", ""), str(seconds))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
     )
@@ -116,6 +128,4 @@ async def _convert(fetched: Fetched) -> bytes:
         if process.returncode is None:
             process.kill()
             await process.communicate()
-    if process.returncode != 0:
-        raise CallFailed("The page is too large or too deeply nested to be read.")
-    return output
+    return output if process.returncode == 0 else None

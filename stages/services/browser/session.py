@@ -21,6 +21,8 @@ RESULTS = 20
 """Results of each search.  The model was trained with this number; the one in its arguments is ignored."""
 _KNOWN = 100
 """Number of results whose text is kept, for pages that cannot be fetched."""
+_AT_ONCE = 2
+"""Pages that one response fetches and converts at once, so that it cannot take the places of all."""
 _LEAD = 4
 """Lines shown before a match."""
 
@@ -49,6 +51,7 @@ class BrowserSession:
         self._reader = reader
         self._stack = stack
         self._known: OrderedDict[str, Hit] = OrderedDict()
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_closed = False
 
@@ -168,7 +171,8 @@ class BrowserSession:
 
     async def _fetched(self, url: str) -> Page:
         try:
-            return await self._reader.page(url)
+            async with self._places:
+                return await self._reader.page(url)
         except CallFailed as failure:
             if (hit := self._known.get(url)) is not None:
                 return opened(url, hit.title, clean(hit.text), ())

@@ -47,7 +47,7 @@ def guarded_connector(allowed: AllowedNetworks, resolver: AbstractResolver | Non
         return made
 
     return aiohttp.TCPConnector(
-        socket_factory=socket_factory, resolver=resolver, use_dns_cache=False, limit=32, limit_per_host=4
+        socket_factory=socket_factory, resolver=resolver, use_dns_cache=False, limit=256, limit_per_host=4
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.stages.services.browser.html import LONGEST_TEXT, converted, decoded
-from penstock.stages.services.browser.reader import Fetched, _read_html
+from penstock.stages.services.browser.reader import Fetched, Reader
 from penstock.stages.services.tools import CallFailed
 
 URL = "https://example.com/dir/page"
@@ -149,7 +149,7 @@ async def test_page_that_exhausts_limits_is_a_failure() -> None:
     bomb = f"<p>{bold}</p>{'<p>x</p>' * 6_000}".encode()
     async with asyncio.timeout(120):
         with pytest.raises(CallFailed, match="too deeply nested"):
-            await _read_html(Fetched(URL, is_html=True, charset="", body=bomb))
+            await Reader().converted(Fetched(URL, is_html=True, charset="", body=bomb))
 
 
 def _converters() -> list[int]:
@@ -165,7 +165,7 @@ def _converters() -> list[int]:
 
 @pytest.mark.io
 async def test_cancelled_call_ends_its_converter() -> None:
-    reading = asyncio.create_task(_read_html(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
+    reading = asyncio.create_task(Reader().converted(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
     async with asyncio.timeout(120):
         while not _converters():
             await asyncio.sleep(0.02)
@@ -208,5 +208,5 @@ def test_encodings_are_text_encodings(body: bytes, charset: str, text: str | Non
 )
 async def test_encoding_is_found(body: bytes, charset: str) -> None:
     """The server or the page names it; otherwise it is UTF-8."""
-    page = await _read_html(Fetched(URL, is_html=True, charset=charset, body=body))
+    page = await Reader().converted(Fetched(URL, is_html=True, charset=charset, body=body))
     assert page.lines[2] == "Привет"

@@ -50,6 +50,8 @@ class Web:
                 return web.json_response({"results": found})
             case "/a":
                 return web.Response(text=PAGE.format(FILLER), content_type="text/html")
+            case path if path.startswith("/hostile/"):
+                return web.Response(text="<div>" * 200_000, content_type="text/html")
             case "/data":
                 return web.Response(text="first\nsecond 【0†x】", content_type="text/plain")
             case "/moved":
@@ -415,3 +417,23 @@ async def test_evicted_page_is_fetched_again(browse: Opening, site: Web) -> None
     assert (await call(session, "open", cursor=0, loc=0)).result.startswith(f"[30] data ({site.url}/data?0)")
     assert (await call(session, "open", cursor=29, loc=0)).result.startswith("[31] data")
     assert site.requested == ["/data?0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sessions", [1, 6])
+async def test_hostile_pages_do_not_hold_up_an_ordinary_one(browse: Opening, site: Web, sessions: int) -> None:
+    """Their conversion takes all the time that it gets; all of one response, or one in each of several."""
+    hostile = [browse() for _ in range(sessions)]
+    opening = [
+        asyncio.create_task(call(hostile[number % sessions], "open", 60, id=f"{site.url}/hostile/{number}"))
+        for number in range(6)
+    ]
+    async with asyncio.timeout(60):
+        while len(site.requested) < min(6, 2 * sessions):
+            await asyncio.sleep(0.01)
+    ordinary = await call(browse(), "open", 60, id=f"{site.url}/a")
+    assert ordinary.error is None
+    assert not any(task.done() for task in opening)
+    for task in opening:
+        task.cancel()
+    await asyncio.gather(*opening, return_exceptions=True)
