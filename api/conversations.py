@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -29,12 +29,12 @@ from penstock.pipeline.errors import (
 )
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
-from penstock.pipeline.protocol.params.items import InputItem
+from penstock.pipeline.protocol.params.items import InputItem, ItemReference
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.stages.normalize.input_items import InputReader, new_items, references
+from penstock.stages.normalize.input_items import InputReader, id_prefix, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
-from penstock.stages.normalize.pairing import check_pairs
+from penstock.stages.normalize.pairing import ANSWERS, check_pairs
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
@@ -68,7 +68,7 @@ class Conversations:
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
         body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
-        items = await self._read(body.items or (), (), owner)
+        items = await self._read(body.items or (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
         await self.store.conversations.create(conversation, owner, items)
         return _answer(conversation)
@@ -96,20 +96,23 @@ class Conversations:
             raise _not_found(request)
         return as_json(DeletedConversation(conversation_id))
 
-    @operation(Operation(Items, query=PAGE, refusals=_LOOKING))
+    @operation(Operation(Items, query=PAGE, refusals=(*_LOOKING, ItemNotFound)))
     async def list_items(self, request: web.Request) -> web.Response:
         """List the items of a conversation, page by page."""
-        page_request = PageRequest.read(request)
-        return as_json(page_request.of(await self._items(request)))
+        asked, conversation = PageRequest.read(request), await self._found(request)
+        items = await self.store.conversations.page(
+            conversation.id, request[OWNER], asked.after, asked.limit + 1, newest_first=asked.order == "desc"
+        )
+        return as_json(page(items[: asked.limit], has_more=len(items) > asked.limit))
 
     @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
         body = await read_body(await receive(request), AddItems)
-        conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
-        items = await self._read(body.items, await self._items(request), owner)
-        if not await self.store.conversations.add_items(conversation_id, owner, items):
+        conversation, owner = await self._found(request), request[OWNER]
+        items = await self._read(body.items, owner, conversation.id)
+        if not await self.store.conversations.add_items(conversation.id, owner, items):
             raise _not_found(request)
         return as_json(page(items))
 
@@ -117,11 +120,11 @@ class Conversations:
     async def retrieve_item(self, request: web.Request) -> web.Response:
         """Retrieve one item of a conversation."""
         INCLUDE.read(request)
-        item_id = request.match_info["item_id"]
-        for item in reversed(await self._items(request)):  # of several with one id the last, as `delete_item` does
-            if item.id == item_id:
-                return as_json(item)
-        raise ItemNotFound(shortened(item_id))
+        conversation, item_id = await self._found(request), request.match_info["item_id"]
+        found = await self.store.conversations.find(conversation.id, request[OWNER], [item_id])
+        if item_id not in found:
+            raise ItemNotFound(shortened(item_id))
+        return as_json(found[item_id])
 
     @operation(Operation(Conversation, refusals=(*_LOOKING, ItemNotFound, ConversationLocked)))
     async def delete_item(self, request: web.Request) -> web.Response:
@@ -137,26 +140,41 @@ class Conversations:
             raise _not_found(request)
         return conversation
 
-    async def _items(self, request: web.Request) -> tuple[Item, ...]:
-        """Return the items of the conversation, oldest first."""
-        history = await self.store.conversations.items(request.match_info["conversation_id"], request[OWNER])
-        if history is None:
-            raise _not_found(request)
-        return history.items
+    async def _read(
+        self, input_items: Sequence[InputItem], owner: str, conversation_id: str | None = None
+    ) -> tuple[Item, ...]:
+        """Read the items of a body; references to items that the conversation has already are left out.
 
-    async def _read(self, input_items: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
-        """Read the items of a body; references to items ``before`` them in the conversation are left out."""
-        ids = references(input_items, "items")
-        referenced = await self.store.items(ids, owner) if ids else {}
+        As at OpenAI, an item whose id names a stored item is that item.
+        """
+        ids = [item.id for item in input_items if item.id]
+        present = await self.store.conversations.find(conversation_id, owner, ids) if conversation_id else {}
+        _check_ids(input_items, present)
+        stored = await self.store.items(ids, owner) if ids else {}
+        linked = [ItemReference(id=item.id) if item.id in stored else item for item in input_items]
         # images are read too, because any model may continue the conversation
-        reader = InputReader("items", self.draw(), referenced, ToolsetBuilder(), sees_images=True)
+        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(), sees_images=True)
+        items = await asyncio.to_thread(reader.read, linked, present.values())
+        if any(isinstance(item, ANSWERS) for item in items):
+            past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
+            await asyncio.to_thread(check_pairs, past.items if past else (), items, "items")
+        return new_items(present.values(), items)
 
-        def read() -> tuple[Item, ...]:
-            items = reader.read(input_items, before)
-            check_pairs(before, items, "items")
-            return new_items(before, items)
 
-        return await asyncio.to_thread(read)
+def _check_ids(input_items: Sequence[InputItem], present: Container[str]) -> None:
+    """Raise `InvalidRequest` for an id that the conversation has already, that is repeated, or of another kind."""
+    references(input_items, "items")
+    seen = set[str]()
+    for position, item in enumerate(input_items):
+        if not item.id or isinstance(item, ItemReference):
+            continue
+        if item.id in present or item.id in seen:
+            message = f"The conversation has an item {shortened(item.id)!r} already."
+            raise InvalidRequest(message, param="items", code="item_already_in_conversation")
+        seen.add(item.id)
+        if not item.id.startswith(prefix := id_prefix(item)):
+            message = f"The id of this item begins with {prefix!r}, and {shortened(item.id)!r} does not."
+            raise InvalidRequest(message, param=f"items[{position}].id", code="invalid_value")
 
 
 def _not_found(request: web.Request) -> InvalidRequest:

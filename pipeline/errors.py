@@ -139,13 +139,13 @@ class ConversationLocked(InvalidRequest):
 
 
 class ItemNotFound(InvalidRequest):
-    """The path names an item that is not in the conversation."""
+    """The path or ``after`` names an item that is not in the conversation."""
 
     status = 404
     code = "item_not_found"
 
-    def __init__(self, item_id: str) -> None:
-        super().__init__(f"There is no item {item_id!r} in this conversation.", param="item_id")
+    def __init__(self, item_id: str, *, param: str = "item_id") -> None:
+        super().__init__(f"There is no item {item_id!r} in this conversation.", param=param)
 
 
 class PreviousResponseUnfinished(InvalidRequest):

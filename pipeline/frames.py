@@ -78,8 +78,8 @@ class Scheduling(msgspec.Struct, frozen=True):
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The origin of a request; the store keeps ``owner`` and ``position`` with the response.
 
-    Only requests of the same ``owner`` find the stored response.  ``position`` is the number of items that the
-    conversation of the response had when it was read.  ``recorded`` is True if the request asks to be recorded.
+    Only requests of the same ``owner`` find the stored response.  ``position`` is the end of the response's
+    conversation when it was read.  ``recorded`` is True if the request asks to be recorded.
     """
 
     owner: str = ""

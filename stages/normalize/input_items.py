@@ -137,6 +137,13 @@ class InputReader:
         raise unreadable(part.type, f"{path}[{position}]", sees_images=self.sees_images)
 
 
+def id_prefix(item: params.InputItem) -> str:
+    """Return how OpenAI's ids of such items begin; those of outputs may also begin as those of their calls."""
+    if isinstance(item, params.LocalShellCallOutputItem):  # its id is that of its call, which may be any
+        return ""
+    return _KINDS[item.type or "message"].id_prefix.removesuffix("o")
+
+
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:
     """Return the items that are not in the history yet; only an item reference can be in it, and then adds nothing."""
     known = {item.id for item in history}

@@ -140,7 +140,6 @@ class Normalize:
         self._refuse_foreign(request)
         model = self._model(request)
         past = await self._past(request)
-        position = len(past.items) if request.conversation_id is not None else 0
         ids = references(request.input_items, "input")
         referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
@@ -154,7 +153,7 @@ class Normalize:
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=toolset,
             scheduling=self._scheduling(request),
-            origin=Origin(request.envelope.owner, position, request.envelope.is_recorded),
+            origin=Origin(request.envelope.owner, past.end, request.envelope.is_recorded),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
@@ -221,13 +220,12 @@ class Normalize:
         return History((), {})
 
     async def _continued(self, previous: str, owner: str) -> History:
-        stored = await self.store.get(previous, owner)
-        if stored is not None and stored.response.status not in CONTINUABLE:
-            raise errors.PreviousResponseUnfinished(previous, stored.response.status)
-        history = await self.store.history(previous, owner) if stored else None
-        if history is None:
+        chain = await self.store.chain(previous, owner)
+        if not chain:
             raise errors.PreviousResponseNotFound(shortened(previous))
-        return history
+        if (status := chain[-1].response.status) not in CONTINUABLE:
+            raise errors.PreviousResponseUnfinished(previous, status)
+        return await self.store.history(chain)
 
     async def _results(self, items: Sequence[Item], request: CreateResponse) -> Mapping[str, str]:
         """Return the stored results of calls in the input, by item id, for calls that this server ran.

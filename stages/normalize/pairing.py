@@ -18,6 +18,9 @@ _PAIRS: dict[type[wire.CallOutput], tuple[str, tuple[type[wire.Call], ...]]] = {
 }
 """The calls that an output may belong to, and their name in an error message."""
 
+ANSWERS = (*_PAIRS, wire.McpApprovalResponse)
+"""The items that need an earlier one."""
+
 
 def check_pairs(earlier: Iterable[wire.Item], input_items: Sequence[wire.Item], name: str) -> None:
     """Check the items that a body has under ``name``, and that come after the ``earlier`` items of the conversation.

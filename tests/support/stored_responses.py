@@ -11,7 +11,7 @@ from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.stages.services.store.database import NOW, Statement
-from penstock.stages.services.store.store import Store, StoredConversation, StoredResponse
+from penstock.stages.services.store.store import History, Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[items.Item, ...] = (
     items.Message("msg_1", "completed", "user", (items.InputText("Grüße 🐍 \u0000 <|end|>"),)),
@@ -154,3 +154,8 @@ async def living_servers(store: Store) -> int:
     """Count the servers whose heartbeat was not set back."""
     ((count,),) = await store.servers._context.read(f"select count(*) from servers where beat_at > {NOW} - 30")
     return int(count)
+
+
+async def history_of(store: Store, response_id: str) -> History:
+    """Return the history that a request continues with this response."""
+    return await store.history(await store.chain(response_id, ""))

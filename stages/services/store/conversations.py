@@ -1,21 +1,27 @@
 """StoredConversations: sequences of items, extended by one response at a time.
 
-The items of a conversation have the positions 0, 1, 2 and so on.  A transaction that adds items first increases the
-conversation's length; other transactions that change it wait until this one is over.  A response holds the
-conversation's lock (the column ``response_id``) from its request until its end, when its items are added.
+Each item has a position, which it keeps.  The column ``length`` is the position of the next item.  A transaction that
+adds items first increases it; other transactions that change the conversation wait until this one is over.  A deletion
+takes a position as well, so that the same length means the same items.  A response holds the conversation's lock (the
+column ``response_id``) from its request until its end, when its items are added.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
+from penstock.pipeline.errors import ConversationLocked, ConversationNotFound, ItemNotFound
+from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import NOW, Row, Statement, Value
+from penstock.stages.services.store.database import NOW, Row, Statement, Value, placeholders, size_of
+from penstock.stages.services.store.lru_cache import LruCache
 from penstock.stages.services.store.statements import unlock
 from penstock.stages.services.store.stored import History, StoredConversation
 from penstock.stages.services.store.writer import StoreContext
@@ -36,10 +42,26 @@ _DELETE_ITEMS = """
     where conversation_id = $1 and not exists (select 1 from conversations where id = $1)
 """
 
+_LENGTH = "select length from conversations where id = $1 and owner = $2"
+
 _ITEMS = """
-    select item, id, tokens, result from conversation_items
-    where conversation_id = $1 and position < $2 order by position
+    select position, item, tokens, result from conversation_items
+    where conversation_id = $1 and position >= $2 and position < $3 order by position
 """
+
+_OWNED = """
+    conversation_id = $1 and exists (select 1 from conversations where conversations.id = $1 and owner = $2)
+"""
+
+_OLDEST_FIRST = f"""
+    select item from conversation_items where {_OWNED} and position > $3 order by position limit $4
+"""
+
+_NEWEST_FIRST = f"""
+    select item from conversation_items where {_OWNED} and position < $3 order by position desc limit $4
+"""
+
+_PLACES = f"select min(position), max(position) from conversation_items where {_OWNED} and id = $3"
 
 _FREE = f"""(response_id is null or (
     server_id <> $3
@@ -71,18 +93,7 @@ _POSITION = """(
 )"""
 """The position of the item to delete; null if there is none, or while a response holds the conversation."""
 
-_SHRINK = f"""
-    update conversations set length = length - 1 where id = $1 and {_POSITION} is not null
-"""
-
-_READ_BEFORE = f"""
-    update responses set position = position - 1 where conversation_id = $1 and position > {_POSITION}
-"""
-"""Decrements the number of items read, for each response that has read the deleted item."""
-
-_CLOSE_UP = f"""
-    update conversation_items set position = position - 1 where conversation_id = $1 and position > {_POSITION}
-"""
+_NOTE_DELETION = f"update conversations set length = length + 1 where id = $1 and {_POSITION} is not null"
 
 _DELETE_ITEM = f"""
     delete from conversation_items where conversation_id = $1 and id = $2 and position = {_POSITION}
@@ -97,11 +108,30 @@ _END = 2**62
 """A position after the last item of any conversation."""
 
 
+class _StoredItem(NamedTuple):
+    position: int
+    item: Item
+    tokens: TokenIds
+    result: str | None
+
+
+class _Known(NamedTuple):
+    """The items of a conversation before the position ``end``, and the size of their columns in bytes."""
+
+    end: int
+    items: tuple[_StoredItem, ...]
+    size: int
+
+
+_NOTHING_KNOWN = _Known(0, (), 0)
+
+
 class StoredConversations:
     """The conversations in the store."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
+        self._known: LruCache[_Known] = LruCache()
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""
@@ -127,20 +157,67 @@ class StoredConversations:
         """Delete a conversation and its items durably, but not its responses; False if there is none."""
         if not rows.can_exist(conversation_id):
             return False
+        self._known.drop(conversation_id)
         deleted = Statement(_DELETE, (conversation_id, owner))
         counts = await self._change(conversation_id, deleted, Statement(_DELETE_ITEMS, (conversation_id,)))
         return counts[0] > 0
 
     async def items(self, conversation_id: str, owner: str, upto: int | None = None) -> History | None:
-        """Return all items of a conversation, or the first ``upto``; None if there is no such conversation."""
-        if await self.get(conversation_id, owner) is None:
-            return None
-        item_rows = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
-        return History(
-            tuple(rows.item(text) for text, *_ in item_rows),
-            {name: rows.token_ids(packed) for _, name, packed, _ in item_rows if packed},
-            {name: rows.result(text) for *_, name, _, text in item_rows if text},
-        )
+        """Return all items of a conversation, or those before the position ``upto``; None if there is none such."""
+        for (length,) in await self._read(_LENGTH, conversation_id, owner):
+            kept = (await self._up_to_date(conversation_id, length)).items
+            if upto is not None:
+                kept = kept[: bisect_left(kept, upto, key=_position)]
+            return History(
+                tuple([each.item for each in kept]),
+                {each.item.id: each.tokens for each in kept if each.tokens},
+                {each.item.id: each.result for each in kept if each.result is not None},
+                length,
+            )
+        return None
+
+    async def page(
+        self, conversation_id: str, owner: str, after: str | None, limit: int, *, newest_first: bool
+    ) -> tuple[Item, ...]:
+        """Return up to ``limit`` items that follow the item ``after``, or from the first one on.
+
+        Raises `ItemNotFound` if there is no such item.  Ids may repeat, and pages would go in circles if the first one
+        counted: so the last one does, in the order of the list.
+        """
+        start: int | None = _END if newest_first else -1
+        if after is not None:
+            places = await self._read(_PLACES, conversation_id, owner, after) if rows.can_exist(after) else ()
+            start = next((lowest if newest_first else highest for lowest, highest in places), None)
+            if start is None:
+                raise ItemNotFound(shortened(after), param="after")
+        sql = _NEWEST_FIRST if newest_first else _OLDEST_FIRST
+        return tuple([rows.item(text) for (text,) in await self._read(sql, conversation_id, owner, start, limit)])
+
+    async def find(self, conversation_id: str, owner: str, ids: Iterable[str]) -> dict[str, Item]:
+        """Return the items of a conversation that have these ids, by id; of several with one id, the last."""
+        wanted = rows.possible(ids)
+        if not wanted:
+            return {}
+        query = f"""
+            select id, item from conversation_items
+            where {_OWNED} and id in ({placeholders(len(wanted), 3)}) order by position
+        """
+        return {name: rows.item(text) for name, text in await self._read(query, conversation_id, owner, *wanted)}
+
+    async def _up_to_date(self, conversation_id: str, length: int) -> _Known:
+        """Return the items of a conversation of this length; only those that are not known yet are read."""
+        known = self._known.get(conversation_id)
+        if known is None or known.end > length:
+            known = _NOTHING_KNOWN
+        added = await self._read(_ITEMS, conversation_id, known.end, length)
+        if known.items and len(added) < length - known.end:  # an item was deleted in the meantime, perhaps a known one
+            known = _NOTHING_KNOWN
+            added = await self._read(_ITEMS, conversation_id, 0, length)
+        if added or known.end < length:
+            size = known.size + sum(map(size_of, added))
+            known = _Known(length, (*known.items, *map(_stored_item, added)), size)
+            self._known.put(conversation_id, known, size)
+        return known
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
         """Append items to a conversation; False if there is no such conversation.
@@ -164,16 +241,16 @@ class StoredConversations:
         if not rows.can_exist(item_id) or await self.get(conversation_id, owner) is None:
             return False
         named = (conversation_id, item_id)
-        steps = [Statement(sql, named) for sql in (_SHRINK, _READ_BEFORE, _CLOSE_UP, _DELETE_ITEM)]
+        steps = [Statement(sql, named) for sql in (_NOTE_DELETION, _DELETE_ITEM)]
         counts = await self._change_held(conversation_id, owner, *steps)
         if not counts[-1] and await self._read(_IS_THERE, *named):
             raise ConversationLocked
         return counts[-1] > 0
 
     async def lock(self, conversation_id: str, owner: str, response_id: str, position: int) -> None:
-        """Lock the conversation for a response that has read its first ``position`` items.
+        """Lock the conversation for a response that has read its items before ``position``, the end.
 
-        Raises `ConversationNotFound`, or `ConversationLocked` while another response holds it and if its length has
+        Raises `ConversationNotFound`, or `ConversationLocked` while another response holds it and if its items have
         changed since it was read.
         """
         if rows.can_exist(conversation_id):
@@ -212,6 +289,15 @@ class StoredConversations:
 
 
 _METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+
+
+def _position(stored: _StoredItem) -> int:
+    return stored.position
+
+
+def _stored_item(row: Row) -> _StoredItem:
+    position, item, tokens, result = row
+    return _StoredItem(position, rows.item(item), rows.token_ids(tokens), rows.result(result) if result else None)
 
 
 def _added(conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[Statement]:

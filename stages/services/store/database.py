@@ -6,7 +6,7 @@ that SQLite lacks are constants in this module, and the SQLite backend replaces 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +18,8 @@ NOW = "cast(extract(epoch from clock_timestamp()) as double precision)"
 
 SHARED = "for share"
 """Locks the selected rows against changes until the transaction is over."""
+
+_SIZED = (str, bytes)
 
 BATCH = 500
 """Maximum number of rows that one statement names or changes."""
@@ -74,6 +76,11 @@ class Database(Protocol):
 
     async def close(self) -> None:
         """Close all connections.  Closing twice is harmless."""
+
+
+def size_of(values: Iterable[Value]) -> int:
+    """Return about how many bytes the values take."""
+    return sum(len(value) if isinstance(value, _SIZED) else 8 for value in values)
 
 
 class Nowhere:

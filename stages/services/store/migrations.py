@@ -88,6 +88,12 @@ _TABLES = (
 _RESULTS = ("alter table responses add column results text", "alter table conversation_items add column result text")
 """The columns for tool call results, as JSON; null if there are none."""
 
+_ITEM_LOOKUP = (
+    "drop index conversation_items_by_id",
+    "create index conversation_items_by_id on conversation_items (id, conversation_id) where id is not null",
+)
+"""Finds an item in one conversation, also if others have an item with the same id."""
+
 _FIRST_TABLES = (
     """
     create table responses (
@@ -148,8 +154,8 @@ _BROUGHT_OVER = (
 )
 """Copies the responses of the first SQLite schema; ``x'80'`` is an empty MessagePack map."""
 
-POSTGRES = (*_TABLES, *_RESULTS)
-SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS)
+POSTGRES = (*_TABLES, *_RESULTS, *_ITEM_LOOKUP)
+SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS, *_ITEM_LOOKUP)
 
 
 def newer(version: int, supported: int) -> str:

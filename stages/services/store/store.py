@@ -25,9 +25,10 @@ from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
 from penstock.stages.services.store.conversations import StoredConversations
-from penstock.stages.services.store.database import Database, Row, Statement, Value
+from penstock.stages.services.store.database import BATCH, Database, Row, Statement, Value, placeholders, size_of
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
+from penstock.stages.services.store.lru_cache import LruCache
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
 from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.writer import Statements, StoreContext
@@ -36,14 +37,14 @@ __all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation
 
 _GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
 
-_CHAIN = f"""
+_CHAIN = """
     with recursive chain (id, previous_response_id, age) as (
         select id, previous_response_id, 0 from responses where id = $1 and owner = $2
         union all
         select older.id, older.previous_response_id, age + 1
         from chain join responses as older on older.id = chain.previous_response_id and older.owner = $2
     )
-    select {rows.RESPONSE_COLUMNS} from chain join responses using (id) order by age desc
+    select id from chain order by age
 """
 
 _BLOCKS = "select first, count, data from events where response_id = $1 order by first"
@@ -74,6 +75,7 @@ class Store:
         self._writer = self._context.writer
         self.conversations = StoredConversations(self._context)
         self.servers = Servers(self._context)
+        self._known: LruCache[StoredResponse] = LruCache()
 
     @property
     def server_id(self) -> str:
@@ -214,16 +216,32 @@ class Store:
 
         The chain begins after the nearest missing ancestor, and is empty if the response itself is missing.
         """
-        return tuple(map(rows.stored_response, await self._read(_CHAIN, response_id, owner)))
+        ids = [name for (name,) in await self._read(_CHAIN, response_id, owner)]
+        read = await self._stored(ids)
+        chain: list[StoredResponse] = []
+        for name in ids:
+            if name not in read:  # it was deleted between the two queries
+                break
+            chain.append(read[name])
+        return tuple(reversed(chain))
 
-    async def history(self, response_id: str, owner: str) -> History | None:
-        """Return the items before the next response: those of the conversation, then those of this response's chain.
+    async def _stored(self, ids: Sequence[str]) -> dict[str, StoredResponse]:
+        """Return those responses that exist, by id; ended ones never change, and are kept in memory."""
+        found = {name: stored for name in ids if (stored := self._known.get(name))}
+        unknown = [name for name in ids if name not in found]
+        for start in range(0, len(unknown), BATCH):
+            some = unknown[start : start + BATCH]
+            query = (
+                f"select id, ended_at, {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(some))})"
+            )
+            for name, ended_at, *columns in await self._context.read(query, *some):
+                found[name] = rows.stored_response(columns)
+                if ended_at is not None:
+                    self._known.put(name, found[name], size_of(columns))
+        return found
 
-        None if there is no such response.
-        """
-        chain = await self.chain(response_id, owner)
-        if not chain:
-            return None
+    async def history(self, chain: Sequence[StoredResponse]) -> History:
+        """Return the items before the next response: those of the conversation, then those of this chain."""
         before = await self._before(chain[0])
         tokens, results = dict(before.tokens), dict(before.results)
         for stored in chain:
@@ -286,6 +304,7 @@ class Store:
         """
         if not rows.can_exist(response_id):
             return False
+        self._known.drop(response_id)
         first, *others = _DELETE
         forgotten = [Statement(first, (response_id, owner)), *(Statement(sql, (response_id,)) for sql in others)]
         counts = await self._writer.carry_out(forgotten, response_id)

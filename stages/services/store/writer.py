@@ -29,6 +29,7 @@ from penstock.stages.services.store.database import (
     Statement,
     Unit,
     Value,
+    size_of,
 )
 
 GROUP = 500
@@ -51,8 +52,6 @@ READ_WAIT = 3.0
 
 Statements: TypeAlias = Iterable[Statement] | Callable[[], Iterable[Statement]]
 """The statements of a change, or a function that builds them in a thread, as a large response takes long."""
-
-_SIZED = (str, bytes)
 
 _log = logging.getLogger(__name__)
 
@@ -287,11 +286,7 @@ class StoreContext:
 
 
 def _size(unit: Unit) -> int:
-    size = 0
-    for statement in unit.statements:
-        for value in statement.arguments:
-            size += len(value) if isinstance(value, _SIZED) else 8
-    return size
+    return sum(size_of(statement.arguments) for statement in unit.statements)
 
 
 def _names(changes: Iterable[_Change]) -> Iterable[str]:

@@ -102,18 +102,43 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
 
 
 async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
-    path = await served.create_conversation(
-        USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
-    )
-    _, page = await served.post({"items": [USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}]}, f"{path}/items")
+    path = await served.create_conversation(USER_MESSAGE, {**USER_MESSAGE, "id": "msg_mine"})
+    _, page = await served.post({"items": [USER_MESSAGE]}, f"{path}/items")
     ids = [item["id"] for item in await served.conversation_items(path)]
-    assert [item["id"] for item in page["data"]] == ids[3:]
-    assert ids[1] == "mine"
-    assert len(set(ids)) == 5
-    assert all(re.fullmatch("msg_[0-9a-f]{32}i[0-9a-f]{4}", item_id) for item_id in (ids[0], *ids[2:]))
+    assert [item["id"] for item in page["data"]] == ids[2:]
+    assert ids[1] == "msg_mine"
+    assert all(re.fullmatch("msg_[0-9a-f]{32}i[0-9a-f]{4}", item_id) for item_id in (ids[0], ids[2]))
 
 
-@pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
+async def test_item_id_that_is_taken_is_refused(served: ScriptedServer) -> None:
+    mine = {**USER_MESSAGE, "id": "msg_mine"}
+    path = await served.create_conversation(mine)
+    repeated = await served.post({"items": [{**mine, "id": "msg_new"}] * 2}, "/v1/conversations")
+    for status, answer in (await served.post({"items": [USER_MESSAGE, mine]}, f"{path}/items"), repeated):
+        error = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, "items", "item_already_in_conversation")
+    assert len(await served.conversation_items(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "prefix"), [(USER_MESSAGE, "msg"), (CONVERSATION_ITEMS[3], "fc"), (CONVERSATION_ITEMS[4], "fc")]
+)
+async def test_item_id_of_another_kind_is_refused(served: ScriptedServer, item: Json, prefix: str) -> None:
+    path = await served.create_conversation()
+    for where in (f"{path}/items", "/v1/conversations"):
+        status, answer = await served.post({"items": [{**item, "id": "rs_1"}]}, where)
+        assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "items[0].id", "invalid_value")
+        assert f"begins with '{prefix}'" in answer["error"]["message"]
+
+
+async def test_item_of_another_conversation_is_linked_as_it_is(served: ScriptedServer) -> None:
+    mine = {**USER_MESSAGE, "id": "msg_mine"}
+    first = await served.conversation_items(await served.create_conversation(mine))
+    path = await served.create_conversation({**mine, "content": "Another text."})
+    assert await served.conversation_items(path) == first
+
+
+@pytest.mark.parametrize("item_id", ["msg_a/b", "msg ü 🐍", "msg...", "msg%2F", "msg?#", "msg" * 70])
 async def test_items_are_found_by_ids_that_clients_chose(sdk: openai.AsyncOpenAI, item_id: str) -> None:
     item: Any = {**USER_MESSAGE, "id": item_id, "type": "message"}
     conversation = await sdk.conversations.create(items=[item])
@@ -190,7 +215,6 @@ async def test_items_are_paginated(served: ScriptedServer) -> None:
         ("GET", "/items?limit=101", None, "limit"),
         ("GET", "/items?limit=0", None, "limit"),
         ("GET", "/items?order=up", None, "order"),
-        ("GET", "/items?after=x", None, "after"),
         ("GET", "/items?include=x", None, "include"),
         ("GET", "/items/msg_mine?include=x", None, "include"),
     ],
@@ -217,4 +241,6 @@ async def test_missing_item_is_not_found(served: ScriptedServer) -> None:
     for method in ("GET", "DELETE"):
         status, error = await served.ask(method, f"{path}/items/msg_1")
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "item_id")
+    status, error = await served.get(f"{path}/items?after=msg_1")
+    assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "after")
     assert len(await served.conversation_items(other)) == 1

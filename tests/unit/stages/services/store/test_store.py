@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol import response
 from penstock.pipeline.protocol.items import InputText, Message, OutputItem
 from penstock.stages.services.runs.event_log import Block
+from penstock.stages.services.store.database import Row, Value
 from penstock.stages.services.store.store import Store
-from tests.support.stored_responses import ITEMS, begun_response, store_response, stored_response
+from tests.support.stored_responses import ITEMS, begun_response, history_of, store_response, stored_response
 from tests.support.stores import open_store
 
 OWNED = {
@@ -60,7 +62,6 @@ async def test_every_status_is_read_back(store: Store, fields: dict[str, Any]) -
 async def test_unknown_id_is_none(store: Store) -> None:
     assert await store.get("resp_none", "") is None
     assert await store.chain("resp_none", "") == ()
-    assert await store.history("resp_none", "") is None
     assert await store.blocks("resp_none") == ()
     assert await store.queued("resp_none") is None
     assert await store.runner("resp_none") is None
@@ -70,7 +71,7 @@ async def test_unknown_id_is_none(store: Store) -> None:
 @pytest.mark.parametrize("name", ["", "resp_\0", "resp_\ud800", "x" * 10_000])
 async def test_impossible_id_is_unknown(store: Store, name: str) -> None:
     assert await store.get(name, "") is None
-    assert await store.history(name, "") is None
+    assert await store.chain(name, "") == ()
     assert await store.items([name], "") == {}
     assert not await store.delete(name, "")
     assert await store.conversations.get(name, "") is None
@@ -124,14 +125,48 @@ async def test_chain_begins_after_a_missing_ancestor(store: Store) -> None:
     assert [each.response.id for each in await store.chain("resp_4", "")] == ["resp_3", "resp_4"]
 
 
+async def test_known_chain_reads_only_what_is_new(store: Store) -> None:
+    for number in range(1, 4):
+        await store_response(store, stored_response(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
+    first = await store.chain("resp_3", "")
+    read, decoded = store._context.database.read, list[int]()
+
+    async def counted(sql: str, *arguments: Value) -> Sequence[Row]:
+        found = await read(sql, *arguments)
+        decoded.extend(len(found) for _ in found if "tokens" in sql)
+        return found
+
+    store._context.database.read = counted  # type: ignore[method-assign]  # counts the responses that are read
+    assert await store.chain("resp_3", "") == first
+    assert decoded == []
+    await store_response(store, stored_response("resp_4", previous_response_id="resp_3"))
+    assert await store.chain("resp_4", "") == (*first, stored_response("resp_4", previous_response_id="resp_3"))
+    assert decoded == [1]
+
+
+async def test_known_chain_forgets_what_another_server_deleted(store: Store, other: Store) -> None:
+    for number in range(1, 4):
+        await store_response(store, stored_response(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
+    assert len(await store.chain("resp_3", "")) == 3
+    assert await other.delete("resp_1", "")
+    assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
+
+
+async def test_running_response_is_read_again_after_its_end(store: Store) -> None:
+    ended = stored_response("resp_1", ITEMS[0])
+    store.begin(begun_response(ended))
+    assert await store.chain("resp_1", "") == (begun_response(ended),)
+    await store.end(ended, None)
+    assert await store.chain("resp_1", "") == (ended,)
+
+
 async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -> None:
     first = replace(stored_response("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
     second = replace(stored_response("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
     second = replace(second, results={"ci_2": "", "ws_1": "a page"})
     for each in (first, second):
         await store_response(store, each)
-    history = await store.history("resp_2", "")
-    assert history is not None
+    history = await history_of(store, "resp_2")
     assert history.items == (*first.items, *second.items)
     assert history.tokens == {"msg_resp_1": (1, 2), "msg_resp_2": (3,)}
     assert history.results == {"ci_1": "7", "ci_2": "", "ws_1": "a page"}
@@ -154,8 +189,7 @@ async def test_continuing_run_does_not_change_its_parent(store: Store) -> None:
     store.begin(begun_response(stored_response("resp_2", ITEMS[0], previous_response_id="resp_1")))
     store.append("resp_2", Block(0, 1, b"x"))
     assert await store.get("resp_1", "") == stored_response("resp_1")
-    history = await store.history("resp_2", "")
-    assert history is not None
+    history = await history_of(store, "resp_2")
     assert history.items == (*stored_response("resp_1").items, ITEMS[0])
 
 
@@ -168,7 +202,6 @@ async def test_response_belongs_to_its_owner(store: Store) -> None:
             is_theirs = owner == kept.origin.owner
             assert await store.get(response_id, owner) == (kept if is_theirs else None)
             assert await store.chain(response_id, owner) == ((kept,) if is_theirs else ())
-            assert bool(await store.history(response_id, owner)) is is_theirs
             assert bool(await store.items([f"msg_{response_id}"], owner)) is is_theirs
             assert is_theirs or not await store.delete(response_id, owner)
     assert await store.delete("resp_ann", "ann")

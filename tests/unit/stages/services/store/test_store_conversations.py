@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
+from penstock.pipeline.errors import ConversationLocked, ConversationNotFound, ItemNotFound
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.items import InputText, Item, Message
 from penstock.stages.services.store.store import Store, StoredResponse
@@ -26,7 +26,9 @@ async def items(store: Store, conversation_id: str = "conv_1") -> tuple[Item, ..
 
 async def reply(store: Store, response_id: str, *given: Item, **fields: Any) -> StoredResponse:
     """Have a response read the conversation, run, and be added to it."""
-    position = len(await items(store))
+    read = await store.conversations.items("conv_1", "")
+    assert read is not None
+    position = read.end
     await store.conversations.lock("conv_1", "", response_id, position)
     made = replace(stored_responses.conversation_response(response_id, *given, **fields), origin=Origin("", position))
     if made.response.store:
@@ -134,8 +136,7 @@ async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
     assert await store.conversations.get("conv_1", "") is None
     assert set(await store.items(["msg_1", "msg_4"], "")) == {"msg_4"}
     assert await store.get("resp_1", "") == made
-    history = await store.history("resp_1", "")
-    assert history is not None
+    history = await stored_responses.history_of(store, "resp_1")
     assert history.items == made.items
 
 
@@ -228,11 +229,9 @@ async def test_history_begins_with_its_conversation(store: Store) -> None:
     first, second = [await reply(store, f"resp_{n}", stored_responses.ITEMS[n + 3]) for n in (1, 2)]
     branch = stored_responses.stored_response("resp_3", stored_responses.ITEMS[2], previous_response_id="resp_1")
     await stored_responses.store_response(store, branch)
-    history = await store.history("resp_3", "")
-    assert history is not None
+    history = await stored_responses.history_of(store, "resp_3")
     assert history.items == (*stored_responses.ITEMS[:2], *first.items, *branch.items)
-    history = await store.history("resp_2", "")
-    assert history is not None
+    history = await stored_responses.history_of(store, "resp_2")
     assert history.items == (*stored_responses.ITEMS[:2], *first.items, *second.items)
     assert await items(store) == history.items
 
@@ -243,9 +242,67 @@ async def test_deleted_items_leave_histories(store: Store) -> None:
     await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[5:7])
     assert await store.conversations.delete_item("conv_1", "", "msg_2")
     assert await store.conversations.delete_item("conv_1", "", stored_responses.ITEMS[5].id)
-    history = await store.history("resp_1", "")
-    assert history is not None
+    history = await stored_responses.history_of(store, "resp_1")
     assert history.items == (stored_responses.ITEMS[0], stored_responses.ITEMS[2], *first.items)
+
+
+async def test_pages_follow_an_item(store: Store) -> None:
+    odd = replace(stored_responses.ITEMS[0], status="incomplete")
+    kept = (*stored_responses.ITEMS[:4], odd)  # the first id, twice
+    await store.conversations.create(stored_responses.stored_conversation(), "ann", kept)
+
+    async def page(after: str | None, limit: int = 9, *, newest_first: bool = False) -> tuple[Item, ...]:
+        return await store.conversations.page("conv_1", "ann", after, limit, newest_first=newest_first)
+
+    assert await page(None) == kept
+    assert await page(None, 2) == kept[:2]
+    assert await page("msg_2", 1) == kept[2:3]
+    assert await page("msg_1") == ()
+    assert await page(None, 2, newest_first=True) == (kept[4], kept[3])
+    assert await page("msg_3", newest_first=True) == (kept[1], kept[0])
+    assert await page("msg_1", newest_first=True) == ()
+    assert await store.conversations.delete_item("conv_1", "ann", "msg_3")
+    assert await page("msg_2") == kept[3:]
+    for missing in ("msg_3", "", "\ud800"):
+        with pytest.raises(ItemNotFound):
+            await page(missing)
+    assert await store.conversations.page("conv_1", "bob", None, 9, newest_first=True) == ()
+
+
+async def test_items_of_one_conversation_are_found_by_id(store: Store) -> None:
+    newer = replace(stored_responses.ITEMS[0], status="incomplete")
+    for name, kept in (("conv_1", stored_responses.ITEMS[:2]), ("conv_2", (newer, newer, stored_responses.ITEMS[2]))):
+        await store.conversations.create(stored_responses.stored_conversation(name), "ann", kept)
+    ids = ["msg_1", "msg_2", "msg_3", "\0"]
+    find = store.conversations.find
+    assert await find("conv_1", "ann", ids) == {"msg_1": stored_responses.ITEMS[0], "msg_2": stored_responses.ITEMS[1]}
+    assert await find("conv_2", "ann", ids) == {"msg_1": newer, "msg_3": stored_responses.ITEMS[2]}
+    assert await find("conv_1", "bob", ids) == await find("conv_1", "ann", []) == {}
+
+
+async def test_known_conversation_follows_changes_of_other_servers(store: Store, other: Store) -> None:
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:3])
+    assert await items(store) == stored_responses.ITEMS[:3]
+    await other.conversations.add_items("conv_1", "", stored_responses.ITEMS[3:5])
+    assert await items(store) == stored_responses.ITEMS[:5]
+    assert await other.conversations.delete_item("conv_1", "", "msg_2")
+    await other.conversations.add_items("conv_1", "", stored_responses.ITEMS[5:6])
+    assert await items(store) == (stored_responses.ITEMS[0], *stored_responses.ITEMS[2:6])
+    assert await other.conversations.delete_item("conv_1", "", stored_responses.ITEMS[5].id)
+    assert await items(store) == (stored_responses.ITEMS[0], *stored_responses.ITEMS[2:5])
+
+
+async def test_deletion_during_a_request_refuses_its_lock(store: Store) -> None:
+    await store.conversations.create(stored_responses.stored_conversation(), "", stored_responses.ITEMS[:3])
+    before = await store.conversations.items("conv_1", "")
+    assert before is not None
+    await store.conversations.delete_item("conv_1", "", "msg_1")
+    await store.conversations.add_items("conv_1", "", stored_responses.ITEMS[3:4])
+    with pytest.raises(ConversationLocked):
+        await store.conversations.lock("conv_1", "", "resp_1", before.end)
+    after = await store.conversations.items("conv_1", "")
+    assert after is not None
+    await store.conversations.lock("conv_1", "", "resp_1", after.end)
 
 
 async def test_conversation_items_are_found_by_id(store: Store) -> None:
