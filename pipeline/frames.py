@@ -393,12 +393,13 @@ class CallFinished(_Frame, frozen=True):
     """The call of the open item is done.
 
     ``result`` is the text for the model, and ``error`` the reason if the call failed.  ``data`` is None if the item
-    shows nothing more.
+    shows nothing more.  ``ran`` is False if the call was refused, because of ``max_tool_calls``.
     """
 
     result: str = ""
     error: str | None = None
     data: CallData | None = None
+    ran: bool = True
 
 
 def mcp_error(finished: CallFinished) -> dict[str, Any]:

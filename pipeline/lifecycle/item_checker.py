@@ -81,11 +81,8 @@ class ItemChecker:
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
         rule(bool(self._content) or not isinstance(self._item, items.Message), "a message has at least one part")
-        may_fail = ITEM_RULES[type(item)].may_fail
-        rule(
-            item.status in ("completed", "incomplete") or (may_fail and item.status == "failed"),
-            "a done item has ended",
-        )
+        ends = ("completed", "incomplete", *(("failed", "in_progress") if ITEM_RULES[type(item)].runs else ()))
+        rule(item.status in ends, "a done item has ended")
         rule(_identity(item) == _identity(self._item), "an item keeps its identity")
         self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
         return item

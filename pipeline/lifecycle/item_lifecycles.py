@@ -58,6 +58,12 @@ PARTS: Mapping[type[Part], PartLifecycle] = {
 }
 
 
+_ANY_STATUS: tuple[CallStatus, ...] = ("completed", "incomplete", "failed")
+
+_RUN_STATUSES: tuple[CallStatus, ...] = (*_ANY_STATUS, "in_progress")
+"""A call that exceeds ``max_tool_calls`` stays in progress, as at OpenAI."""
+
+
 class Milestone(NamedTuple):
     """An event that comes once, and the moment when it is due; the item's final status determines its type.
 
@@ -69,11 +75,11 @@ class Milestone(NamedTuple):
 
 
 def _always(due: Moment, kind: type[Event]) -> Milestone:
-    return Milestone(due, dict.fromkeys(("completed", "failed", "incomplete"), kind))
+    return Milestone(due, dict.fromkeys(_RUN_STATUSES, kind))
 
 
-def _if_ran(due: Moment, kind: type[Event]) -> Milestone:
-    return Milestone(due, {"completed": kind, "failed": kind})
+def _if_started(due: Moment, kind: type[Event]) -> Milestone:
+    return Milestone(due, dict.fromkeys(("completed", "failed", "in_progress"), kind))
 
 
 Detail: TypeAlias = tuple[type[Event], tuple[Any, ...]]
@@ -130,8 +136,6 @@ class ItemLifecycle:
         return self.hides_result or any(milestone.due in ("started", "finished") for milestone in self.milestones)
 
 
-_ANY_STATUS: tuple[CallStatus, ...] = ("completed", "incomplete", "failed")
-
 LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
     items.Message: ItemLifecycle(parts=(items.OutputText(""), items.Refusal("")), needs_part=True),
     items.Reasoning: ItemLifecycle(parts=(items.ReasoningText(""), items.SummaryText(""))),
@@ -172,7 +176,7 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
             _always("started", events.McpCallArgumentsDone),
             Milestone("finished", {"completed": events.McpCallCompleted, "failed": events.McpCallFailed}),
         ),
-        statuses=_ANY_STATUS,
+        statuses=_RUN_STATUSES,
     ),
     items.McpApprovalRequest: ItemLifecycle(added="closed"),
     items.CodeInterpreterCall: ItemLifecycle(
@@ -181,20 +185,20 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
         milestones=(
             _always("opened", events.CodeInterpreterCallInProgress),
             _always("started", events.CodeInterpreterCallCodeDone),
-            _if_ran("started", events.CodeInterpreterCallInterpreting),
+            _if_started("started", events.CodeInterpreterCallInterpreting),
             Milestone("finished", {"completed": events.CodeInterpreterCallCompleted}),
         ),
-        statuses=_ANY_STATUS,
+        statuses=_RUN_STATUSES,
         hides_result=True,
     ),
     items.WebSearchCall: ItemLifecycle(
         milestones=(
             _always("opened", events.WebSearchCallInProgress),
-            _if_ran("started", events.WebSearchCallSearching),
+            _if_started("started", events.WebSearchCallSearching),
             Milestone("finished", {"completed": events.WebSearchCallCompleted}),
         ),
         added="started",
-        statuses=_ANY_STATUS,
+        statuses=_RUN_STATUSES,
         cut_fields={"action": NO_ACTION},
         hides_result=True,
     ),

@@ -59,7 +59,11 @@ Step: TypeAlias = Mapping[CallStatus, type[events.Event]]
 
 
 def _always(kind: type[events.Event]) -> Step:
-    return {"completed": kind, "failed": kind, "incomplete": kind}
+    return {"completed": kind, "failed": kind, "incomplete": kind, "in_progress": kind}
+
+
+def _if_started(kind: type[events.Event]) -> Step:
+    return {"completed": kind, "failed": kind, "in_progress": kind}
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class ItemRules:
     delta: type[events.Event] | None = None
     steps: tuple[Step, ...] = ()
     """The events between added and done, without deltas."""
-    may_fail: bool = False
+    runs: bool = False
+    """True if it may fail, and if it stays in progress when it exceeds ``max_tool_calls``."""
 
 
 _NO_PROGRESS = ItemRules()
@@ -121,7 +126,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
             _always(events.McpCallArgumentsDone),
             {"completed": events.McpCallCompleted, "failed": events.McpCallFailed},
         ),
-        may_fail=True,
+        runs=True,
     ),
     items.CodeInterpreterCall: ItemRules(
         {"code": "", "outputs": None},
@@ -130,18 +135,18 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         steps=(
             _always(events.CodeInterpreterCallInProgress),
             _always(events.CodeInterpreterCallCodeDone),
-            {"completed": events.CodeInterpreterCallInterpreting, "failed": events.CodeInterpreterCallInterpreting},
+            _if_started(events.CodeInterpreterCallInterpreting),
             {"completed": events.CodeInterpreterCallCompleted},
         ),
-        may_fail=True,
+        runs=True,
     ),
     items.WebSearchCall: ItemRules(
         {"action": UNSET},
         steps=(
             _always(events.WebSearchCallInProgress),
-            {"completed": events.WebSearchCallSearching, "failed": events.WebSearchCallSearching},
+            _if_started(events.WebSearchCallSearching),
             {"completed": events.WebSearchCallCompleted},
         ),
-        may_fail=True,
+        runs=True,
     ),
 }

@@ -32,11 +32,11 @@ Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 
 @dataclass(frozen=True)
 class RunningCall:
-    """A call that has been started; ``action`` is what its item shows while it runs, if anything."""
+    """A call that was started or refused; ``action`` is what its item shows while it runs, if anything."""
 
     call: ToolCall
     action: dict[str, Any] | None
-    task: asyncio.Task[frames.CallFinished]
+    outcome: Step
 
     def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
         """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item."""
@@ -44,11 +44,11 @@ class RunningCall:
             yield closed
             yield frames.ShellOutputOpened()
             yield frames.CallStarted()
-            yield self.task
+            yield self.outcome
             yield frames.ItemClosed(complete=True)
         else:
             yield frames.CallStarted(self.action)
-            yield self.task
+            yield self.outcome
             yield closed
 
 
@@ -80,11 +80,11 @@ class Sessions:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def call(self, call: ToolCall) -> RunningCall:
-        """Start a call."""
+    def call(self, call: ToolCall, refusal: str | None = None) -> RunningCall:
+        """Start a call, unless there is a ``refusal`` for the model to read instead of a result."""
         session = self._session(call.namespace)
         action = session.action(call.name, call.text) if session else None
-        return RunningCall(call, action, self.start(self._run(call)))
+        return RunningCall(call, action, self.start(self._run(call)) if refusal is None else _refused(call, refusal))
 
     async def _run(self, call: ToolCall) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
@@ -135,3 +135,9 @@ class Sessions:
                 return frames.BrowserAction({key: value for key, value in action.items() if key != "sources"})
             case _:
                 return data
+
+
+def _refused(call: ToolCall, refusal: str) -> frames.CallFinished:
+    if call.namespace == "container":  # the output of the shell shows why; its call is complete
+        return frames.CallFinished(refusal, refusal)
+    return frames.CallFinished(refusal, ran=False)

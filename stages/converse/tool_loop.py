@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -59,6 +60,7 @@ class ToolLoop:
         self._calls = 0
         self._tokens_left = request.facts.sampling.max_tokens
         self._has_corrected = False
+        self._has_refused = False
         self._seconds_before = 0.0  # spent before the next turn, and counted as part of it
 
     def note(self, frame: frames.ConversedFrame) -> frames.ConversedFrame:
@@ -147,53 +149,47 @@ class ToolLoop:
             return
         if self._tokens_left is not None:
             self._tokens_left -= finished.output_tokens
-        reason, count = self._allowed(turn, finished.reason)
-        yield from self._run(turn, count)
+        reason = self._end_of(turn, finished.reason)
+        yield from self._run(turn) if reason == "stop" else _cut(turn)
         duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
         self._seconds_before = 0.0
         yield replace(finished, reason=reason, duration=duration)
         if reason == "stop":
             self._go_on(turn)
 
-    def _allowed(self, turn: ModelTurn, reason: frames.FinishReason) -> tuple[frames.FinishReason, int]:
-        """Return how the turn ends and how many of its calls to run.
+    def _end_of(self, turn: ModelTurn, reason: frames.FinishReason) -> frames.FinishReason:
+        """Return how the turn ends.
 
-        If a limit rules out another turn, no call is run, because the model would not read the results.  The limit
-        ``max_tool_calls`` is about the calls themselves: those that it still allows are run, and the next one is closed
-        as incomplete.
+        If a limit rules out another turn, no call is run, because the model would not read the results.  A call that
+        exceeds ``max_tool_calls`` is refused, and the model reads why.  A call in a later turn ends the response.
         """
-        count = len(turn.calls)
-        if reason != "stop" or not count:
-            return reason, 0
-        if not turn.waits_for_client and (limit := self._limit()):
-            return limit, 0
-        most = self.request.facts.response.max_tool_calls
-        if most is not None and self._calls + count > most:
-            return "max_tool_calls", max(0, most - self._calls)
-        return "stop", count
+        if reason != "stop" or not turn.calls or turn.waits_for_client:
+            return reason
+        return "max_tool_calls" if self._has_refused else self._limit() or reason
 
     def _limit(self) -> frames.FinishReason | None:
         if self._tokens_left is not None and self._tokens_left <= 0:
             return "length"
         return "max_turns" if self._turns >= self._limits.turns else None
 
-    def _run(self, turn: ModelTurn, count: int) -> Iterator[Step]:
-        """Yield the held frames of a turn, running its first ``count`` calls.
+    def _run(self, turn: ModelTurn) -> Iterator[Step]:
+        """Yield the held frames of a turn, running its calls.
 
-        All of them start now if the request allows parallel calls, else one by one.  A further call is closed as
-        incomplete, and nothing after it is yielded.
+        All of them start now if the request allows parallel calls, else one by one.
         """
-        self._calls += count
-        one_by_one = map(self._sessions.call, turn.calls[:count])
-        calls = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
+        most = self.request.facts.response.max_tool_calls
+        left = len(turn.calls) if most is None else max(0, most - self._calls)
+        allowed, surplus = turn.calls[:left], turn.calls[left:]
+        self._calls += len(allowed)
+        self._has_refused |= bool(surplus)
+        refusal = f"Error: all {most} calls of tools that this response may make were made. Answer without them."
+        one_by_one = map(self._sessions.call, allowed)
+        started = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
+        calls = chain(started, (self._sessions.call(call, refusal) for call in surplus))
         is_call = bool(turn.calls)
         for frame in turn.held:
             if isinstance(frame, frames.ItemClosed) and is_call and frame.complete:
-                running = next(calls, None)
-                if running is None:
-                    yield frames.ItemClosed(complete=False)
-                    return
-                yield from running.frames(frame)
+                yield from next(calls).frames(frame)
             elif not isinstance(frame, frames.TurnFinished):
                 yield frame
             if not isinstance(frame, frames.ItemDelta):
@@ -211,6 +207,12 @@ class ToolLoop:
         elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
             self._transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
+
+
+def _cut(turn: ModelTurn) -> Iterator[Step]:
+    """Yield the end of the first call as incomplete, if there is a call; nothing after it is passed on."""
+    if turn.calls:
+        yield frames.ItemClosed(complete=False)
 
 
 def _approved(request: frames.ResolvedRequest) -> list[McpApprovalRequest]:

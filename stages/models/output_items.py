@@ -81,7 +81,8 @@ class Draft:
     @property
     def hidden_result(self) -> str | None:
         """The text that the model reads as the result of the call, if the item does not show it."""
-        return self.finished.result if self.finished and self.lifecycle.hides_result else None
+        finished = self.finished
+        return finished.result if finished and (self.lifecycle.hides_result or not finished.ran) else None
 
     @property
     def call_id(self) -> str:
@@ -99,6 +100,8 @@ class Draft:
             return status
         if self.finished is None:
             return "incomplete"
+        if not self.finished.ran:
+            return "in_progress"
         return "failed" if self.finished.error is not None and "failed" in lifecycle.statuses else "completed"
 
     def cut(self) -> None:
@@ -187,7 +190,7 @@ def _mcp_call(opening: frames.McpCallOpened, draft: Draft, status: CallStatus) -
         opening.name,
         draft.text,
         status,
-        finished.result if finished and finished.error is None else None,
+        finished.result if finished and finished.ran and finished.error is None else None,
         frames.mcp_error(finished) if finished and finished.error is not None else None,
         opening.approval_request_id,
     )
@@ -209,7 +212,7 @@ def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus)
 
 def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -> items.WebSearchCall:
     item_id = items.WebSearchCall.new_id(draft.key)
-    if status == "in_progress":
+    if draft.finished is None and status == "in_progress":
         return items.WebSearchCall(item_id, status)
     data = draft.finished.data if draft.finished and draft.is_shown else None
     running_action = draft.started.action if draft.started else None

@@ -80,7 +80,7 @@ def poems(monkeypatch: pytest.MonkeyPatch) -> None:
         text="verses",
         delta=VerseDelta,
         steps=(begun, written, recited),  # type: ignore[arg-type]
-        may_fail=True,
+        runs=True,
     )
     monkeypatch.setitem(LIFECYCLES, kind, lifecycle)
     monkeypatch.setitem(ITEM_RULES, kind, rules)

@@ -324,7 +324,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
         put_item(8, status=UNSET),
         put_item(20, status="failed"),
         *in_server_turns(
-            put_item(22, status="in_progress"), put_item(56, status="failed"), put_item(62, status="failed")
+            put_item(56, status="in_progress"), put_item(56, status="failed"), put_item(62, status="failed")
         ),
         *in_client_turn(put_item(15, status="in_progress"), put_item(17, status="failed")),
     ],

@@ -242,7 +242,8 @@ class ScriptPlayer:
         self._played: Iterator[RecordedCall] = iter(self.script.calls)
 
     def action(self) -> dict[str, Any] | None:
-        return next(self._announced).action
+        call = next(self._announced, None)  # a call that is refused is not in the script
+        return call.action if call else None
 
     def next(self, tool: str) -> ToolResult:
         self.ran.append(tool)

@@ -48,33 +48,60 @@ ECHO = call_markup("docs.echo", {"text": "hello"})
 
 # Limits
 
-TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
-    "calls of a turn": (
-        [join_calls(ECHO, python_markup("print(1)")), answer_markup()],
-        {"max_tool_calls": 1},
-        1,
-        "max_tool_calls",
-    ),
-    "calls of two turns": ([ECHO, ECHO, answer_markup()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
-    "turns": ([ECHO], {}, 2, "max_turns"),
+TOO_MANY: dict[str, tuple[Sequence[str], Json, list[str], str]] = {
+    "calls": ([ECHO], {"max_tool_calls": 1}, ["completed", "in_progress"], "max_tool_calls"),
+    "turns": ([ECHO], {}, ["completed"] * 2, "max_turns"),
 }
-"""The model's output, the request's fields, the number of calls that run, and the reason for the limit."""
+"""The model's output, the request's fields, the ends of the calls before the last, and the reason for the limit."""
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("many", TOO_MANY)
-async def test_call_limit_makes_a_response_incomplete(
+async def test_model_that_goes_on_calling_is_stopped_by_a_limit(
     tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
 ) -> None:
-    turns, limit, done, reason = TOO_MANY[many]
+    turns, limit, ends, reason = TOO_MANY[many]
     async with tool_server(tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
         received = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
     assert (received.response["status"], received.response["incomplete_details"]) == ("incomplete", {"reason": reason})
-    assert [item["status"] for item in received.output[1:]] == ["completed"] * done + ["incomplete"]
+    assert [item["status"] for item in received.output[1:]] == [*ends, "incomplete"]
     last = received.ladder(len(received.output) - 1)
     assert last[-1] == "output_item.done"
     assert not {"mcp_call.completed", "mcp_call.failed", "code_interpreter_call.interpreting"} & {*last}
     assert received.response["usage"]["output_tokens"] > 0
+
+
+SURPLUS = "<|message|>Error: all 1 calls of tools that this response may make were made."
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("turns", [[join_calls(ECHO, python_markup("print(1)"))], [ECHO, python_markup("print(1)")]])
+async def test_surplus_call_never_completes_and_the_model_answers(
+    tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, turns: list[str]
+) -> None:
+    """As at OpenAI."""
+    async with tool_server(tmp_path, [*turns, answer_markup()], sandbox=sandbox) as served:
+        received = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], "max_tool_calls": 1})
+        read = prompts_read(served)[-1]
+    assert (received.response["status"], received.response["incomplete_details"]) == ("completed", None)
+    assert received.types == ["mcp_list_tools", "mcp_call", "code_interpreter_call", "message"]
+    assert [item["status"] for item in received.output[1:]] == ["completed", "in_progress", "completed"]
+    assert received.output[2]["outputs"] is None
+    assert received.ladder(2)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
+    assert f"<|start|>python to=assistant<|channel|>analysis{SURPLUS}" in read
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_next_response_reads_why_a_call_was_refused(tmp_path: Path, http: HttpServers, mode: str) -> None:
+    async with tool_server(tmp_path, [join_calls(ECHO, ECHO, ASK)]) as served:
+        body = {"tools": [WEATHER, mcp_tool(url=http.url())], "max_tool_calls": 1}
+        first = await respond(served, mode, body)
+        assert [item["status"] for item in first.output[1:]] == ["completed", "in_progress", "completed"]
+        assert (first.output[2]["output"], first.output[2]["error"]) == (None, None)
+        play_turns(served.engine, answer_markup("Rain."))
+        output = {"type": "function_call_output", "call_id": first.output[-1]["call_id"], "output": "rain"}
+        await respond(served, mode, body | {"previous_response_id": first.response["id"], "input": [output]})
+        assert f"<|start|>docs.echo to=assistant<|channel|>commentary{SURPLUS}" in prompts_read(served)[-1]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -26,7 +26,9 @@ from tests.support.scripted_tools import (
     conversation,
     finish_reasons,
     frame_kinds,
+    function,
     mcp,
+    shell,
     thought,
     turn,
 )
@@ -172,13 +174,45 @@ async def test_truncated_call_is_not_run() -> None:
 
 
 @pytest.mark.parametrize(("most", "ran"), [(1, 1), (2, 2), (3, 3), (4, 3)])
-async def test_call_beyond_the_limit_is_incomplete_and_ends_the_response(most: int, ran: int) -> None:
+async def test_call_beyond_the_limit_is_refused_and_the_model_answers(most: int, ran: int) -> None:
     table = ScriptedConverse([turn(code("a")), turn(code("b"), code("c")), turn(answer())])
     frames = await table.talk(conversation(max_tool_calls=most))
-    assert len(table.tool.calls) == ran
-    assert finish_reasons(frames)[-1] == ("stop" if most >= 3 else "max_tool_calls")
-    if most < 3:
-        assert frames[-2] == ItemClosed(complete=False)
+    assert [text for _, text in table.tool.calls] == ["a", "b", "c"][:ran]
+    assert finish_reasons(frames) == ["stop", "stop", "stop"]
+    refused = [frame.result for frame in frames if isinstance(frame, CallFinished) and not frame.ran]
+    assert refused == [
+        f"Error: all {most} calls of tools that this response may make were made. Answer without them."
+    ] * (3 - ran)
+    calls = [item for item in table.model.read[2].facts.input if isinstance(item, CodeInterpreterCall)]
+    assert [call.status for call in calls] == ["completed"] * ran + ["in_progress"] * (3 - ran)
+    assert list(table.model.read[2].results.values())[ran:] == refused
+
+
+async def test_model_that_calls_on_beyond_the_limit_is_stopped() -> None:
+    table = ScriptedConverse([turn(code("a")), turn(code("b")), turn(code("c"), code("d"))])
+    frames = await table.talk(conversation(max_tool_calls=1))
+    assert finish_reasons(frames) == ["stop", "stop", "max_tool_calls"]
+    assert len(table.tool.calls) == 1
+    assert frames[-2] == ItemClosed(complete=False)
+
+
+async def test_refused_shell_call_has_an_output_that_says_why() -> None:
+    table = ScriptedConverse([turn(shell(), shell()), turn(answer())], tool=ScriptedTool([ToolResult("a")]))
+    frames = await table.talk(conversation(max_tool_calls=1))
+    (_, refused) = (frame for frame in frames if isinstance(frame, CallFinished))
+    assert refused.error == refused.result == list(table.model.read[1].results.values())[1]
+    assert refused.ran
+
+
+async def test_refused_call_beside_one_of_the_client_ends_the_turn() -> None:
+    table = ScriptedConverse([turn(code("a")), turn(code("b"), function())])
+    frames = await table.talk(conversation(max_tool_calls=1))
+    assert finish_reasons(frames) == ["stop", "stop"]
+    assert frame_kinds(frames)[-7:] == [
+        *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
+        *("FunctionCallOpened", "ItemClosed", "TurnFinished"),
+    ]
+    assert len(table.tool.calls) == 1
 
 
 async def test_call_at_the_turn_limit_is_not_run() -> None:
