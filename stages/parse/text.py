@@ -114,10 +114,11 @@ class TokenText(ItemText):
 
     def add(self, token: int, logprob: TokenLogprob | None) -> None:
         """Append the text of ``token``, with its log probability if the engine reported one."""
-        self.write(self._decoder.decode(token))
+        text = self._decoder.decode(token)
+        self.write(text)
         if self.logprobs and logprob:
             self.logprobs.add(token, logprob)
-            if not self._decoder.holds_back:
+            if text or not self._decoder.holds_back:  # a token that begins a character may also end text before it
                 self.logprobs.settle(self.length)
 
     def close(self) -> Iterator[ItemDelta]:

@@ -292,6 +292,12 @@ def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
 
 _listings = st.builds(lambda error, tools: mcp_list(*tools, error=error), _errors, _outputs(LISTED_TOOL))
 
+_refused_calls = st.builds(
+    lambda opening, texts: server_item(opening, *texts, outcome=frames.CallFinished("No.", ran=False)),
+    st.sampled_from([frames.McpCallOpened("wiki", "ask"), frames.CodeCallOpened(), frames.WebCallOpened("search")]),
+    _texts,
+)
+
 _items: st.SearchStrategy[Frames] = st.one_of(
     _plain_items(
         st.just(frames.ReasoningOpened())
@@ -305,6 +311,7 @@ _items: st.SearchStrategy[Frames] = st.one_of(
     st.builds(
         lambda texts, error, found: web_call(*texts, error=error, found=found), _texts, _errors, _outputs(FOUND_PAGES)
     ),
+    _refused_calls,
     _shells(),
     _form_calls(),
 )

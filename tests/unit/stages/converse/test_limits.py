@@ -11,8 +11,14 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
-from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed, with_facts
-from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
+from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed, WebCallOpened, with_facts
+from penstock.pipeline.protocol.items import (
+    CodeInterpreterCall,
+    FunctionCall,
+    FunctionCallOutput,
+    McpCall,
+    WebSearchCall,
+)
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Toolbox, ToolResult
@@ -27,6 +33,7 @@ from tests.support.scripted_tools import (
     finish_reasons,
     frame_kinds,
     function,
+    item,
     mcp,
     shell,
     thought,
@@ -183,7 +190,7 @@ async def test_call_beyond_the_limit_is_refused_and_the_model_answers(most: int,
     assert refused == [
         f"Error: all {most} calls of tools that this response may make were made. Answer without them."
     ] * (3 - ran)
-    calls = [item for item in table.model.read[2].facts.input if isinstance(item, CodeInterpreterCall)]
+    calls = [read for read in table.model.read[2].facts.input if isinstance(read, CodeInterpreterCall)]
     assert [call.status for call in calls] == ["completed"] * ran + ["in_progress"] * (3 - ran)
     assert list(table.model.read[2].results.values())[ran:] == refused
 
@@ -194,6 +201,18 @@ async def test_model_that_calls_on_beyond_the_limit_is_stopped() -> None:
     assert finish_reasons(frames) == ["stop", "stop", "max_tool_calls"]
     assert len(table.tool.calls) == 1
     assert frames[-2] == ItemClosed(complete=False)
+
+
+async def test_refused_browser_call_keeps_its_action() -> None:
+    """Else the model would read a call that it did not make."""
+    search = item(WebCallOpened("search"), "ferrets")
+    table = ScriptedConverse([turn(search, search), turn(answer())])
+    await table.talk(conversation(max_tool_calls=1))
+    calls = [read for read in table.model.read[1].facts.input if isinstance(read, WebSearchCall)]
+    assert [(call.status, call.action) for call in calls] == [
+        ("completed", {"type": "search", "query": "ferrets"}),
+        ("in_progress", {"type": "search", "query": "ferrets"}),
+    ]
 
 
 async def test_refused_shell_call_has_an_output_that_says_why() -> None:

@@ -170,6 +170,9 @@ def test_events_are_sent_when_a_call_starts_and_ends(item: frames.Frames, starts
         (frames.shell_call("{}"), "completed"),
         ((*frames.shell_call("{}"), *frames.shell_output(frames.SHELL_TIMEOUT)), "completed"),
         ((*frames.shell_call("{}"), *frames.shell_output(error="No.")), "completed"),
+        (frames.server_item(McpCallOpened("wiki", "a"), "{}", outcome=CallFinished("No.", ran=False)), "in_progress"),
+        (frames.server_item(CodeCallOpened(), "1", outcome=CallFinished("No.", ran=False)), "in_progress"),
+        (frames.server_item(WebCallOpened("open"), "{}", outcome=CallFinished("No.", ran=False)), "in_progress"),
     ],
 )
 def test_item_status_is_the_outcome_of_the_call(item: frames.Frames, status: str) -> None:

@@ -72,12 +72,26 @@ def test_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding) 
 def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(f"One {ASTRONAUT}, two 𓀀."), RETURN]
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in tokens]
-    text, spelling = b"", b""
+    text, spelling = "", b""
     for frame in parse_harmony_frames(encoding, [turn_started(), *frames]):
         if isinstance(frame, ItemDelta):
-            text, spelling = text + frame.text.encode(), spelling + spelled(frame.logprobs)
-            assert spelling in (text, text.removesuffix(b" "))  # " \xf0\x9f" is one token
-    assert spelling == text
+            text, spelling = text + frame.text, spelling + spelled(frame.logprobs)
+            assert spelling.decode(errors="ignore") == text
+    assert spelling == text.encode()
+
+
+def test_token_across_two_deltas_comes_with_the_first(encoding: HarmonyEncoding) -> None:
+    """Each delta has logprobs: clients match them with its text."""
+    space, rest = encoding.encode(" 🎉")
+    assert encoding.token_bytes[space] == b" \xf0\x9f\x8e"
+    frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in (*encoding.encode_markup(FINAL), space, rest)]
+    deltas = [
+        frame for frame in parse_harmony_frames(encoding, [turn_started(), *frames]) if isinstance(frame, ItemDelta)
+    ]
+    assert [(delta.text, spelled(delta.logprobs)) for delta in deltas] == [
+        (" ", b" \xf0\x9f\x8e"),
+        ("🎉", b"\x89"),
+    ]
 
 
 def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
@@ -128,7 +142,7 @@ def test_logprobs_spell_the_text(text: str, stop: str, size: int) -> None:
     (item,) = parse_likely(encoding, tokens, size, stop=(stop,))
     assert item.text == text.partition(stop)[0]
     spelling = spelled(item.logprobs)
-    assert item.text.encode().startswith(spelling)
+    assert item.text.startswith(spelling.decode(errors="ignore"))
     assert item.logprobs == parse_likely(encoding, tokens, stop=(stop,))[0].logprobs
     if stop not in text:
         assert spelling == text.encode()
