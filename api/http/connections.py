@@ -13,8 +13,9 @@ import socket
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -32,6 +33,12 @@ LINGERING_SECONDS = 2.0
 
 MOST_DESCRIPTORS = 65_536
 """The open files to have if the hard limit allows: far more connections than one process can serve."""
+
+MOST_RESERVED = 256
+"""The most descriptors that are kept from connections, for the engine, the store and the tools."""
+
+WARNING_SECONDS = 60.0
+"""Seconds between two warnings about closed connections: the clients that cause them may be an attack."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,37 +73,87 @@ class ClientConnection(web.RequestHandler):
             self.force_close()
 
 
-class ConnectionServer(web.Server):
-    """The server of all connections; one client address or IPv6 subnet may hold ``most`` of them at once."""
+@dataclass
+class ConnectionBounds:
+    """The most connections of one client, and the highest descriptor that a connection may have.
 
-    def __init__(self, handler: Any, *, most: int, **options: Any) -> None:
+    The kernel gives a connection the lowest free descriptor, so its number tells how many are open.
+    """
+
+    per_client: int
+    descriptor: int
+
+    @classmethod
+    def within(cls, descriptors: int) -> Self:
+        """Return the bounds of a process that may have this number of descriptors."""
+        return cls(max(descriptors // 2, 1), descriptors - min(descriptors // 8, MOST_RESERVED))
+
+
+@dataclass
+class ConnectionCounts:
+    """The connections of a server: those that are open, and those that it has closed at once since its start."""
+
+    open: int = 0
+    closed_of_client: int = 0
+    """Connections of a client that had too many."""
+    closed_of_all: int = 0
+    """Connections for which no descriptor was left."""
+
+
+class ConnectionServer(web.Server):
+    """The server of all connections; those that exceed its bounds are closed.
+
+    A client is an address or an IPv6 subnet.  Without the bounds, the kernel would take connections that the process
+    cannot open, and the event loop would close them without a word in the log.
+    """
+
+    def __init__(self, handler: Any, *, bounds: ConnectionBounds, counts: ConnectionCounts, **options: Any) -> None:
         super().__init__(handler, **options)
-        self._most = most
+        self._bounds = bounds
+        self._counts = counts
         self._clients = dict[web.RequestHandler, str]()
         self._by_client = Counter[str]()
-        self._refused = set[str]()
+        self._silent_until = dict[str, float]()
 
     def __call__(self) -> web.RequestHandler:
         return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Count a connection, or close it if its client has too many; log that once until the client has none."""
+        """Count a connection, and close it if it exceeds a bound."""
         super().connection_made(handler, transport)
         client = self._clients[handler] = client_of(transport)
         self._by_client[client] += 1
-        if self._by_client[client] > self._most:
+        self._counts.open += 1
+        most, descriptor = self._bounds.per_client, _descriptor(transport)
+        if self._by_client[client] > most:
             transport.abort()
-            if client not in self._refused:
-                self._refused.add(client)
-                logger.warning("%s has %d connections: more are closed", client, self._most)
+            self._counts.closed_of_client += 1
+            message = "%s has %d connections, the most that one client may have: more are closed (%d so far)"
+            self._warn(message, client, most, self._counts.closed_of_client)
+        elif descriptor > self._bounds.descriptor:
+            transport.abort()
+            self._counts.closed_of_all += 1
+            message = "%d files and connections are open, nearly all that are allowed: new ones are closed (%d so far)"
+            self._warn(message, descriptor, self._counts.closed_of_all)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
         client = self._clients.pop(handler)
+        self._counts.open -= 1
         self._by_client[client] -= 1
         if not self._by_client[client]:
             del self._by_client[client]
-            self._refused.discard(client)
+
+    def _warn(self, message: str, *values: object) -> None:
+        now = self._loop.time()
+        if now >= self._silent_until.get(message, 0.0):
+            self._silent_until[message] = now + WARNING_SECONDS
+            logger.warning(message, *values)
+
+
+def _descriptor(transport: asyncio.BaseTransport) -> int:
+    connection = transport.get_extra_info("socket")
+    return connection.fileno() if connection else -1  # the client has left already
 
 
 def client_of(transport: asyncio.BaseTransport) -> str:
@@ -127,14 +184,16 @@ class Runner(web.AppRunner):
             keepalive_timeout=IDLE_SECONDS,
             lingering_time=LINGERING_SECONDS,
         )
+        self.counts = ConnectionCounts()
 
-    async def _make_server(self) -> web.Server:
+    async def _make_server(self) -> ConnectionServer:
         made = await super()._make_server()
         return ConnectionServer(
             made.request_handler,
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
-            most=max(raise_descriptor_limit() // 2, 1),
+            bounds=ConnectionBounds.within(raise_descriptor_limit()),
+            counts=self.counts,
             **made._kwargs,  # noqa: SLF001 - aiohttp has no public way to choose the class of its server
         )
 
@@ -165,12 +224,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[None, None]:
-    """Serve ``app`` on a socket for the length of the block."""
+async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[ConnectionCounts, None]:
+    """Serve ``app`` on a socket for the length of the block; yield the counts of its connections."""
     runner = Runner(app)
     await runner.setup()
     try:
         await web.SockSite(runner, bound).start()
-        yield
+        yield runner.counts
     finally:
         await runner.cleanup()

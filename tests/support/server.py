@@ -15,7 +15,7 @@ from aiohttp import web
 
 from penstock.api.app import Api
 from penstock.api.http.auth import Keys
-from penstock.api.http.connections import Runner
+from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership, Peers
 from penstock.api.runs.scheduler import Scheduler
@@ -50,6 +50,7 @@ class Server(ApiClient, Generic[Engine_co]):
     engine: Engine_co
     api: Api
     store: Store
+    connections: ConnectionCounts
 
     @property
     def scheduler(self) -> Scheduler:
@@ -112,7 +113,7 @@ async def running_server(
         closing.push_async_callback(runner.cleanup)
         closing.push_async_callback(scheduler.drain, 0)
         client = await closing.enter_async_context(aiohttp.ClientSession())
-        yield Server(own, client, engine, api, store)
+        yield Server(own, client, engine, api, store, runner.counts)
 
 
 @dataclass

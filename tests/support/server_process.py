@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -43,6 +44,8 @@ SCRIPTS = {
 }
 """Text of the engine and seconds before each token, by name."""
 
+FEW_DESCRIPTORS = 200
+
 STARTING = 240.0
 """Seconds after which a start has failed."""
 
@@ -62,6 +65,11 @@ def serve_script(*arguments: str) -> None:
     script = Script(load_encoding().encode_markup(text), latency=latency)
     engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
     uvloop.run(serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding())))))
+
+
+def serve_with_few_descriptors(*arguments: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, FEW_DESCRIPTORS))
+    serve_script(*arguments)
 
 
 def penstock(*arguments: str) -> None:
