@@ -125,7 +125,7 @@ class Responses:
         """Count the input tokens of a request, by rendering it."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            create_request = await read_request(body, Envelope(request[OWNER]))
+            create_request = await self._read(request, body)
             async with self._rendering.open(source_of([create_request])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
@@ -196,13 +196,17 @@ class Responses:
 
     async def _prepare(self, request: web.Request, body: bytes) -> _PreparedRequest:
         """Read a create request; its parsed body can be freed before the stream begins."""
-        is_recorded = self.recorded_if.is_met_by(request.headers)
-        envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded)
-        create_request = await read_request(body, envelope)
-        take_request_id(request, create_request.request_id)
+        create_request = await self._read(request, body)
         options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
         return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)
+
+    async def _read(self, request: web.Request, body: bytes) -> CreateResponse:
+        create_request = await read_request(body)
+        request_id = take_request_id(request, create_request.request_id)
+        is_recorded = self.recorded_if.is_met_by(request.headers)
+        envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded, request_id)
+        return create_request.inside(envelope)
 
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""

@@ -79,12 +79,14 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The origin of a request; the store keeps ``owner`` and ``position`` with the response.
 
     Only requests of the same ``owner`` find the stored response.  ``position`` is the end of the response's
-    conversation when it was read.  ``recorded`` is True if the request asks to be recorded.
+    conversation when it was read.  ``recorded`` is True if the request asks to be recorded.  ``request_id`` is the
+    client's own id of the request.
     """
 
     owner: str = ""
     position: int = 0
     recorded: bool = False
+    request_id: str = ""
 
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -126,6 +128,12 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
     structured: Mapping[str, Any] = {}
     hides_reasoning: bool = False
+
+    @property
+    def engine_id(self) -> str:
+        """The name of the request in the engine: the id of the response, which is unique, after that of the client."""
+        return "-".join(filter(None, (self.origin.request_id, self.response.id)))
+
     results: Mapping[str, str] = {}
 
 

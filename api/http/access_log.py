@@ -11,6 +11,7 @@ from aiohttp import web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import Handler
+from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
 from penstock.pipeline.protocol.response import Response
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,13 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 LONGEST_PATH = 200
 """The most characters of a path in the log."""
 
-_USABLE_ID = re.compile(r"[!-~]{1,128}")
-
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Log each request when it is over, even if the client has left."""
     started = time.monotonic()
     sent = request.headers.get("X-Request-Id", "")
-    request[REQUEST_ID] = sent if _USABLE_ID.fullmatch(sent) else f"req_{secrets.token_hex(16)}"
+    request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
     answered = "broken off"
     try:
         answer = await handler(request)
@@ -47,10 +46,15 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         logger.log(level, "%s %s: %s%s in %.3f s (%s)", request.method, path, answered, outcome, seconds, client)
 
 
-def take_request_id(request: web.Request, sent: str | None) -> None:
-    """Name a request by the ``request_id`` of its body, vLLM's parameter, if its headers do not name it."""
-    if sent and "X-Request-Id" not in request.headers and _USABLE_ID.fullmatch(sent):
-        request[REQUEST_ID] = sent
+def take_request_id(request: web.Request, in_body: str | None) -> str:
+    """Name a request by the ``request_id`` of its body, vLLM's parameter, if its headers do not name it.
+
+    Returns the id if it is the client's, and else an empty text.
+    """
+    if in_body and "X-Request-Id" not in request.headers:
+        request[REQUEST_ID] = in_body
+    request_id = request[REQUEST_ID]
+    return request_id if request_id in (in_body, request.headers.get("X-Request-Id")) else ""
 
 
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:

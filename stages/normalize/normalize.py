@@ -153,7 +153,7 @@ class Normalize:
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=toolset,
             scheduling=self._scheduling(request),
-            origin=Origin(request.envelope.owner, past.end, request.envelope.is_recorded),
+            origin=Origin(request.envelope.owner, past.end, request.envelope.is_recorded, request.envelope.request_id),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),

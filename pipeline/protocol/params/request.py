@@ -115,6 +115,10 @@ _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 _CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
 
+REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
+"""A client's own id of a request, as it may stand in a header and in a log line."""
+
+
 @dataclass(frozen=True)
 class Envelope:
     """Facts about a request that do not come from its parameters."""
@@ -126,6 +130,8 @@ class Envelope:
     """The raw body, secrets included; empty if it is not known."""
     is_recorded: bool = False
     """True if the headers ask for a recording."""
+    request_id: str = ""
+    """The client's own id of the request, from the headers or the body."""
 
 
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -206,7 +212,7 @@ class CreateResponse(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    request_id: str | None = None
+    request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
     session_id: str | None = None
     mm_payload: Literal["tensors", "none"] | None = None
     return_mm_kwargs: bool | None = None

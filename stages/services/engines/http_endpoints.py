@@ -234,7 +234,7 @@ def constrained_to(grammar: str) -> dict[str, Any]:
 def _request(prompt: Prompt) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": prompt.facts.response.model,
-        "request_id": prompt.facts.response.id,
+        "request_id": prompt.facts.engine_id,
         "stream": True,
         "stream_options": {"include_usage": True},
         "priority": prompt.facts.scheduling.priority,

@@ -140,7 +140,7 @@ class VllmEngine:
             read = await self._read(prompt)
             try:
                 return await self._llm.add_request(
-                    prompt.facts.response.id,
+                    prompt.facts.engine_id,
                     read,
                     params,
                     lora_request=self._adapters.get(prompt.facts.response.model),
@@ -148,7 +148,7 @@ class VllmEngine:
                     priority=self._priority(prompt),
                 )
             except asyncio.CancelledError:  # vLLM may have queued the request already
-                await self._llm.abort(prompt.facts.response.id)
+                await self._llm.abort(prompt.facts.engine_id)
                 raise
 
     async def _read(self, prompt: Prompt) -> dict[str, Any]:

@@ -167,15 +167,30 @@ async def test_request_id_of_the_client_is_logged_and_answered(
     assert request_id in lines(log, "penstock.api.http.access_log")[0][1]
 
 
-async def test_request_id_of_the_body_is_logged_and_answered(
-    served: ScriptedServer, log: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("headers", "in_body", "expected"),
+    [
+        ({}, "trace-1", "trace-1"),
+        ({"X-Request-Id": "trace-2"}, "trace-1", "trace-2"),
+        ({"X-Request-Id": "trace-2"}, None, "trace-2"),
+        ({"X-Request-Id": "two words"}, "trace-1", ""),
+        ({}, None, ""),
+    ],
+)
+async def test_request_id_of_the_client_reaches_answer_log_and_engine(
+    served: ScriptedServer,
+    log: pytest.LogCaptureFixture,
+    headers: dict[str, str],
+    in_body: str | None,
+    expected: str,
 ) -> None:
-    url, body = f"{served.url}/v1/responses", {"input": "Hi", "request_id": "trace-1"}
-    for headers, expected in (({}, "trace-1"), ({"X-Request-Id": "trace-2"}, "trace-2")):
-        async with served.client.post(url, json=body, headers=headers) as answer:
-            assert answer.headers["X-Request-Id"] == expected
-            assert (await answer.json())["id"].startswith("resp_")
-    assert [
-        expected in line
-        for (_, line), expected in zip(lines(log, "penstock.api.http.access_log"), ("trace-1", "trace-2"), strict=True)
-    ]
+    """It is neither the id of the response nor the whole name in the engine, as two requests may have the same."""
+    body = {"input": "Hi", "request_id": in_body}
+    async with served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer:
+        request_id, response_id = answer.headers["X-Request-Id"], (await answer.json())["id"]
+    assert request_id == expected or (not expected and request_id.startswith("req_"))
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    assert line.endswith(f", {request_id})")
+    (prompt,) = served.engine.prompts
+    assert response_id.startswith("resp_")
+    assert prompt.facts.engine_id == (f"{expected}-{response_id}" if expected else response_id)

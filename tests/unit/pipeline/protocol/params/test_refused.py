@@ -186,6 +186,7 @@ VALUES = [
     ({"stop": ""}, "at least 1 character", "stop"),
     ({"stop": ["a", ""]}, "at least 1 character", "stop[1]"),
     ({"stop": ["a"] * 5}, "at most 4", "stop"),
+    *[({"request_id": sent}, "pattern", "request_id") for sent in ("", "two words", "x" * 129, "a\n", "é")],
     ({"stop_token_ids": [-1]}, "greater than or equal to 0", "stop_token_ids[0]"),
     ({"min_tokens": -1}, "greater than or equal to 0", "min_tokens"),
     ({"bad_words": [""]}, "at least 1 character", "bad_words[0]"),

@@ -13,7 +13,7 @@ from aiohttp import web
 from llguidance import LLMatcher, grammar_from
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
-from penstock.pipeline.frames import Scheduling, TokenChunk
+from penstock.pipeline.frames import Origin, Scheduling, TokenChunk
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
@@ -162,6 +162,7 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
         grammar="start: /x/",
         images=("data:image/png;base64,AA==",),
         scheduling=Scheduling("salt", 3, {"traceparent": "00-1-2-01"}),
+        origin=Origin(request_id="trace-1"),
     )
     async with engine_over(fake) as engine:
         await generate(engine, prompt)
@@ -186,7 +187,7 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
     del body["sampling_params"]
     assert body == {
         "model": "nonsense",
-        "request_id": "resp_1",
+        "request_id": "trace-1-resp_1",
         "token_ids": [1, 2, 3],
         "content_parts": [{"type": "image_url", "url": "data:image/png;base64,AA=="}],
         "reasoning_ended": True,
