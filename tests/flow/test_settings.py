@@ -101,8 +101,17 @@ def test_page_has_every_option_that_is_left_out_or_refused(pytestconfig: pytest.
     assert FROM_VLLM.read_text() == page
 
 
-def test_other_options_on_the_page_exist() -> None:
-    named = set(re.findall(r"--[a-z][a-z-]+", FROM_VLLM.read_text())) - NEEDLESS.keys() - INSTEAD.keys()
+OF_VLLM = {
+    *("--api-key", "--lora-modules"),
+    *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
+    *("--override-generation-config", "--tensor-parallel-size"),
+}
+"""Options of vLLM's server, and of its engine, that the pages name."""
+
+
+@pytest.mark.parametrize("page", ["FROM_VLLM.md", "README.md", "SECURITY.md"])
+def test_other_options_on_a_page_exist(page: str) -> None:
+    text = (ROOT / "api" / page).read_text()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - NEEDLESS.keys() - INSTEAD.keys()
     ours = {option for _, option, _ in options()}
-    of_vllm = {"--enable-lora", "--lora-modules", "--max-model-len", "--tensor-parallel-size", "--api-key"}
-    assert {option.replace("--no-", "--") for option in named} - ours - of_vllm == set()
+    assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM == set()
