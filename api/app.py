@@ -16,6 +16,7 @@ from penstock.api.http.bodies import Health, Model, Models, OpenApi
 from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
 from penstock.api.http.openapi import Operation, describe, operation
 from penstock.api.http.origins import Origins
+from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
 from penstock.api.runs.scheduler import Scheduler
@@ -49,8 +50,9 @@ class Api:
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
         # The outermost comes first: errors are logged too.
-        shared = [log_requests, errors_as_json, self.origins.check, self.keys.authenticate]
+        shared = [log_requests, errors_as_json, self.origins.check, self.keys.authenticate, release_bodies]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
+        app[HELD] = HeldBytes()
         app.add_routes(self.routes)
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.origins.add_headers)

@@ -24,7 +24,7 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
-from penstock.api.http.request_body import receive
+from penstock.api.http.request_body import receive, release
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
 from penstock.api.runs.scheduler import Scheduler
@@ -110,11 +110,13 @@ class Responses:
         body = await receive(request)
         with self.scheduler.in_flight:
             prepared = await self._prepare(request, body)
+            del body  # free it: the response may take long
             if prepared.resolved.facts.response.background and not prepared.streams:
                 request[RESPONSE] = queued = (await self.scheduler.queue(prepared.resolved)).response
                 return as_json(queued)
             async with self._translated(self.scheduler.run(prepared.resolved)) as events:
                 first = await anext(events)
+                release(request)
                 if not prepared.streams:
                     request[RESPONSE] = response = await _last_response(events)
                     return as_json(response)

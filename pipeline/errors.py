@@ -60,11 +60,10 @@ class ContextTooLong(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, limit: int) -> None:
-        super().__init__(
-            f"The input has {prompt_tokens} tokens, and this model's context holds {limit}, the answer included.",
-            param="input",
-        )
+    def __init__(self, prompt_tokens: int, limit: int, *, are_all: bool = True) -> None:
+        tokens = f"{prompt_tokens} tokens" if are_all else f"at least {prompt_tokens} tokens"
+        message = f"The input has {tokens}, and this model's context holds {limit}, the answer included."
+        super().__init__(message, param="input")
 
 
 class NotRecorded(InvalidRequest):
@@ -202,6 +201,13 @@ class BodyTooLarge(InvalidRequest):
 
     status = 413
     code = "request_too_large"
+
+
+class ServerBusy(StageError):
+    """Large bodies of other requests fill the memory for them; the same request may succeed a moment later."""
+
+    status = 503
+    code = "rate_limit_exceeded"
 
 
 class EngineFailed(StageError):

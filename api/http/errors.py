@@ -24,6 +24,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PASSING = (
     errors.ConversationLocked,
     errors.EngineOverloaded,
+    errors.ServerBusy,
     errors.ServerStopping,
     errors.ServerUnreachable,
     errors.StoreFailed,

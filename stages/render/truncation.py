@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.protocol.items import CallItem, Item, Message, Reasoning
 from penstock.stages.render.item_texts import callers_of
 
@@ -25,6 +26,16 @@ def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozens
         dropped.update(group)
         excess -= sum(sizes[at] for at in group)
     return frozenset(dropped)
+
+
+COUNTED = 1_000_000
+"""The most tokens to count of a prompt that does not fit: a longer one is refused before the rest is encoded."""
+
+
+def refuse_excess(length: int, context_length: int) -> None:
+    """Raise `ContextTooLong` for a prompt whose first ``length`` tokens are too many to go on."""
+    if length > max(COUNTED, context_length):
+        raise ContextTooLong(length, context_length, are_all=False)
 
 
 def room_for_answer(max_tokens: int | None, context_length: int) -> int:

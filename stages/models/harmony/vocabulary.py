@@ -21,6 +21,7 @@ from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool
+from penstock.stages.models.text_pieces import PIECE, pieces
 
 Spelled = TypeVar("Spelled")
 
@@ -69,9 +70,6 @@ SPLIT_PATTERN = "|".join(
 )
 """The pattern that splits text before merging, as published with tiktoken (``o200k_base``)."""
 
-_PIECE = 500_000
-"""Characters encoded at a time: tiktoken's splitter overflows its stack and panics on a million spaces in a row."""
-
 
 class ClobberedInstall(CannotStart):
     """Two installed distributions own the module ``openai_harmony`` and have overwritten each other's files."""
@@ -96,10 +94,9 @@ class HarmonyEncoding:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain ``text``: ``<|end|>`` in it is encoded as seven characters."""
-        if len(text) <= _PIECE:
+        if len(text) <= PIECE:
             return self._tiktoken.encode_ordinary(text)
-        pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
-        return [token for piece in pieces for token in self._tiktoken.encode_ordinary(piece)]
+        return [token for piece in pieces(text) for token in self._tiktoken.encode_ordinary(piece)]
 
     def encode_markup(self, text: str) -> list[int]:
         """Return the token ids of our own markup, with markers as special tokens.  Never use it for a client's text."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest, TokenIds
+from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import images_of
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import Layout
 from penstock.stages.render.chat.rendering import Rendering
-from penstock.stages.render.truncation import room_for_answer, to_drop
+from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
 from penstock.stages.services.web.image_cache import ImageCache
 
 
@@ -29,7 +29,10 @@ class RenderChat:
     images: ImageCache = field(default_factory=ImageCache)
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
-        """Yield one prompt for each conversation.  Raises `InvalidRequest` for what the template refuses."""
+        """Yield one prompt for each conversation.
+
+        Raises `InvalidRequest` for what the template refuses, and `ContextTooLong` for far too many tokens.
+        """
         async for request in source:
             items = request.items
             urls = [image.image_url for item in items for image in images_of(item)]
@@ -37,11 +40,14 @@ class RenderChat:
             yield await asyncio.to_thread(self._prompt, request, images)
 
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
-        rendering = Rendering(self.chat, request, images)
-        layout, token_ids = rendering.prompt(rendering.items)
-        if request.facts.response.truncation == "auto":
+        may_drop = request.facts.response.truncation == "auto"
+        rendering = Rendering(self.chat, request, images, None if may_drop else self.context_length)
+        layout, encoded = rendering.prompt(rendering.items)
+        if may_drop:
             limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
-            layout, token_ids = _truncated(rendering, layout, token_ids, limit)
+            layout, encoded = _truncated(rendering, layout, encoded, limit)
+        refuse_excess(len(encoded), self.context_length)
+        token_ids = tuple(encoded)
         rules, calls = grammar(self.chat, request, rendering.functions, token_ids, continues=layout.continues)
         return Prompt(
             facts=request.facts,
@@ -54,7 +60,9 @@ class RenderChat:
         )
 
 
-def _truncated(rendering: Rendering, layout: Layout, token_ids: TokenIds, limit: int) -> tuple[Layout, TokenIds]:
+def _truncated(
+    rendering: Rendering, layout: Layout, token_ids: Sequence[int], limit: int
+) -> tuple[Layout, Sequence[int]]:
     """Return the prompt without its oldest items, as many as it takes to fit ``limit``, or as may be dropped.
 
     Only the rendered template shows how many tokens an item takes, so more items may have to go after each attempt.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import ResolvedRequest, TokenIds
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.chat.guard import Guard
 from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out
 from penstock.stages.render.chat.simplify import simplified
 from penstock.stages.render.chat.verbatim import spelled
 from penstock.stages.render.item_texts import split
+from penstock.stages.render.truncation import refuse_excess
 
 logger = logging.getLogger(__name__)
 
@@ -26,25 +29,34 @@ _MARKUP = 8
 
 
 class Rendering:
-    """Renders the prompts of one request; truncation may need several."""
+    """Renders the prompts of one request; truncation may need several.
 
-    def __init__(self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str]) -> None:
+    ``context_length`` is None if items may be dropped from a prompt that is far too long.
+    """
+
+    def __init__(
+        self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str], context_length: int | None
+    ) -> None:
         names = ToolNames(request.facts.tools)
         self._instructions, self.items = split(request)
         self.functions = functions(request.facts.tools, names)
         self.variables = variables(chat, request)
         self._chat = chat
+        self._context_length = context_length
         self._source = request.facts.template.source
         self._around = Surroundings(request, names, images, frozenset(chat.stop_token_ids))
 
-    def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
-        """Return the prompt with these items.  Raises `InvalidRequest` if the template refuses it."""
+    def prompt(self, items: Sequence[Item]) -> tuple[Layout, Sequence[int]]:
+        """Return the prompt with these items.
+
+        Raises `InvalidRequest` if the template refuses it, and `ContextTooLong` if it is far too long.
+        """
         try:
             return self._prompt(items)
         except RecursionError as error:  # schemas of MCP servers may have any number of levels
             raise InvalidRequest("The tools of this request are nested too deeply.", param="tools") from error
 
-    def _prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
+    def _prompt(self, items: Sequence[Item]) -> tuple[Layout, Sequence[int]]:
         layout = lay_out(self._instructions, items, self._around)
         guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
         rendered = self._rendered(layout, guard.guarded())
@@ -53,13 +65,18 @@ class Rendering:
         if rendered.token_ids:
             return layout, rendered.token_ids
         self._check_functions(rendered.text)
-        return layout, tuple(spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary))
+        token_ids = array("I")  # four bytes for a token
+        for ids in spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary):
+            token_ids.extend(ids)
+            if self._context_length is not None:
+                refuse_excess(len(token_ids), self._context_length)
+        return layout, token_ids
 
     def size(self, item: Item) -> int:
         """Estimate the number of tokens of an item."""
         messages = lay_out("", (item,), self._around).messages
-        texts = [text for message in messages for text in _texts(message)]
-        return sum(map(len, map(self._chat.vocabulary.encode, texts))) + _MARKUP * len(messages)
+        texts = (piece for message in messages for text in _texts(message) for piece in pieces(text))
+        return sum(len(self._chat.vocabulary.encode(text)) for text in texts) + _MARKUP * len(messages)
 
     def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
         """Render the prompt as it is, or simplified if the template refuses it or leaves out instructions."""

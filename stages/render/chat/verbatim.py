@@ -11,16 +11,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 
 from penstock.pipeline.frames import TokenIds
 from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.models.text_pieces import pieces
 
 _WORD = re.compile(r"\S+")
 
 
-def spelled(text: str, turns: Sequence[TokenIds], cut: re.Pattern[str], vocabulary: Vocabulary) -> Iterator[int]:
-    """Yield the tokens of ``text``.
+def spelled(
+    text: str, turns: Sequence[TokenIds], cut: re.Pattern[str], vocabulary: Vocabulary
+) -> Iterator[Sequence[int]]:
+    """Yield the tokens of ``text``, piece by piece.
 
     ``turns`` are the tokens of the turns that the engine generated.  The text is cut at matches of ``cut``, and the
     pieces are encoded separately.
@@ -28,16 +31,17 @@ def spelled(text: str, turns: Sequence[TokenIds], cut: re.Pattern[str], vocabula
     at = 0
     for start, end, written in _places(text, turns, vocabulary):
         yield from _encoded(text[at:start], cut, vocabulary, is_first=at == 0)
-        yield from written
+        yield written
         at = end
     yield from _encoded(text[at:], cut, vocabulary, is_first=at == 0)
 
 
-def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_first: bool) -> Iterator[int]:
-    first, *others = cut.split(text)
-    if first:
-        yield from vocabulary.encode(first) if is_first else vocabulary.encode_further(first)
-    yield from chain.from_iterable(vocabulary.encode_further(piece) for piece in others if piece)
+def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_first: bool) -> Iterator[Sequence[int]]:
+    for part in cut.split(text):
+        for piece in pieces(part, vocabulary.marks_pattern):
+            if piece:
+                yield vocabulary.encode(piece) if is_first else vocabulary.encode_further(piece)
+            is_first = False
 
 
 def _places(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:

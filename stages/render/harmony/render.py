@@ -18,11 +18,12 @@ from cachetools import LRUCache, cached
 
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
+from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.harmony.messages import Layout, lay_out
 from penstock.stages.render.harmony.verbatim import as_written, in_its_words
-from penstock.stages.render.truncation import room_for_answer, to_drop
+from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
 
 _KEPT_BYTES = 64_000_000
 """Bytes of the cache of encoded texts: about 200 conversations of 70,000 tokens."""
@@ -40,7 +41,10 @@ class RenderHarmony:
     context_length: int = 131_072
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
-        """Yield one prompt for each conversation.  Raises `InvalidRequest` for a format that cannot be enforced."""
+        """Yield one prompt for each conversation.
+
+        Raises `InvalidRequest` for a format that cannot be enforced, and `ContextTooLong` for far too many tokens.
+        """
         async for request in source:
             yield await asyncio.to_thread(self._prompt, request)
 
@@ -48,45 +52,62 @@ class RenderHarmony:
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)
         layout = in_its_words(lay_out(request), request.tokens, self.encoding)
-        head = [self._encoded(message) for message in layout.head]
+        may_drop = request.facts.response.truncation == "auto"
+        encoder = _Encoder(self.encoding, None if may_drop else self.context_length)
+        head = [encoder.message(message) for message in layout.head]
         items = [
-            self._item(messages, request.tokens.get(item.id, ()))
+            encoder.item(messages, request.tokens.get(item.id, ()))
             for item, messages in zip(layout.history, layout.spoken, strict=True)
         ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
-        if request.facts.response.truncation == "auto":
-            length = sum(map(len, (*head, *items, tail))) + room_for_answer(
-                request.facts.sampling.max_tokens, self.context_length
-            )
-            if length > self.context_length:
-                dropped = to_drop(layout.history, list(map(len, items)), length - self.context_length)
-        kept = (ids for at, ids in enumerate(items) if at not in dropped)
+        if may_drop:
+            length = sum(map(len, (*head, *items, tail)))
+            limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
+            if length > limit:
+                dropped = to_drop(layout.history, list(map(len, items)), length - limit)
+        kept = [*head, *(ids for at, ids in enumerate(items) if at not in dropped), tail]
+        refuse_excess(sum(map(len, kept)), self.context_length)
         return Prompt(
             facts=request.facts,
-            token_ids=tuple(chain.from_iterable((*head, *kept, tail))),
+            token_ids=tuple(chain.from_iterable(kept)),
             stop_token_ids=STOP_TOKENS,
             grammar=rules,
             raw_messages=_raw_messages(layout, dropped) if request.facts.wants_raw_messages else None,
         )
 
-    def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
+
+@dataclass
+class _Encoder:
+    """Encodes the messages of one prompt.  Raises `ContextTooLong` once they are far too long for the context."""
+
+    encoding: HarmonyEncoding
+    context_length: int | None
+    """None if messages of any length may be dropped later."""
+    _length: int = 0
+
+    def item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
         """Return the tokens of an item.  The engine generated ``written``, if anything, for its first message."""
         if not messages:
             return ()
         first, *others = messages
-        ids = as_written(first, written, self.encoding) or self._encoded(first)
-        return [*chain(ids, *map(self._encoded, others))] if others else ids
+        ids = as_written(first, written, self.encoding) or self.message(first)
+        return array("I", chain(ids, *map(self.message, others))) if others else ids
 
-    def _encoded(self, message: HarmonyMessage) -> list[int]:
-        token_ids: list[int] = []
+    def message(self, message: HarmonyMessage) -> Sequence[int]:
+        """Return the tokens of a message, in four bytes each."""
+        token_ids = array("I")
         for segment in message.segments():
             if isinstance(segment, int):
                 token_ids.append(segment)
             elif len(segment) < _KEPT_FROM:
-                token_ids += self.encoding.encode(segment)
+                token_ids.extend(self.encoding.encode(segment))
             else:
-                token_ids += _kept(self.encoding, segment)
+                for piece in pieces(segment):
+                    token_ids += _kept(self.encoding, piece)
+                    if self.context_length is not None:
+                        refuse_excess(self._length + len(token_ids), self.context_length)
+        self._length += len(token_ids)
         return token_ids
 
 

@@ -9,15 +9,17 @@ import re
 import resource
 import socket
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from penstock.api.http import connections, request_body
 from penstock.api.http.connections import ConnectionBounds
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
-from tests.support.server import ScriptedServer, running_server, script
+from tests.support.server import PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import serve_with_few_descriptors, serving_process
 
 GET_ONCE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -215,3 +217,48 @@ async def test_websocket_is_answered_with_upgrade_required(served: ScriptedServe
     async with served.client.get(f"{served.url}/v1/responses", headers=headers) as answer:
         assert answer.status == 426
         assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.fixture
+async def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[PacedServer, None]:
+    """A server that holds four bodies of 2,000 bytes, and all of up to 100."""
+    monkeypatch.setattr(request_body, "SMALL", 100)
+    async with running_server(PacedEngine(script()), tmp_path, max_body_bytes=2_000) as server:
+        yield server
+
+
+LARGE = {"input": "x" * 1_900}
+
+
+async def answered(server: PacedServer, body: dict[str, object]) -> aiohttp.ClientResponse:
+    async with server.client.post(f"{server.url}/v1/responses", json=body) as answer:
+        await answer.read()
+        return answer
+
+
+async def test_large_bodies_beyond_the_limit_are_refused_until_others_end(crowded: PacedServer) -> None:
+    writers = []
+    for _ in range(4):
+        _, writer = await connect(crowded)
+        writer.write(posted("Content-Length: 2000\r\n") + b" " * 1_999)
+        writers.append(writer)
+    async with asyncio.timeout(120):
+        while (refused := await answered(crowded, LARGE)).status != 503:
+            await asyncio.sleep(0.01)
+        assert refused.headers["Retry-After"] == "1"
+        assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
+        assert (await answered(crowded, {"input": "Hi"})).status == 200
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        while (await answered(crowded, LARGE)).status != 200:
+            await asyncio.sleep(0.01)
+
+
+async def test_running_responses_do_not_hold_their_bodies(crowded: PacedServer) -> None:
+    crowded.engine.hold()
+    async with AsyncExitStack() as streams, asyncio.timeout(120):
+        for _ in range(6):
+            stream = crowded.client.post(f"{crowded.url}/v1/responses", json={**LARGE, "stream": True})
+            assert (await streams.enter_async_context(stream)).status == 200
+        crowded.engine.say_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ def only_text(token_ids: list[int]) -> bool:
 def test_text_never_becomes_a_mark(text: str) -> None:
     guard = Guard(vocabulary(), text)
     (guarded,) = guard.guarded()
-    token_ids = [*spelled(guarded, (), guard.cut, vocabulary())]
+    token_ids = [*chain.from_iterable(spelled(guarded, (), guard.cut, vocabulary()))]
     assert only_text(token_ids)
     assert vocabulary().decode(token_ids) == text
 
@@ -66,7 +67,9 @@ def test_text_in_json_never_becomes_a_mark(text: str) -> None:
     for ascii_only in (True, False):
         guard = Guard(vocabulary(), {"key": text})
         (guarded,) = guard.guarded()
-        token_ids = [*spelled(json.dumps(guarded, ensure_ascii=ascii_only), (), guard.cut, vocabulary())]
+        token_ids = [
+            *chain.from_iterable(spelled(json.dumps(guarded, ensure_ascii=ascii_only), (), guard.cut, vocabulary()))
+        ]
         assert only_text(token_ids)
         assert json.loads(vocabulary().decode(token_ids)) == {"key": text}
 
@@ -77,7 +80,7 @@ def test_parts_never_join_to_a_mark(mark: str, data: st.DataObject) -> None:
     for parts in ((mark[:start], mark[start:]), ("so " + mark[:start], mark[start:] + " on")):
         guard = Guard(vocabulary(), parts)
         ((first, second),) = guard.guarded()
-        token_ids = [*spelled(first + second, (), guard.cut, vocabulary())]
+        token_ids = [*chain.from_iterable(spelled(first + second, (), guard.cut, vocabulary()))]
         assert only_text(token_ids)
         assert vocabulary().decode(token_ids) == "".join(parts)
 
@@ -87,7 +90,7 @@ def test_name_in_brackets_is_no_mark() -> None:
     for name in ("|im_end|", "/tool_call", "x<|im_end|", "|im_end|>x"):
         guard = Guard(vocabulary(), {name: 1})
         (guarded,) = guard.guarded()
-        token_ids = [*spelled(f"<{next(iter(guarded))}>", (), guard.cut, vocabulary())]
+        token_ids = [*chain.from_iterable(spelled(f"<{next(iter(guarded))}>", (), guard.cut, vocabulary()))]
         assert only_text(token_ids)
         assert vocabulary().decode(token_ids) == f"<{name}>"
     assert not Guard(vocabulary(), {"think": "user", "role": "a < b"}).is_needed

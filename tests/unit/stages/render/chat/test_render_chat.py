@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import ContextTooLong, InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest, TemplateOptions, with_facts
 from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models import text_pieces
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render import truncation
 from tests.support import chat_templates
 from tests.support.harmony import call, conversation, function, message, output
 
@@ -178,3 +181,14 @@ async def test_nothing_is_dropped_without_truncation() -> None:
 async def test_required_items_are_never_dropped() -> None:
     request = conversation(message("user", "word " * 500), truncation="auto")
     assert len((await chat_templates.prompt(request, context_length=100)).token_ids) > 400
+
+
+async def test_prompt_far_too_long_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(truncation, "COUNTED", 1_000)
+    encoded: list[str] = []
+    encode = Vocabulary.encode
+    monkeypatch.setattr(Vocabulary, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    with pytest.raises(ContextTooLong, match="at least"):
+        await chat_templates.prompt(conversation(message("user", "word " * 40_000)), context_length=512)
+    assert sum(map(len, encoded)) < 20_000

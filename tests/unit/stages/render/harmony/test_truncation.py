@@ -6,13 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
-from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.models import text_pieces
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from penstock.stages.render import truncation
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.render.item_texts import callers_of
 from penstock.stages.render.truncation import to_drop
@@ -175,3 +179,31 @@ async def test_large_token_limit_leaves_half_the_context() -> None:
         *talk("a", "b"), message("user", "c"), truncation="auto", sampling=replace(SAMPLING, max_tokens=10**6)
     )
     assert "<|message|>a<|end|>" in load_encoding().decode((await rendered(greedy, 2048)).token_ids)
+
+
+@pytest.fixture
+def count_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(truncation, "COUNTED", 1_000)
+
+
+@pytest.mark.usefixtures("count_few")
+@pytest.mark.parametrize("parts", [1, 100], ids=["one text", "many messages"])
+async def test_prompt_far_too_long_is_refused_before_it_is_encoded(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = HarmonyEncoding.encode
+    monkeypatch.setattr(HarmonyEncoding, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    messages = [message("user", f"{part}" + "word " * (40_000 // parts)) for part in range(parts)]
+    with pytest.raises(ContextTooLong, match="at least"):
+        await rendered(conversation(*messages), 512)
+    assert sum(map(len, encoded)) < 20_000
+
+
+@pytest.mark.usefixtures("count_few")
+async def test_item_far_too_long_is_dropped_or_refused() -> None:
+    far_too_long = message("user", "word " * 4_000)
+    assert (
+        len((await rendered(conversation(far_too_long, message("user", "?"), truncation="auto"), 512)).token_ids) < 512
+    )
+    with pytest.raises(ContextTooLong, match="at least"):
+        await rendered(conversation(far_too_long, truncation="auto"), 512)
