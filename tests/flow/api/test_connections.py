@@ -230,7 +230,7 @@ async def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 LARGE = {"input": "x" * 1_900}
 
 
-async def answered(server: PacedServer, body: dict[str, object]) -> aiohttp.ClientResponse:
+async def answered(server: PacedServer, body: dict[str, str]) -> aiohttp.ClientResponse:
     async with server.client.post(f"{server.url}/v1/responses", json=body) as answer:
         await answer.read()
         return answer
