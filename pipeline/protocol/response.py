@@ -1,6 +1,6 @@
 """The Response object.
 
-The 31 fields of the Open Responses specification are always present; a few others only if the request wants them.
+The 31 fields of the Open Responses specification are always present; a few others only if the request has them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from penstock.pipeline.protocol.items import OutputItem
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns"]
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
+ReasoningContext: TypeAlias = Literal["auto", "current_turn", "all_turns"]
+PromptCacheRetention: TypeAlias = Literal["in_memory", "24h"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -80,7 +83,8 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     """The ``reasoning`` options of the request, repeated in the response."""
 
     effort: Effort | None
-    summary: Literal["auto", "concise", "detailed"] | None
+    summary: Summary | None
+    context: ReasoningContext | UnsetType = UNSET
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +122,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     safety_identifier: str | None
     prompt_cache_key: str | None
+    prompt_cache_retention: PromptCacheRetention | UnsetType = UNSET
     user: str | UnsetType = UNSET
     input_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
     """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM)."""

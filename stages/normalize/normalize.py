@@ -364,6 +364,7 @@ def _response(
         metadata=request.metadata or {},
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        prompt_cache_retention=request.prompt_cache_retention or UNSET,
         user=UNSET if request.user is None else request.user,
     )
 
@@ -380,4 +381,4 @@ def _text(request: CreateResponse) -> dict[str, Any]:
 
 def _reasoning(request: CreateResponse) -> ReasoningOptions:
     options = request.reasoning or ReasoningOptionsParam()
-    return ReasoningOptions(options.effort, options.summary or options.generate_summary)
+    return ReasoningOptions(options.effort, options.summary or options.generate_summary, options.context or UNSET)

@@ -239,10 +239,17 @@ class ToolsetBuilder:
 
 
 def _echo(tool: params.ToolParam) -> dict[str, Any]:
-    """Return a tool as the response repeats it; a function has exactly the keys that strict clients require."""
-    if isinstance(tool, params.NamespaceToolParam):
-        return tool.sent | {"description": tool.description or ""}
-    return dict(tool) if isinstance(tool, params.FunctionToolParam) else tool.without_secrets
+    """Return a tool as the response repeats it; a function has the keys that strict clients require, and known ones."""
+    match tool:
+        case params.NamespaceToolParam():
+            return tool.sent | {"description": tool.description or ""}
+        case params.FunctionToolParam():
+            required = {key: getattr(tool, key) for key in ("type", "name", "description", "parameters", "strict")}
+            return required | {
+                key: tool.sent[key] for key in ("output_schema", "async") if tool.sent.get(key) is not None
+            }
+        case _:
+            return tool.without_secrets
 
 
 def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: str | None) -> Tool:

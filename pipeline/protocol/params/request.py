@@ -16,10 +16,9 @@ from pydantic_core import PydanticCustomError
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
-from penstock.pipeline.protocol.response import Effort
+from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
-Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
 class ReasoningOptionsParam(Body):
@@ -27,7 +26,7 @@ class ReasoningOptionsParam(Body):
     summary: Summary | None = None
     generate_summary: Summary | None = None
     """The former name of ``summary``."""
-    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    context: ReasoningContext | None = None
     mode: str | None = None
 
 
@@ -166,7 +165,7 @@ class CreateResponse(Body):
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
     service_tier: ServiceTier | None = None
     background: bool | None = None
     conversation: TextOr[str, ConversationReferenceParam] | None = None

@@ -25,6 +25,8 @@ class FunctionToolParam(Echoed):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    is_async: bool | None = Field(default=None, alias="async")
 
 
 class TextFormat(Body):

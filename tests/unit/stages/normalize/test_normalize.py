@@ -103,7 +103,10 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
         ({"text": {"format": FORMAT, "verbosity": "high"}}, {"text": {"format": FORMAT, "verbosity": "high"}}),
         ({"text": {"format": {"type": "json_object"}}}, {"text": {"format": {"type": "json_object"}}}),
         ({"reasoning": {"generate_summary": "concise"}}, {"reasoning": ReasoningOptions(None, "concise")}),
-        ({"reasoning": {"context": "all_turns", "mode": "standard"}}, {}),
+        (
+            {"reasoning": {"context": "all_turns", "mode": "standard"}},
+            {"reasoning": ReasoningOptions(None, None, "all_turns")},
+        ),
         ({"truncation": "auto"}, {"truncation": "auto"}),
         ({"top_logprobs": 3}, {"top_logprobs": 3}),
         ({"presence_penalty": 1, "frequency_penalty": -1}, {"presence_penalty": 1.0, "frequency_penalty": -1.0}),
@@ -119,10 +122,15 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
             {"tools": [{"type": "function", "name": "f", "defer_loading": True}]},
             {"tools": ({"type": "function", "name": "f", "description": None, "parameters": None, "strict": None},)},
         ),
+        (
+            {"tools": [WEATHER | {"output_schema": {"type": "number"}, "async": True}]},
+            {"tools": (WEATHER | {"output_schema": {"type": "number"}, "async": True},)},
+        ),
         ({"background": True}, {"background": True, "status": "queued"}),
         ({"background": False, "truncation": "disabled", "top_logprobs": 0, "context_management": []}, {}),
         ({"include": sorted(INCLUDABLE), "stream": True, "stream_options": {"include_obfuscation": False}}, {}),
-        ({"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, {}),
+        ({"prompt_cache_retention": "24h"}, {"prompt_cache_retention": "24h"}),
+        ({"prompt_cache_retention": None, "prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, {}),
     ],
     ids=str,
 )

@@ -227,6 +227,8 @@ VALUES = [
     (function(description=5), "valid string", "tools[0].description"),
     (function(parameters="{}"), "an object", "tools[0].parameters"),
     (function(strict="yes"), "valid boolean", "tools[0].strict"),
+    (function(output_schema="{}"), "an object", "tools[0].output_schema"),
+    (function(**{"async": "yes"}), "valid boolean", "tools[0].async"),
     (custom(name="a.b"), "pattern", "tools[0].name"),
     (custom(format="text"), "an object", "tools[0].format"),
     (custom(format={"type": "json"}), "'json' is none of 'text', 'grammar'", "tools[0].format.type"),
