@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak bench clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak fuzz bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -227,6 +227,9 @@ mutants: $(DONE)/test ## Small changes of the product, which tests have to notic
 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
+
+fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections and 1,500 streams at once; ARGS: --bodies N, --streams N, --seed N
+	@$(BIN)/python -m tests.bench.fuzz $(ARGS)
 
 # Both servers, each with an engine of its own, get BENCH_ARGS.
 BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))

@@ -40,6 +40,9 @@ MOST_RESERVED = 256
 WARNING_SECONDS = 60.0
 """Seconds between two warnings about closed connections: the clients that cause them may be an attack."""
 
+BACKLOG = 2048
+"""Connections that wait until the event loop accepts them; of more that come at once, clients see some reset."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -229,7 +232,7 @@ async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[
     runner = Runner(app)
     await runner.setup()
     try:
-        await web.SockSite(runner, bound).start()
+        await web.SockSite(runner, bound, backlog=BACKLOG).start()
         yield runner.counts
     finally:
         await runner.cleanup()

@@ -99,4 +99,5 @@ def as_error(
     status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
 ) -> web.Response:
     """Return an answer with the error body of the API."""
+    message = message.encode(errors="replace").decode()  # it may quote bytes of a header that are not UTF-8
     return as_json(ErrorBody(Problem(message, kind, param, code)), status)

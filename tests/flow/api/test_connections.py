@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from penstock.api.http import connections, request_body
 from penstock.api.http.connections import ConnectionBounds
@@ -70,6 +71,14 @@ async def test_broken_request_gets_an_error_in_json_and_no_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+async def test_host_that_is_not_text_is_refused(served: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    request = b"GET /v1/models HTTP/1.1\r\nHost: a\xff\r\nConnection: close\r\n\r\n"
+    head, _, body = (await answer_of(served, request)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 403")
+    assert json.loads(body)["error"]["code"] == "host_not_allowed"
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_connection_without_headers_is_closed(limited: ScriptedServer) -> None:
     assert await answer_of(limited, b"GET /health HTTP/1.1\r\nX-Slow: a") == b""
 
@@ -86,6 +95,15 @@ async def test_connection_with_a_request_stays_open(limited: ScriptedServer) -> 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+async def test_burst_of_connections_waits_to_be_accepted() -> None:
+    bound = connections.bind("127.0.0.1", 0)
+    bound.listen()
+    async with connections.serving(web.Application(), bound):
+        clients = [socket.create_connection(bound.getsockname(), timeout=60) for _ in range(500)]  # the loop is blocked
+        for client in clients:
+            client.close()
 
 
 async def test_one_address_cannot_take_all_connections(

@@ -1,0 +1,87 @@
+"""Fire hostile bodies, raw connections and many streams at a server process: no 5xx, no traceback, no hang.
+
+    python -m tests.bench.fuzz [--bodies N] [--connections N] [--streams N] [--seed N]
+
+The same seed gives the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import aiohttp
+import uvloop
+
+from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
+from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
+from tests.support.openapi import Description
+from tests.support.server_process import ServerProcess, running_process
+
+SHOWN = 5
+"""Faults of each kind that are printed."""
+
+
+async def hostile(server: ServerProcess, bodies: int, connections: int, seed: int) -> dict[str, Outcome]:
+    """Fire at a server; its log and its health afterwards are an outcome of their own."""
+    description = Description((await server.get("/openapi.json"))[1])
+    _, conversation = await server.post({"items": [{"role": "user", "content": "Hi"}]}, "/v1/conversations")
+    _, response = await server.post({"input": "Hi"})
+    requests = hostile_requests(description, [conversation["id"], response["id"]])
+    found = {
+        "bodies": await fire_bodies(server, drawn(requests, bodies, seed)),
+        "raw connections": await fire_connections(server, drawn(raw_connections(), connections, seed)),
+    }
+    health, _ = await server.get("/health")
+    faults = complaints(server) + ([] if health == 200 else [f"health is {health}"])
+    return {**found, "afterwards": Outcome(faults=faults)}
+
+
+async def many_streams(server: ServerProcess, count: int) -> dict[str, Outcome]:
+    """Hold streams open until they end by themselves, then as many until the server is stopped."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        server.client, before = client, server.client
+        whole = await open_streams(server, count)
+        stopped = await open_streams(server, count, server.kill(signal.SIGTERM))
+        server.client = before
+    return {
+        f"{count} streams": whole,
+        f"{count} streams, SIGTERM in the middle": stopped,
+        "afterwards ": Outcome(faults=complaints(server)),
+    }
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.fuzz")
+    parser.add_argument("--bodies", type=int, default=10_000)
+    parser.add_argument("--connections", type=int, default=1_000)
+    parser.add_argument("--streams", type=int, default=1_500, help="streams at once")
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    wrong = 0
+    with TemporaryDirectory(prefix="fuzz") as name:
+        folder = Path(name)
+        options = ("--max-background", str(wanted.streams), "--drain-timeout", "1", "--log-level", "INFO")
+        for script in ("quick", "slow"):
+            store = str(folder / f"{script}.sqlite3")
+            async with running_process(store, folder, script, *options) as server:
+                begun = time.monotonic()
+                if script == "quick":
+                    found = await hostile(server, wanted.bodies, wanted.connections, wanted.seed)
+                else:
+                    found = await many_streams(server, wanted.streams)
+                for what, outcome in found.items():
+                    statuses = ", ".join(f"{status}: {count:,}" for status, count in sorted(outcome.statuses.items()))
+                    print(f"{what}: {statuses or 'nothing'}; {len(outcome.faults)} faults")
+                    print(*outcome.faults[:SHOWN], sep="\n", end="\n" if outcome.faults else "")
+                    wrong += len(outcome.faults)
+                print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main()))
