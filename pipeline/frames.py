@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.protocol.tools import ClientForm, Toolset
+from penstock.pipeline.protocol.tools import ClientForm, McpServer, Toolset
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
@@ -114,6 +114,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     ``hides_reasoning`` if it shall have no reasoning items.  ``include`` is the request's parameter.  ``template`` is
     for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's constraints on the
     answer beside ``text.format``.  ``results`` are those of calls in ``input`` that came as raw messages, by item id.
+    ``hosted`` has the settings of the built-in tools that the request enables as MCP servers, labelled with the tool's
+    namespace.
     """
 
     response: Response
@@ -135,6 +137,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         return "-".join(filter(None, (self.origin.request_id, self.response.id)))
 
     results: Mapping[str, str] = {}
+    hosted: tuple[McpServer, ...] = ()
 
 
 class ResolvedRequest(_Frame, frozen=True):

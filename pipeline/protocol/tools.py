@@ -65,11 +65,17 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     needs_approval: bool = False
 
 
-class HostedTool(msgspec.Struct, frozen=True, tag_field="type", tag="hosted"):
-    """One function of a built-in tool, which this server runs: ``python.python``, ``browser.search``, ..."""
+class HostedTool(msgspec.Struct, frozen=True, tag_field="type", tag="hosted", omit_defaults=True):
+    """One function of a built-in tool, which this server runs: ``python.python``, ``browser.search``, ...
+
+    ``description`` and ``parameters`` are those of the operator's MCP server that runs the tool.  Without parameters,
+    the function is the one of the model's training.
+    """
 
     namespace: HostedKind
     name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 Tool: TypeAlias = FunctionTool | CustomTool | McpTool | HostedTool
@@ -79,7 +85,10 @@ HOSTED: Mapping[HostedKind, tuple[HostedTool, ...]] = {
     "browser": (HostedTool("browser", "search"), HostedTool("browser", "open"), HostedTool("browser", "find")),
     "container": (HostedTool("container", "exec"),),
 }
-"""The functions of each built-in tool."""
+"""The functions of each built-in tool, as in gpt-oss's training."""
+
+TRAINED = frozenset((tool.namespace, tool.name) for tools in HOSTED.values() for tool in tools)
+"""The keys of these functions.  An operator's server may offer more."""
 
 ToolKey: TypeAlias = tuple[str | None, str]
 """The identity of a tool: its namespace and its name."""

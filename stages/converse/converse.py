@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
+from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.tools import Toolbox
 
@@ -35,7 +36,8 @@ class Converse:
         An error in the first prompt is raised before the first frame, unless MCP frames had to come before the prompt.
         """
         async for request in source:
-            loop = ToolLoop(request, self.toolbox, self.limits, self.clock)
+            declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
+            loop = ToolLoop(declared, self.toolbox, self.limits, self.clock)
             try:
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)

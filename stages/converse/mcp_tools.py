@@ -9,10 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import CallFinished, ListedTools
+from penstock.pipeline.frames import CallFinished, ListedTools, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
-from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
-from penstock.stages.services.tools import McpHosts, ServerUnavailable
+from penstock.pipeline.protocol.tools import (
+    ANY_NAME,
+    HOSTED,
+    HostedKind,
+    HostedTool,
+    McpServer,
+    McpTool,
+    ToolFilter,
+    Toolset,
+    tool_key,
+)
+from penstock.stages.services.tools import Declaration, Declaring, Host, McpHosts, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +54,62 @@ def with_mcp_tools(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -
     mcp_tools = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
     descriptions = {server.label: server.description for server in tools.servers if server.description}
     return replace(tools, tools=(*tools.tools, *mcp_tools), descriptions={**tools.descriptions, **descriptions})
+
+
+async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host], seconds: float) -> ResolvedRequest:
+    """Return ``request`` with its built-in tools as the operator's servers declare them, if these run them.
+
+    A tool that its server does not declare in time is offered as in the model's training.
+    """
+    tools = request.facts.tools
+    kinds: dict[HostedKind, None] = dict.fromkeys(
+        tool.namespace for tool in tools.tools if isinstance(tool, HostedTool)
+    )
+    if not kinds or tools.choice == "none":
+        return request
+    declarations = await asyncio.gather(*(_declaration(request, hosts.get(kind), kind, seconds) for kind in kinds))
+    for kind, declaration in zip(kinds, declarations, strict=True):
+        server = next((server for server in request.facts.hosted if server.label == kind), McpServer(kind))
+        tools = _declared(tools, kind, declaration, server.allowed)
+    return request if tools is request.facts.tools else with_facts(request, tools=tools)
+
+
+async def _declaration(
+    request: ResolvedRequest, host: Host | None, kind: HostedKind, seconds: float
+) -> Declaration | None:
+    if not isinstance(host, Declaring):
+        return None
+    try:
+        async with asyncio.timeout(seconds):
+            return await host.declaration(request, seconds)
+    except (ServerUnavailable, TimeoutError) as error:
+        logger.warning("The server of the tool %s does not declare it: %s", kind, error or "it takes too long")
+        return None
+
+
+def _declared(tools: Toolset, kind: HostedKind, declaration: Declaration | None, allowed: ToolFilter | None) -> Toolset:
+    """Return ``tools`` with the functions of ``kind`` in the declaration, and only those that are ``allowed``."""
+    if declaration is None and allowed is None:
+        return tools
+    offered = tuple(tool for tool in tools.tools if tool.namespace == kind)
+    functions = declaration.tools if declaration else HOSTED[kind]
+    may_call = tuple(
+        tool
+        for tool in functions
+        if _CALLABLE.fullmatch(tool.name) and (allowed is None or allowed.names is None or tool.name in allowed.names)
+    )
+    at = tools.tools.index(offered[0])
+    others = [tool for tool in tools.tools if tool not in offered]
+    chosen = tools.allowed
+    if chosen is not None and {tool_key(tool) for tool in offered}.issubset(chosen):  # all of the kind
+        chosen = (*chosen, (kind, ANY_NAME))
+    descriptions = {kind: declaration.description} if declaration and declaration.description else {}
+    return replace(
+        tools,
+        tools=(*others[:at], *may_call, *others[at:]),
+        allowed=chosen,
+        descriptions={**tools.descriptions, **descriptions},
+    )
 
 
 def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:

@@ -40,7 +40,7 @@ class RunningCall:
 
     def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
         """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item."""
-        if self.call.namespace == "container":  # the output of the shell is an item of its own
+        if self.call.has_output_item:
             yield closed
             yield frames.ShellOutputOpened()
             yield frames.CallStarted()

@@ -16,6 +16,7 @@ from penstock.pipeline.frames import (
     ParsedFrame,
     ReasoningOpened,
     ServerCallOpened,
+    ShellCallOpened,
     TurnFinished,
 )
 from penstock.stages.converse.citations import Citations
@@ -24,11 +25,15 @@ from penstock.stages.services.tools import Source
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the server has to run; ``name`` is the function within its ``namespace``."""
+    """A call that the server has to run; ``name`` is the function within its ``namespace``.
+
+    ``has_output_item`` is True if the output is an item of its own.
+    """
 
     namespace: str
     name: str
     text: str
+    has_output_item: bool = False
 
 
 @dataclass(slots=True)
@@ -75,7 +80,8 @@ class ModelTurn:
                     self._texts.append(text)
             case ItemClosed(complete):
                 if self._opening is not None and complete:
-                    self.calls.append(ToolCall(*self._opening.tool, "".join(self._texts)))
+                    is_shell = isinstance(self._opening, ShellCallOpened)
+                    self.calls.append(ToolCall(*self._opening.tool, "".join(self._texts), is_shell))
                 self._opening = None
             case ReasoningOpened(recipient):
                 self.recipient = recipient

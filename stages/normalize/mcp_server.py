@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
-from penstock.pipeline.protocol.tools import McpServer, ToolFilter
+from penstock.pipeline.protocol.tools import HostedKind, McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
 
 
@@ -32,6 +32,14 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> M
         approves_rest,
         tool.connector_id,
     )
+
+
+def settings_of(tool: McpToolParam, kind: HostedKind) -> McpServer:
+    """Return the settings of a built-in tool that is enabled as an MCP server: its headers and its allowed tools."""
+    allowed = _allowed(tool)
+    if allowed is not None and "*" in (allowed.names or ()):  # in vLLM, it allows all
+        allowed = None
+    return McpServer(kind, headers=Secret(tool.sent_headers), allowed=allowed)
 
 
 def refuse_own_server(tool: McpToolParam, path: str) -> None:

@@ -144,10 +144,10 @@ class Normalize:
         referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
-        items, toolset, echo, raw = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
+        items, toolset, offered, raw = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
         sampling = _sampling(request, self.traits.sampling)
         facts = RequestFacts(
-            response=_response(request, echo, sampling, response_id, int(now), model),
+            response=_response(request, offered.echo, sampling, response_id, int(now), model),
             input=items,
             sampling=sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
@@ -157,6 +157,7 @@ class Normalize:
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
+            hosted=tuple(offered.settings.values()),
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
             results=raw.results,
@@ -166,8 +167,8 @@ class Normalize:
 
     def _read(
         self, request: CreateResponse, history: Sequence[Item], referenced: Mapping[str, Item], suffix: str
-    ) -> tuple[tuple[Item, ...], Toolset, list[dict[str, Any]], MessageReader]:
-        """Return the input, the tools, the tools as the response repeats them, and the reader of raw messages.
+    ) -> tuple[tuple[Item, ...], Toolset, ToolsetBuilder, MessageReader]:
+        """Return the input, the tools, their builder, and the reader of raw messages.
 
         A request may have thousands of items and tools, so this runs in a thread.
         """
@@ -189,7 +190,7 @@ class Normalize:
             )
         check_pairs((*history, *before), items, "input")
         check_image_count((*history, *items))
-        return (*before, *new_items(history, items)), builder.toolset(request), builder.echo, messages
+        return (*before, *new_items(history, items)), builder.toolset(request), builder, messages
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""

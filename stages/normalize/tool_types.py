@@ -17,7 +17,10 @@ LABELS: Mapping[str, HostedKind] = {
     "container": "container",
     "shell": "container",
 }
-"""The built-in tools by the labels that enable them, for an ``mcp`` tool with a label but no URL or connector."""
+"""The built-in tools by the labels that enable them, for an ``mcp`` tool without a connector."""
+
+_OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
+"""The labels that enable built-in tools in vLLM, where a ``server_url`` beside them has no effect."""
 
 _BUILT_IN: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": "browser", "shell": "container"}
 """The built-in tools by their types in a request, without a version."""
@@ -29,7 +32,7 @@ _ONLY_OPENAI = frozenset({"file_search", "image_generation", "tool_search", "pro
 def built_in(tool: params.ToolParam) -> HostedKind | None:
     """Return the built-in tool that a tool of the request means, or None."""
     match tool:
-        case params.McpToolParam(server_url=None, connector_id=None):
+        case params.McpToolParam(connector_id=None) if tool.server_url is None or tool.server_label in _OF_VLLM:
             return LABELS.get(tool.server_label)
         case params.ShellToolParam(runs_here=False):
             return None

@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.normalize.mcp_server import refuse_own_server, server_of
+from penstock.stages.normalize.mcp_server import refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, built_in, is_optional, kinds_of
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class ToolsetBuilder:
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
     """MCP servers by label."""
+    settings: dict[str, McpServer] = field(default_factory=dict)
+    """The settings of built-in tools that are enabled as MCP servers, by namespace."""
     descriptions: dict[str, str] = field(default_factory=dict)
     """The client's descriptions of namespaces."""
     echo: list[dict[str, Any]] = field(default_factory=list)
@@ -108,6 +110,8 @@ class ToolsetBuilder:
         """
         if (kind := built_in(tool)) in self.hosted:
             self._claim(kind, "built-in", f"{path}.type")
+            if isinstance(tool, params.McpToolParam):
+                self.settings[kind] = settings_of(tool, kind)
             return wire.HOSTED[kind]
         match tool:
             case params.FunctionToolParam() | params.CustomToolParam():

@@ -12,7 +12,16 @@ from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+from penstock.pipeline.protocol.tools import (
+    TRAINED,
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    McpTool,
+    Tool,
+    Toolset,
+    tool_key,
+)
 
 CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
 
@@ -112,10 +121,10 @@ def call_of(tool: Tool) -> CallOpened:
             return frames.CustomToolCallOpened(tool.name, tool.namespace)
         case McpTool(needs_approval=True):
             return frames.McpApprovalOpened(tool.namespace, tool.name)
-        case McpTool():
-            return frames.McpCallOpened(tool.namespace, tool.name)
-        case HostedTool():
+        case HostedTool() if tool_key(tool) in TRAINED:
             return frames.HOSTED_CALLS[tool.namespace](tool.name)
+        case McpTool() | HostedTool():
+            return frames.McpCallOpened(tool.namespace, tool.name)
 
 
 def is_open(tools: Toolset) -> bool:

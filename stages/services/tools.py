@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.pipeline.protocol.tools import HOSTED, HostedKind, McpServer
+from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,23 @@ class Host(Protocol):
 
     async def close(self) -> None:
         """Release all resources; called when the server shuts down."""
+        ...
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A built-in tool in the words of the server that runs it: its functions, and its description or ""."""
+
+    tools: tuple[HostedTool, ...]
+    description: str = ""
+
+
+@runtime_checkable
+class Declaring(Protocol):
+    """A host whose tool describes itself."""
+
+    async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
+        """Return the declaration for a request; raises `ServerUnavailable`."""
         ...
 
 

@@ -186,10 +186,10 @@ def _paged(name: str, total: int) -> Server[Any]:
 
 def python() -> MCPServer:
     """A substitute for the built-in python; it keeps variables, separately for each ``x-session-id``."""
-    server = MCPServer("python", log_level="CRITICAL")
+    server = MCPServer("python", instructions="Python with numpy.", log_level="CRITICAL")
     names: dict[str, dict[str, Any]] = {}
 
-    @server.tool(name="python")
+    @server.tool(name="python", meta={"include_in_prompt": False})
     def run(code: str, ctx: Context) -> mcp_types.CallToolResult:
         """Run it."""
         output = io.StringIO()
@@ -197,6 +197,7 @@ def python() -> MCPServer:
             exec(code, names.setdefault((ctx.headers or {}).get("x-session-id", ""), {}))
         return _text(output.getvalue())
 
+    server.add_tool(header)
     return server
 
 
@@ -223,13 +224,23 @@ def browser() -> MCPServer:
 
 
 def container() -> MCPServer:
-    """A substitute for the built-in container."""
-    server = MCPServer("container", log_level="CRITICAL")
+    """A substitute for the built-in container, with one more function and one that the prompt leaves out."""
+    server = MCPServer("container", instructions="A container with a terminal.", log_level="CRITICAL")
 
     @server.tool(name="exec")
     def run(cmd: list[str], timeout: int | None = None) -> mcp_types.CallToolResult:
         """Pretend to run it."""
         return _text(f"ran {' '.join(cmd)}")
+
+    @server.tool()
+    def feed_chars(chars: str) -> mcp_types.CallToolResult:
+        """Type into the terminal."""
+        return _text(f"typed {chars}")
+
+    @server.tool(meta={"include_in_prompt": False})
+    def cleanup_session() -> mcp_types.CallToolResult:
+        """End the session."""
+        return _text("ended")
 
     return server
 

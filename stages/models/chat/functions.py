@@ -12,7 +12,7 @@ from typing import Any
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
 from penstock.stages.models.chat.model import Function
 from penstock.stages.models.chat.names import CODE_ARGUMENT, CUSTOM_ARGUMENT, ToolNames
-from penstock.stages.models.harmony.hosted import described
+from penstock.stages.models.harmony.hosted import description_of, function_of
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _KINDS = {"lark": "Lark grammar", "regex": "regular expression"}
@@ -37,7 +37,7 @@ def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
 
 def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
     if isinstance(tool, HostedTool):
-        return described()[tool.namespace][0]
+        return description_of(tool.namespace, descriptions)
     return descriptions.get(tool.namespace, "") if tool.namespace else ""
 
 
@@ -58,11 +58,10 @@ def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
             return tool.description, tool.parameters
         case CustomTool():
             return tool.description, _one_text(CUSTOM_ARGUMENT, _rule(tool))
-        case HostedTool(namespace="python"):
-            return None, _one_text(CODE_ARGUMENT, "Python code to run.")
         case HostedTool():
-            function = next(function for function in described()[tool.namespace][1] if function.name == tool.name)
-            return function.description, function.parameters
+            if function := function_of(tool):
+                return function.description, function.parameters
+            return None, _one_text(CODE_ARGUMENT, "Python code to run.")
 
 
 def _one_text(argument: str, description: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def text_argument(tool: Tool | CallItem) -> str | None:
     match tool:
         case CustomTool() | CustomToolCall():
             return CUSTOM_ARGUMENT
-        case HostedTool(namespace="python") | CodeInterpreterCall():
+        case HostedTool(namespace="python", name="python") | CodeInterpreterCall():
             return CODE_ARGUMENT
         case _:
             return None

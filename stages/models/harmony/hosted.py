@@ -1,4 +1,7 @@
-"""The built-in tools as in gpt-oss's training: a section of the system message, in openai_harmony's own words."""
+"""The built-in tools as a section of the system message.
+
+Their words are those of gpt-oss's training, openai_harmony's own, unless an operator's server declares the tool itself.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,41 @@ _EXEC = FunctionTool(
 )
 
 
-def hosted_section(tools: Sequence[HostedTool]) -> str:
-    """Return the section of the system message that declares ``tools``, with namespaces in the package's order."""
+def hosted_section(tools: Sequence[HostedTool], descriptions: Mapping[str, str]) -> str:
+    """Return the section of the system message that declares ``tools``, with namespaces in the package's order.
+
+    ``descriptions`` are those of the operator's servers, by namespace.
+    """
     lines = ["# Tools"]
     for kind in sorted(HOSTED):
-        if names := {tool.name for tool in tools if tool.namespace == kind}:
-            lines += ["", *_namespace(kind, names)]
+        if members := [tool for tool in tools if tool.namespace == kind]:
+            lines += ["", *_namespace(kind, description_of(kind, descriptions), members)]
     return "\n".join(lines)
 
 
-def _namespace(kind: HostedKind, names: set[str]) -> Iterator[str]:
-    description, functions = described()[kind]
-    if functions:
-        yield from namespace_lines(kind, description, [tool for tool in functions if tool.name in names], Inlining())
+def _namespace(kind: HostedKind, description: str, members: Sequence[HostedTool]) -> Iterator[str]:
+    if functions := [function for tool in members if (function := function_of(tool))]:
+        yield from namespace_lines(kind, description, functions, Inlining())
     else:
         yield from (f"## {kind}", "", description)
 
 
+def description_of(kind: HostedKind, descriptions: Mapping[str, str]) -> str:
+    """Return the description of a built-in tool: that of the operator's server, or else that of the training."""
+    return descriptions.get(kind) or _trained()[kind][0]
+
+
+def function_of(tool: HostedTool) -> FunctionTool | None:
+    """Return the function that the model reads; None for Python, which takes plain code."""
+    if (tool.namespace, tool.name) == ("python", "python"):
+        return None
+    if tool.parameters is not None:
+        return FunctionTool(tool.name, tool.description, tool.parameters)
+    return next(function for function in _trained()[tool.namespace][1] if function.name == tool.name)
+
+
 @cache
-def described() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
-    """Return the description and the functions of each built-in tool; python has no functions, it takes plain code."""
+def _trained() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
     return {
         "browser": _of_package(ToolNamespaceConfig.browser()),
         "python": _of_package(ToolNamespaceConfig.python()),

@@ -177,7 +177,7 @@ def recipient_of(tool: Tool | CallItem) -> str:
     match tool:
         case FunctionTool() | CustomTool():  # first, as a request may have thousands of them
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
-        case CodeInterpreterCall() | HostedTool(namespace="python"):
+        case CodeInterpreterCall() | HostedTool(namespace="python", name="python"):
             return "python"
         case McpTool() | HostedTool():
             return f"{tool.namespace}.{tool.name}"

@@ -64,7 +64,7 @@ class Recipients:
     def knows(self, word: str) -> bool:
         """Return True for the exact name of a tool; of a hosted one the full name, as ``open`` is also a word."""
         tool = self._tools.get(word)
-        return tool is not None and (not isinstance(tool, tools.HostedTool) or word in BUILT_IN)
+        return tool is not None and (not isinstance(tool, tools.HostedTool) or word == recipient_of(tool))
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
         """Return the frame that opens a message to ``recipient``: reasoning if it is not a tool that may be called."""

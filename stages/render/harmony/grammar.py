@@ -81,7 +81,7 @@ def _input(tool: Tool) -> str:
                 return constraint.json_body(parameters)
             case CustomTool(grammar=Grammar() as rule):
                 return constraint.tool_body(rule)
-            case CustomTool() | HostedTool(namespace="python"):
+            case CustomTool() | HostedTool(namespace="python", name="python"):
                 return _FREE
             case FunctionTool() | McpTool() | HostedTool():
                 return ANY_OBJECT

@@ -72,7 +72,8 @@ def _system_text(request: ResolvedRequest, hosted: Sequence[HostedTool], tools: 
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
     about = f"{_IDENTITY}\nCurrent date: {request.facts.date}"
-    return "\n\n".join([about, f"Reasoning: {effort}", *([hosted_section(hosted)] if hosted else ()), channels])
+    sections = [hosted_section(hosted, request.facts.tools.descriptions)] if hosted else []
+    return "\n\n".join([about, f"Reasoning: {effort}", *sections, channels])
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -10,10 +10,15 @@ from msgspec import UNSET
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.tools import HostedTool
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import head
 from penstock.stages.render.harmony.message import Channel, HarmonyMessage
 from penstock.stages.render.item_texts import arguments_of, callers_of, output_of, refusals_in, result_of, split
+
+_UNKNOWN = f"{FUNCTIONS}.unknown"
+"""The tool name for an output whose call is gone, because the store no longer has the call's response.  The model still
+reads the output."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,17 @@ class Layout:
 def lay_out(request: ResolvedRequest) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
     instructions, rest = split(request)
-    return Layout(tuple(head(request, instructions)), rest, tuple(_Items(rest, request.results).spoken()))
+    built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
+    return Layout(tuple(head(request, instructions)), rest, tuple(_Items(rest, request.results, built_in).spoken()))
 
 
 class _Items:
     """The items after the head.  The messages of each item depend on the other items."""
 
-    def __init__(self, history: tuple[items.Item, ...], results: Mapping[str, str]) -> None:
+    def __init__(self, history: tuple[items.Item, ...], results: Mapping[str, str], built_in: frozenset[str]) -> None:
         self._items = history
+        self._built_in = built_in
+        """The namespaces of the request's built-in tools; operators' servers may offer more functions in them."""
         self._results = results
         self._callers = callers_of(history)
         self._run = frozenset(self._callers.values())
@@ -61,26 +69,55 @@ class _Items:
             return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
         if isinstance(item, items.Call):
             was_cut = item.status == "incomplete" and at not in self._run
-            return () if was_cut else (called(item),)
+            return () if was_cut else (self._called(item),)
         if isinstance(item, items.CallOutput):
             return (self._output(item, at),)
         if isinstance(item, items.ServedCall):
             return self._run_here(item)
         if isinstance(item, items.McpApprovalRequest):  # an approved request becomes a call of its own
             refusal = self._refusals.get(item.id)
-            return () if refusal is None else (called(item), returned(item, refusal))
+            return () if refusal is None else (self._called(item), self._returned(item, refusal))
         return ()  # the head declares the tools of other items with all others, as in training
 
     def _output(self, output: items.CallOutput, at: int) -> HarmonyMessage:
         caller = self._items[self._callers[at]] if at in self._callers else None
         call = caller if isinstance(caller, items.Call) else None
-        return returned(call, self._results.get(output.id) or output_of(output, call))
+        return self._returned(call, self._results.get(output.id) or output_of(output, call))
 
     def _run_here(self, call: items.ServedCall) -> Sequence[HarmonyMessage]:
         result = self._results.get(call.id)
         if call.status in {"in_progress", "incomplete"} and not result:
             return ()
-        return called(call), returned(call, result_of(call) if result is None else result)
+        return self._called(call), self._returned(call, result_of(call) if result is None else result)
+
+    def _called(self, call: items.CallItem) -> HarmonyMessage:
+        """Return the message with which the model makes ``call``."""
+        return HarmonyMessage(
+            "assistant",
+            (arguments_of(call),),
+            self._channel(call),
+            recipient=recipient_of(call),
+            content_type="code" if self._is_built_in(call) or isinstance(call, items.CustomToolCall) else "json",
+            rebuilt=isinstance(call, items.FormCall | items.WebSearchCall),
+        )
+
+    def _returned(self, call: items.CallItem | None, text: str) -> HarmonyMessage:
+        """Return the message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
+        if call is None:
+            return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
+        return HarmonyMessage("tool", (text,), self._channel(call), name=recipient_of(call), recipient="assistant")
+
+    def _channel(self, call: items.CallItem) -> Channel:
+        return "analysis" if self._is_built_in(call) else "commentary"
+
+    def _is_built_in(self, call: items.CallItem) -> bool:
+        match call:
+            case items.ShellCall():
+                return call.runs_here
+            case items.McpCall():
+                return call.server_label in self._built_in
+            case _:
+                return isinstance(call, items.HostedCall)
 
 
 def _spoken(message: items.Message, channel: Channel) -> HarmonyMessage:
@@ -108,35 +145,3 @@ def _answers(history: Sequence[items.Item]) -> frozenset[int]:
 
 def _is_answer(message: items.Message, after: items.Item | None) -> bool:
     return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, items.CallItem))
-
-
-_UNKNOWN = f"{FUNCTIONS}.unknown"
-"""The tool name for an output whose call is gone, because the store no longer has the call's response.  The model still
-reads the output."""
-
-
-def called(call: items.CallItem) -> HarmonyMessage:
-    """The message with which the model makes ``call``."""
-    return HarmonyMessage(
-        "assistant",
-        (arguments_of(call),),
-        _channel(call),
-        recipient=recipient_of(call),
-        content_type="code" if _is_built_in(call) or isinstance(call, items.CustomToolCall) else "json",
-        rebuilt=isinstance(call, items.FormCall | items.WebSearchCall),
-    )
-
-
-def returned(call: items.CallItem | None, text: str) -> HarmonyMessage:
-    """The message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
-    if call is None:
-        return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
-    return HarmonyMessage("tool", (text,), _channel(call), name=recipient_of(call), recipient="assistant")
-
-
-def _is_built_in(call: items.CallItem) -> bool:
-    return isinstance(call, items.HostedCall) or (isinstance(call, items.ShellCall) and call.runs_here)
-
-
-def _channel(call: items.CallItem) -> Channel:
-    return "analysis" if _is_built_in(call) else "commentary"

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
-from penstock.pipeline.protocol.tools import HostedKind
+from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
 from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
-from penstock.stages.services.tools import Session, ToolResult, bounded
+from penstock.stages.services.tools import Declaration, Session, ToolResult, bounded
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
@@ -30,15 +30,29 @@ class McpHost:
         self._kind: HostedKind = kind
 
     def session(self, request: ResolvedRequest) -> Session:
-        inner = self._servers.private_session(self._kind, {SESSION_HEADER: request.facts.response.id})
-        return _SESSIONS[self._kind](inner)
+        inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response.id})
+        return _SESSIONS[self._kind](self._kind, inner)
+
+    async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
+        """Return the functions and the description that the server lists for this request."""
+        listing = await self._servers.listing(self._server(request), seconds)
+        tools = (
+            HostedTool(self._kind, tool.name, tool.description or None, tool.input_schema) for tool in listing.tools
+        )
+        prompted = (tool for tool in tools if tool.name not in listing.unprompted or tool.name == "python")
+        return Declaration(tuple(prompted), listing.instructions)
+
+    def _server(self, request: ResolvedRequest) -> McpServer:
+        """Return the server with the headers of the request, if it has any."""
+        return next((server for server in request.facts.hosted if server.label == self._kind), McpServer(self._kind))
 
     async def close(self) -> None:
         """Do nothing: `McpServers` closes the connections."""
 
 
 class _HostedSession:
-    def __init__(self, inner: McpSession) -> None:
+    def __init__(self, kind: HostedKind, inner: McpSession) -> None:
+        self._kind = kind
         self._inner = inner
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
@@ -46,13 +60,18 @@ class _HostedSession:
         return None
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
-        """Run a call; ``data`` of the outcome has the form of the built-in tool's items."""
+        """Run a call; ``data`` of the outcome has the form of the built-in tool's items.
+
+        Calls of further functions of the server are ``mcp_call`` items.
+        """
+        is_trained = (self._kind, name) in TRAINED
         try:
-            outcome = await self._inner.call(name, self._arguments(text), seconds)
+            call_arguments = self._arguments(text) if is_trained else arguments(text)
+            outcome = await self._inner.call(name, call_arguments, seconds)
         except McpFailure as failure:
             outcome = failure.outcome
         outcome = replace(outcome, result=bounded(outcome.result, LONGEST))
-        return replace(outcome, data=self._shown(outcome))
+        return replace(outcome, data=self._shown(outcome)) if is_trained else outcome
 
     async def close(self) -> None:
         await self._inner.close()
@@ -85,9 +104,11 @@ class _Browser(_HostedSession):
                 return {"type": "search", "query": str(call_arguments.get("query", ""))}
             case "find":
                 return {"type": "find_in_page", "pattern": str(call_arguments.get("pattern", "")), "url": ""}
-            case _:
+            case "open":
                 page = call_arguments.get("id")
                 return {"type": "open_page", "url": page if isinstance(page, str) else None}
+            case _:
+                return None
 
 
 class _Container(_HostedSession):

@@ -26,7 +26,7 @@ from penstock.stages.services.mcp.config import SecretMask, ServerConfig, mask_s
 from penstock.stages.services.mcp.connection import Connection
 from penstock.stages.services.mcp.diagnosis import diagnosed
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure, tool_failure
-from penstock.stages.services.mcp.listings import Tools
+from penstock.stages.services.mcp.listings import Listing
 from penstock.stages.services.mcp.transports import statuses_noted
 from penstock.stages.services.tools import ToolResult
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -69,7 +69,7 @@ class McpClient:
         self._tried = 0.0
         self._delay = _FIRST_DELAY
 
-    async def tools(self, seconds: float) -> Tools:
+    async def listing(self, seconds: float) -> Listing:
         return await self._run(self._list, seconds, is_repeatable=True)
 
     async def call(
@@ -113,10 +113,10 @@ class McpClient:
         statuses.clear()
         return await work(await self._current().client())
 
-    async def _list(self, client: Client) -> Tools:
-        tools = await _listed(client)
+    async def _list(self, client: Client) -> Listing:
+        listing = await _listed(client)
         self._has_listed = client
-        return tools
+        return listing
 
     async def _call(self, request: mcp_types.CallToolRequest, may_need_headers: bool, client: Client) -> CallResult:
         """Send the call through the session, as the client's own method would validate the result.
@@ -155,17 +155,19 @@ class McpClient:
         return self._connect()
 
 
-async def _listed(client: Client) -> Tools:
+async def _listed(client: Client) -> Listing:
     tools: list[ListedTool] = []
+    unprompted: set[str] = set()
     size, cursor = 0, None
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools += map(_listed_tool, page.tools)
+        unprompted |= {tool.name for tool in page.tools if (tool.meta or {}).get("include_in_prompt") is False}
         size += len(msgspec.json.encode(tools[len(tools) - len(page.tools) :]))
         if len(tools) > MOST_TOOLS or size > LARGEST_LISTING:
             break
         if (cursor := page.next_cursor) is None:
-            return tuple(tools)
+            return Listing(tuple(tools), client.instructions or "", frozenset(unprompted))
     raise protocol_failure(CONNECTION_CLOSED, "The server offers more tools than the limit.")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.items import ListedTool
@@ -16,6 +17,18 @@ Key: TypeAlias = tuple[str, bytes]
 Tools: TypeAlias = tuple[ListedTool, ...]
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The tools of a server, and its instructions for the model.
+
+    ``unprompted`` are the names of tools that the prompt shall not describe (vLLM's ``include_in_prompt: false``).
+    """
+
+    tools: Tools
+    instructions: str = ""
+    unprompted: frozenset[str] = frozenset()
+
+
 class Listings:
     """Listings of the latest ``most`` servers, valid for ``seconds``.  Concurrent requests for one are merged."""
 
@@ -23,17 +36,17 @@ class Listings:
         self._seconds = seconds
         self._most = most
         self._clock = clock
-        self._known: OrderedDict[Key, tuple[float, Tools]] = OrderedDict()
-        self._asking: dict[Key, asyncio.Task[Tools]] = {}
-        self._tasks: set[asyncio.Task[Tools]] = set()
+        self._known: OrderedDict[Key, tuple[float, Listing]] = OrderedDict()
+        self._asking: dict[Key, asyncio.Task[Listing]] = {}
+        self._tasks: set[asyncio.Task[Listing]] = set()
 
-    async def get(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Tools]]) -> Tools:
+    async def get(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
         """Return the listing of a server, fetched by ``ask`` if it is not cached.
 
         Errors raised by ``ask`` are passed on and not cached.  Cancelling one caller does not affect the others.
         """
-        if (tools := self.known(key)) is not None:
-            return tools
+        if (listing := self.known(key)) is not None:
+            return listing
         if (task := self._asking.get(key)) is None:
             task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
             self._tasks.add(task)
@@ -43,10 +56,10 @@ class Listings:
             raise protocol_failure(CONNECTION_CLOSED, "The request to the server was cancelled.")
         return task.result()
 
-    def known(self, key: Key) -> Tools | None:
+    def known(self, key: Key) -> Listing | None:
         """Return the cached listing, or None if there is none or it has expired."""
-        at, tools = self._known.get(key, (-self._seconds, None))
-        return tools if self._clock() - at < self._seconds else None
+        at, listing = self._known.get(key, (-self._seconds, None))
+        return listing if self._clock() - at < self._seconds else None
 
     def forget(self, key: Key) -> None:
         """Drop a listing that has changed.  A request in flight may return the old one, so it is not cached either."""
@@ -58,24 +71,24 @@ class Listings:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ask(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Tools]]) -> Tools:
+    async def _ask(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
         try:
-            tools = await ask()
+            listing = await ask()
         finally:
             is_wanted = self._asking.get(key) is asyncio.current_task()
             if is_wanted:
                 del self._asking[key]
         if is_wanted:
-            self._remember(key, tools)
-        return tools
+            self._remember(key, listing)
+        return listing
 
-    def _remember(self, key: Key, tools: Tools) -> None:
-        self._known[key] = (self._clock(), tools)
+    def _remember(self, key: Key, listing: Listing) -> None:
+        self._known[key] = (self._clock(), listing)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
 
-    def _answered(self, task: asyncio.Task[Tools]) -> None:
+    def _answered(self, task: asyncio.Task[Listing]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # mark it as retrieved: callers get it from `get`

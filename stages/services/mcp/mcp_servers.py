@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.params.tools import FRAMING, is_web_url
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, INVALID_PARAMS, McpFailure, protocol_failure
-from penstock.stages.services.mcp.listings import Key, Listings, Tools
+from penstock.stages.services.mcp.listings import Key, Listing, Listings, Tools
 from penstock.stages.services.tools import ServerUnavailable, ToolResult
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -72,6 +72,10 @@ class McpServers:
         return frozenset(self._servers)
 
     async def tools(self, server: McpServer, seconds: float) -> Tools:
+        return (await self.listing(server, seconds)).tools
+
+    async def listing(self, server: McpServer, seconds: float) -> Listing:
+        """Return the tools of a server and its instructions; raises `ServerUnavailable`."""
         try:
             target = self._target(server)
             return await self._listings.get(target.key, partial(self._list, target, seconds))
@@ -87,12 +91,16 @@ class McpServers:
             return McpSession(partial(_refused, failure))
         return McpSession(partial(self._client, target), partial(self._known, target.key), is_shared=target.is_shared)
 
-    def private_session(self, label: str, headers: Mapping[str, str]) -> McpSession:
-        """Return a session with a connection of its own to an operator's server that keeps state for a response."""
-        config = self._servers[label]
+    def private_session(self, server: McpServer, headers: Mapping[str, str]) -> McpSession:
+        """Return a session with a connection of its own to an operator's server that keeps state for a response.
+
+        The operator's headers take precedence over ``headers``, and these over the request's.
+        """
+        config = self._servers[server.label]
         if isinstance(config, HttpServer):
-            config = _with_headers(config, headers)
-        return McpSession(partial(self._client, Target(config, (label, b""))))
+            config = _with_headers(_with_headers(config, headers), _sent_headers(server))
+        target = replace(self._target(server), config=config, label=None, is_shared=False)
+        return McpSession(partial(self._client, target), partial(self._known, target.key))
 
     async def close(self) -> None:
         await self._listings.close()
@@ -104,9 +112,7 @@ class McpServers:
 
     def _target(self, server: McpServer) -> Target:
         """Return the server that a request names; raise `McpFailure` if its URL is invalid or its label unknown."""
-        headers = {
-            name: value for name, value in server.headers.reveal().items() if name.lower() not in _NOT_THE_CLIENTS
-        }
+        headers = _sent_headers(server)
         if server.url is not None:
             if not is_web_url(server.url):
                 raise protocol_failure(INVALID_PARAMS, "The server's URL must begin with http:// or https://.")
@@ -118,10 +124,10 @@ class McpServers:
             return Target(_with_headers(config, headers), (label, _digest(headers)), label)
         return Target(config, (label, b""), label, is_shared=True)
 
-    async def _list(self, target: Target, seconds: float) -> Tools:
+    async def _list(self, target: Target, seconds: float) -> Listing:
         client = await self._client(target)
         try:
-            return await client.tools(seconds)
+            return await client.listing(seconds)
         finally:
             if not target.is_shared:
                 await client.close()
@@ -133,7 +139,8 @@ class McpServers:
         return self._clients.setdefault(target.label or "", client) if target.is_shared else client
 
     def _known(self, key: Key, name: str) -> ListedTool | None:
-        return next((tool for tool in self._listings.known(key) or () if tool.name == name), None)
+        listing = self._listings.known(key)
+        return next((tool for tool in listing.tools if tool.name == name), None) if listing else None
 
 
 class McpSession:
@@ -198,6 +205,11 @@ def arguments(text: str) -> dict[str, Any]:
 
 async def _refused(failure: McpFailure) -> McpClient:
     raise failure
+
+
+def _sent_headers(server: McpServer) -> dict[str, str]:
+    """Return the headers that a request sends to a server, without those about the transfer of a message."""
+    return {name: value for name, value in server.headers.reveal().items() if name.lower() not in _NOT_THE_CLIENTS}
 
 
 def _with_headers(config: HttpServer, headers: Mapping[str, str]) -> HttpServer:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.converse.tool_loop import Limits
+from penstock.stages.services.mcp.builtin_tools import McpHost
+from penstock.stages.services.mcp.config import HttpServer, ServerConfig
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.tools import Toolbox
 from tests.support import tool_servers
 from tests.support.event_streams import final, read_sse
-from tests.support.mcp_servers import HttpServers, stdio_server
+from tests.support.mcp_servers import LOCAL, HttpServers, stdio_server
 
 
 def assert_echoed(received: tool_servers.ClientResponse, label: str) -> None:
@@ -137,3 +143,57 @@ async def test_all_turns_have_the_priority_of_the_request(tmp_path: Path, http: 
                 served, "stream", {"tools": [tool_servers.mcp_tool(url=http.url())], "priority": priority}
             )
             assert [prompt.facts.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3
+
+
+def replaced(kind: HostedKind, config: ServerConfig) -> Toolbox:
+    """A toolbox in which an operator's server runs a built-in tool."""
+    servers = McpServers({kind: config}, LOCAL)
+    return Toolbox({kind: McpHost(servers, kind)}, servers)
+
+
+@pytest.mark.parametrize("choice", ["auto", {"type": "mcp", "server_label": "container"}], ids=str)
+async def test_all_functions_of_an_operators_container_can_be_called(
+    tmp_path: Path, http: HttpServers, choice: Any
+) -> None:
+    turns = [
+        "<|channel|>analysis to=container.exec code<|message|>" + '{"cmd": ["ls"]}<|call|>',
+        "<|channel|>analysis to=container.feed_chars code<|message|>" + '{"chars": "ls"}<|call|>',
+        tool_servers.answer_markup(),
+    ]
+    tool = {"type": "mcp", "server_label": "container", "server_url": "http://localhost:8888"}
+    toolbox = replaced("container", HttpServer(http.url("container")))
+    async with tool_servers.tool_server(tmp_path, turns, toolbox=toolbox) as served:
+        body = {"tools": [tool], "tool_choice": choice}
+        received = await tool_servers.respond(served, "stream", body)
+        prompts = tool_servers.prompts_read(served)
+    assert received.types == ["shell_call", "shell_call_output", "mcp_call", "message"]
+    assert (received.output[2]["server_label"], received.output[2]["output"]) == ("container", "typed ls")
+    assert "## container\n\n// A container with a terminal.\nnamespace container {" in prompts[0]
+    assert "// Type into the terminal.\ntype feed_chars = (_: {" in prompts[0]
+    assert "workdir" not in prompts[0]
+    assert "cleanup_session" not in prompts[0]
+    assert prompts[2].endswith(
+        '<|start|>assistant<|channel|>analysis to=container.feed_chars code<|message|>{"chars": "ls"}<|call|>'
+        "<|start|>container.feed_chars to=assistant<|channel|>analysis<|message|>typed ls<|end|><|start|>assistant"
+    )
+
+
+async def test_allowed_tools_limit_a_built_in_tool(tmp_path: Path, http: HttpServers) -> None:
+    tool = {"type": "mcp", "server_label": "container", "allowed_tools": ["feed_chars"]}
+    turns = ["<|channel|>analysis to=container.exec code<|message|>{}<|call|>", tool_servers.answer_markup()]
+    toolbox = replaced("container", HttpServer(http.url("container")))
+    async with tool_servers.tool_server(tmp_path, turns, toolbox=toolbox) as served:
+        received = await tool_servers.respond(served, "whole", {"tools": [tool]})
+        prompt = tool_servers.prompts_read(served)[0]
+    assert "type feed_chars" in prompt
+    assert "type exec" not in prompt
+    assert "shell_call" not in received.types
+
+
+async def test_server_that_declares_nothing_is_offered_as_trained(tmp_path: Path) -> None:
+    toolbox = replaced("container", HttpServer("http://127.0.0.1:1/mcp"))
+    async with tool_servers.tool_server(tmp_path, toolbox=toolbox) as served:
+        tool = {"type": "mcp", "server_label": "container"}
+        received = await tool_servers.respond(served, "whole", {"tools": [tool]})
+        assert "type exec" in tool_servers.prompts_read(served)[0]
+    assert received.response["status"] == "completed"

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS
+from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolFilter, ToolKey, tool_key
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
@@ -228,3 +228,33 @@ async def test_choice_ignores_unavailable_tools(store: Store) -> None:
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
     tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).facts.tools
     assert tools.allowed == ((None, "get_weather"),)
+
+
+@pytest.mark.parametrize("name", ["code_interpreter", "container", "web_search_preview"])
+async def test_url_beside_a_label_of_vllm_is_not_used(store: Store, name: str) -> None:
+    """VLLM's own tests send one.  Without the built-in tool it is the server of that URL."""
+    tool = label(name) | {"server_url": "http://localhost:8888"}
+    resolved = await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED)
+    assert (resolved.facts.tools.tools, resolved.facts.tools.servers) == (HOSTED[LABELS[name]], ())
+    resolved = await normalize(store, input="Hi", tools=[tool])
+    assert [server.url for server in resolved.facts.tools.servers] == ["http://localhost:8888"]
+
+
+@pytest.mark.parametrize("name", ["python", "browser", "shell"])
+async def test_url_beside_any_other_label_names_a_server(store: Store, name: str) -> None:
+    tool = label(name) | {"server_url": "https://mcp.example/"}
+    resolved = await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED)
+    assert [server.url for server in resolved.facts.tools.servers] == ["https://mcp.example/"]
+
+
+async def test_settings_of_a_built_in_tool_are_kept(store: Store) -> None:
+    headers = {"X-Who": "client-0001"}
+    tools = [
+        label("code_interpreter") | {"headers": headers, "allowed_tools": ["*"]},
+        label("container") | {"allowed_tools": ["feed_chars"]},
+    ]
+    resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
+    python, container = resolved.facts.hosted
+    assert (python.label, python.headers.reveal(), python.allowed) == ("python", headers, None)
+    assert (container.label, container.allowed) == ("container", ToolFilter(("feed_chars",)))
+    assert "client-0001" not in str(resolved.facts.response.tools)

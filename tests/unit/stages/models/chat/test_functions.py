@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, HostedTool, McpTool, Toolset
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.names import ToolNames
 
@@ -48,3 +48,12 @@ def test_built_in_tools_have_harmony_descriptions() -> None:
     assert list(shown) == ["python", "browser__search", "browser__open", "browser__find", "container__exec"]
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]
     assert all(tool["description"] for tool in shown.values())
+
+
+def test_tools_of_an_operators_server_have_its_descriptions() -> None:
+    tools = (HostedTool("python", "python", "Run it.", SCHEMA), HostedTool("python", "reset", "Forgets.", SCHEMA))
+    shown = offered(Toolset(tools, descriptions={"python": "Python with numpy."}))
+    assert list(shown) == ["python", "python__reset"]
+    assert shown["python"]["description"] == "Python with numpy."
+    assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]
+    assert shown["python__reset"] == {"description": "Forgets.", "parameters": SCHEMA}

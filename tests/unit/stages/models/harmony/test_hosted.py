@@ -91,10 +91,46 @@ def test_hidden_built_in_tools_are_not_described() -> None:
 
 
 def test_only_offered_functions_are_described() -> None:
-    section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")])
+    section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")], {})
     assert "type open" in section
     assert "type find" in section
     assert "type search" not in section
+
+
+CHARS = {"type": "object", "properties": {"chars": {"type": "string"}}, "required": ["chars"]}
+
+
+def test_tools_of_an_operators_server_are_described_in_its_words() -> None:
+    tools = [
+        HostedTool("python", "python", "Run it.", {"type": "object"}),
+        HostedTool("container", "exec", "Run a program.", CHARS),
+        HostedTool("container", "feed_chars", "Type.", CHARS),
+    ]
+    assert (
+        hosted_section(tools, {"container": "A terminal.", "python": "Python with numpy."})
+        == """# Tools
+
+## container
+
+// A terminal.
+namespace container {
+
+// Run a program.
+type exec = (_: {
+chars: string,
+}) => any;
+
+// Type.
+type feed_chars = (_: {
+chars: string,
+}) => any;
+
+} // namespace container
+
+## python
+
+Python with numpy."""
+    )
 
 
 def test_mcp_tools_are_namespaces() -> None:

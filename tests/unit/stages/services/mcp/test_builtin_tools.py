@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from penstock.pipeline.frames import CodeOutputs, ResolvedRequest, ShellOutput
-from penstock.pipeline.protocol.tools import HostedKind
+from penstock.pipeline.frames import CodeOutputs, McpError, ResolvedRequest, ShellOutput
+from penstock.pipeline.protocol.tools import HostedKind, McpServer
+from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.tools import ToolResult
@@ -17,8 +18,8 @@ from tests.support.stored_responses import facts, response
 pytestmark = pytest.mark.io
 
 
-def conversation(response_id: str) -> ResolvedRequest:
-    return ResolvedRequest(facts(response(response_id)))
+def conversation(response_id: str, *hosted: McpServer) -> ResolvedRequest:
+    return ResolvedRequest(facts(response(response_id), hosted=hosted))
 
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
@@ -76,3 +77,42 @@ def test_browser_actions_are_read_from_arguments(make: MakeServers) -> None:
     assert session.action("open", '{"id": "https://a.example/"}') == {"type": "open_page", "url": "https://a.example/"}
     assert session.action("open", '{"id": 3}') == {"type": "open_page", "url": None}
     assert session.action("find", '{"pattern": "x"}') == {"type": "find_in_page", "pattern": "x", "url": ""}
+
+
+async def test_headers_of_the_request_reach_the_server_of_a_built_in_tool(make: MakeServers, http: HttpServers) -> None:
+    """They name the user to it; the id of the session and the operator's own headers cannot be replaced."""
+    host = McpHost(make({"python": HttpServer(http.url("python"), {"X-Ours": "operators-own"})}), "python")
+    sent = Secret({"X-Who": "client-0001", "X-Session-Id": "resp_other", "x-ours": "overwritten"})
+    session = host.session(conversation("resp_mine_0001", McpServer("python", headers=sent)))
+
+    async def received(name: str) -> str:
+        return (await session.run("header", json.dumps({"name": name}), PATIENT)).result[::-1]
+
+    assert [await received(name) for name in ("x-who", "x-session-id", "x-ours")] == [
+        "client-0001",
+        "resp_mine_0001",
+        "operators-own",
+    ]
+    await session.close()
+
+
+async def test_server_declares_its_functions(make: MakeServers, http: HttpServers) -> None:
+    kinds: tuple[HostedKind, ...] = ("python", "container")
+    servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
+    python, container = [await McpHost(servers, kind).declaration(conversation("resp_1"), PATIENT) for kind in kinds]
+    assert (python.description, [tool.name for tool in python.tools]) == ("Python with numpy.", ["python", "header"])
+    assert container.description == "A container with a terminal."
+    assert [(tool.namespace, tool.name, tool.description) for tool in container.tools] == [
+        ("container", "exec", "Pretend to run it."),
+        ("container", "feed_chars", "Type into the terminal."),
+    ]
+    assert (container.tools[1].parameters or {})["required"] == ["chars"]
+
+
+async def test_failed_call_of_a_further_function_has_the_error_of_mcp(make: MakeServers, http: HttpServers) -> None:
+    servers = make({"container": HttpServer(http.url("container"))})
+    session = McpHost(servers, "container").session(conversation("resp_1"))
+    assert await session.run("feed_chars", '{"chars": "ls"}', PATIENT) == ToolResult("typed ls")
+    failed = await session.run("feed_chars", "{}", PATIENT)
+    assert isinstance(failed.data, McpError)
+    await session.close()

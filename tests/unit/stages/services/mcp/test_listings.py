@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.stages.services.mcp.failures import McpFailure
-from penstock.stages.services.mcp.listings import Key, Listings, Tools
+from penstock.stages.services.mcp.listings import Key, Listing, Listings
 
 KEY: Key = ("server", b"")
 
@@ -22,12 +22,12 @@ class CountingServer:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
 
-    async def __call__(self) -> Tools:
+    async def __call__(self) -> Listing:
         self.times += 1
         await self.may_answer.wait()
         if self.error:
             raise self.error
-        return (ListedTool(f"tool_{self.times}", {}),)
+        return Listing((ListedTool(f"tool_{self.times}", {}),))
 
 
 @dataclass
@@ -76,7 +76,7 @@ async def test_errors_reach_all_waiters_and_are_not_cached(server: CountingServe
     received = await asyncio.gather(*(listings.get(KEY, server) for _ in range(2)), return_exceptions=True)
     assert received == [server.error] * 2
     server.error = None
-    assert await listings.get(KEY, server)
+    assert (await listings.get(KEY, server)).tools
     assert server.times == 2
 
 
@@ -87,8 +87,8 @@ async def test_listing_from_before_a_change_is_not_cached() -> None:
     await asyncio.sleep(0)
     listings.forget(KEY)
     server.may_answer.set()
-    assert (await waiting)[0].name == "tool_1"
-    assert (await listings.get(KEY, server))[0].name == "tool_2"
+    assert (await waiting).tools[0].name == "tool_1"
+    assert (await listings.get(KEY, server)).tools[0].name == "tool_2"
     listings.forget(KEY)
     assert listings.known(KEY) is None
 
