@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import cast
 
 import openai
 import pytest
@@ -20,8 +21,10 @@ def models() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Path | str:
-    return tmp_path
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """The store of a server: in both databases in turn if the test uses `store_at`, else a file."""
+    uses_both = "store_at" in request.fixturenames
+    return cast("str", request.getfixturevalue("store_at")) if uses_both else tmp_path
 
 
 @pytest.fixture

@@ -13,10 +13,7 @@ from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, PacedEngine, PacedServer, ScriptedServer, running_server, script
 
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
+pytestmark = pytest.mark.usefixtures("store_at")
 
 
 @pytest.mark.defect("B21")

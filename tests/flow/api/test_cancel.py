@@ -20,10 +20,7 @@ from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase, database_at, open_store
 
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
+pytestmark = pytest.mark.usefixtures("store_at")
 
 
 def endless(served: ScriptedServer, latency: float = 0.005) -> None:

@@ -12,10 +12,7 @@ from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, convers
 from tests.support.server import CONVERSATION_ITEMS, ScriptedServer
 from tests.support.tool_servers import data_url, png
 
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
+pytestmark = pytest.mark.usefixtures("store_at")
 
 
 @pytest.mark.defect("33")

@@ -15,10 +15,7 @@ from tests.support import server
 from tests.support.api_clients import USER_MESSAGE, Json, conversation_id, openai_client, wait_until
 from tests.support.event_streams import final, read_sse
 
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
+pytestmark = pytest.mark.usefixtures("store_at")
 
 
 @pytest.mark.defect("33")

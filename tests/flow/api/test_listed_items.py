@@ -8,16 +8,13 @@ import pytest
 from tests.support.server import ScriptedServer
 from tests.support.stored_responses import ITEMS, store_response, stored_conversation, stored_response
 
+pytestmark = pytest.mark.usefixtures("store_at")
+
 WIRE: list[dict[str, Any]] = [msgspec.to_builtins(item, str_keys=True) for item in ITEMS]
 
 
 def listed(item: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(item))
-
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
 
 
 async def pages(served: ScriptedServer, path: str, limit: int) -> list[dict[str, Any]]:

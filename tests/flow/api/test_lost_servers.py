@@ -43,11 +43,6 @@ def stream_of(response_id: str) -> str:
     return f"/v1/responses/{response_id}?stream=true"
 
 
-def events_of(stream: bytes) -> list[bytes]:
-    """The frames of a stream, without comments."""
-    return [frame for frame in stream.split(b"\n\n") if not frame.startswith(b":")]
-
-
 @dataclass
 class Way:
     """A proxy to a server that breaks each connection after ``size`` bytes."""
@@ -93,7 +88,7 @@ async def test_broken_connection_between_servers_is_resumed(store_at: str) -> No
     ):
         way.target = one.url
         response_id = await one.start_background()
-        reading = asyncio.create_task(other.again(stream_of(response_id)))
+        reading = asyncio.create_task(other.replay(response_id))
         async with asyncio.timeout(120):
             while way.cuts < 2:
                 if way.connections > way.cuts:
@@ -102,7 +97,7 @@ async def test_broken_connection_between_servers_is_resumed(store_at: str) -> No
         one.engine.say_all()
         stream = await reading
         assert final(read_sse(stream)).status == "completed"
-        assert events_of(stream) == events_of(await one.again(stream_of(response_id)))
+        assert api_clients.sse_frames(stream) == api_clients.sse_frames(await one.replay(response_id))
 
 
 @pytest.mark.defect("B15")
@@ -112,12 +107,12 @@ async def test_unreachable_server_blocks_no_reader(store_at: str) -> None:
         running_server(quick(), store_at, peers=Peers(patience=0.1)) as other,
     ):
         response_id = await one.start_background()
-        stream = asyncio.create_task(other.again(stream_of(response_id)))
+        stream = asyncio.create_task(other.replay(response_id))
         status, error = await other.cancel(response_id)
         assert (status, error["error"]["type"]) == (503, "server_error")
         assert (await other.get_response(response_id))["status"] in ("queued", "in_progress")
         one.engine.say_all()
-        assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
+        assert api_clients.sse_frames(await stream) == api_clients.sse_frames(await one.replay(response_id))
 
 
 @pytest.mark.defect("B15")
@@ -133,7 +128,7 @@ async def test_mute_server_blocks_no_reader(store_at: str) -> None:
         running_server(quick(), store_at, peers=Peers(silence=0.2)) as other,
     ):
         response_id = await one.start_background()
-        reading = asyncio.create_task(other.again(stream_of(response_id)))
+        reading = asyncio.create_task(other.replay(response_id))
         await api_clients.wait_until(lambda: held)
         one.engine.say_all()
         assert final(read_sse(await reading)).status == "completed"
@@ -174,13 +169,13 @@ async def test_silent_server_cannot_overwrite_settled_responses(store_at: str) -
         await expire_heartbeat(other.store, one.url)
         answer = await other.wait_for_end(response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
-        stream = await other.again(stream_of(response_id))
+        stream = await other.replay(response_id)
         assert final(read_sse(stream)).status == "failed"
         one.engine.say_all()
         await api_clients.wait_until(lambda: len(one.scheduler.runs) == 0)
         for served in (one, other):
             assert await served.get_response(response_id) == answer
-            assert await served.again(stream_of(response_id)) == stream
+            assert await served.replay(response_id) == stream
 
 
 async def test_server_that_was_silent_releases_its_responses(store_at: str) -> None:
@@ -196,7 +191,7 @@ async def test_server_that_was_silent_releases_its_responses(store_at: str) -> N
             with pytest.raises(aiohttp.ClientError):
                 await api_clients.StreamReader(answer).rest()
         assert one.engine.running == 0
-        assert final(read_sse(await one.again(stream_of(running)))).status == "failed"
+        assert final(read_sse(await one.replay(running))).status == "failed"
         assert (await other.wait_for_end(waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 

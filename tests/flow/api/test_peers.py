@@ -97,10 +97,6 @@ def stream_of(response_id: str, after: int = -1, base: str = "/v1") -> str:
     return f"{base}/responses/{response_id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
 
 
-def frames_of(stream: bytes) -> list[bytes]:
-    return [frame for frame in stream.split(b"\n\n")[:-2] if not frame.startswith(b":")]
-
-
 @pytest.mark.defect("18")
 async def test_servers_share_stored_responses(pair: Pair) -> None:
     one, other = pair
@@ -131,11 +127,11 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
             await reader.upto(b"event: ")
         assert one.engine.running == 1
         one.engine.say_all()
-        frames = frames_of(await first.rest())
+        frames = api_clients.sse_frames(await first.rest())
         assert len(frames) > 100
         for number, reader in zip(numbers, readers, strict=True):
-            assert frames_of(await reader.rest()) == frames[number + 1 :]
-    assert frames_of(await other.again(stream_of(response_id, -1, base))) == frames
+            assert api_clients.sse_frames(await reader.rest()) == frames[number + 1 :]
+    assert api_clients.sse_frames(await other.again(stream_of(response_id, -1, base))) == frames
 
 
 async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:

@@ -12,10 +12,7 @@ from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, ScriptedServer, running_server, script
 
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
+pytestmark = pytest.mark.usefixtures("store_at")
 
 
 def rest(body: bytes, number: int) -> bytes:

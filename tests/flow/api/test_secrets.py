@@ -27,6 +27,8 @@ from tests.support.stored_responses import queued_response, request_of
 from tests.support.stores import stored_text
 from tests.support.tool_servers import mcp_tool
 
+pytestmark = pytest.mark.usefixtures("store_at")
+
 CANARY = "canary-9f2c71d0"
 URL = "http://127.0.0.1:1"
 
@@ -58,11 +60,6 @@ class Watched:
             if isinstance(frame, GenerationStarted):
                 self.headers.append({each.label: each.headers.reveal() for each in frame.facts.tools.servers})
             yield frame
-
-
-@pytest.fixture
-def where(store_at: str) -> str:
-    return store_at
 
 
 async def waiting(served: ScriptedServer) -> Run:
