@@ -23,14 +23,14 @@ _NO_OUTCOME: dict[str, Any] = {
     "error": None,
     "output": (),
     "usage": None,
-    "input_messages": UNSET,
-    "output_messages": UNSET,
 }
 
 
 def begun(response: Response) -> Response:
     """Return ``response`` as it was created: without an outcome, and queued if it runs in the background."""
-    return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)
+    messages = UNSET if response.input_messages is UNSET else None
+    status = "queued" if response.background else "in_progress"
+    return replace(response, status=status, input_messages=messages, output_messages=messages, **_NO_OUTCOME)
 
 
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:

@@ -124,7 +124,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     prompt_cache_retention: PromptCacheRetention | UnsetType = UNSET
     user: str | UnsetType = UNSET
-    input_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM)."""
-    output_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    input_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
+    """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM); None until the end."""
+    output_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
     """The model's output, under the same condition."""

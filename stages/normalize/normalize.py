@@ -338,6 +338,7 @@ def _response(
     model: str,
 ) -> Response:
     tier = request.service_tier
+    messages = None if request.enable_response_messages else UNSET
     return Response(
         id=response_id,
         created_at=created_at,
@@ -367,6 +368,8 @@ def _response(
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_retention=request.prompt_cache_retention or UNSET,
         user=UNSET if request.user is None else request.user,
+        input_messages=messages,
+        output_messages=messages,
     )
 
 

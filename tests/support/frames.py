@@ -47,6 +47,8 @@ def started(
     response_id: str = "resp_1", prompt_tokens: int = 7, raw_messages: frames.RawMessages | None = None, **fields: Any
 ) -> frames.GenerationStarted:
     begun: dict[str, Any] = {"status": "in_progress", "completed_at": None, "output": ()}
+    if raw_messages is not None:
+        begun |= {"input_messages": None, "output_messages": None}
     of_request = facts(response(response_id, **(begun | fields)), input=INPUT)
     return frames.GenerationStarted(of_request, prompt_tokens, raw_messages)
 

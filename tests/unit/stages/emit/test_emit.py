@@ -169,10 +169,12 @@ RAW = ({"role": "user", "content": []},)
 OUTPUT = ({"role": "assistant", "channel": "final", "content": []},)
 
 
-async def test_raw_messages_are_in_the_last_event() -> None:
+async def test_raw_messages_are_null_until_the_last_event() -> None:
+    """As in vLLM."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=OUTPUT)))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, OUTPUT)
-    assert "input_messages" not in sse_json(events[0])["response"]
+    for event in events[:2]:
+        assert {"input_messages": None, "output_messages": None}.items() <= sse_json(event)["response"].items()
     events = await emitted((started(), *message("Hello!"), finished()))
     assert not {"input_messages", "output_messages"} & set(sse_json(events[-1])["response"])
 
