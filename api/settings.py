@@ -305,6 +305,11 @@ class Settings(BaseSettings):
         return folders[0] if folders else None
 
     @property
+    def has_keys(self) -> bool:
+        """True if a request needs an API key."""
+        return self.api_key_file is not None or self.api_keys is not None
+
+    @property
     def recorded_if(self) -> Condition:
         """The condition under which a response is recorded."""
         return ALWAYS if self.record_if is None else Condition.parse(self.record_if)

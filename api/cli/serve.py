@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS, option_name
+from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, NEEDLESS, option_name
 from penstock.api.settings import Settings, mistakes
 from penstock.pipeline.errors import CannotRun
 
@@ -32,10 +33,15 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         if reason := NEEDLESS.get(name):
             print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
     used = [argument for argument in arguments if option_name(argument) not in NEEDLESS]
+    for name in ENVIRONMENT.keys() & os.environ.keys():
+        print(f"penstock: {name} has no effect: {ENVIRONMENT[name]}", file=sys.stderr)
     try:
-        return CliApp.run(Settings, cli_args=used)
+        settings = CliApp.run(Settings, cli_args=used)
     except ValidationError as error:
         raise CannotRun(mistakes(error)) from error
+    if API_KEY in os.environ and not settings.has_keys:
+        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
+    return settings
 
 
 def greeting(settings: Settings, model: str) -> str:
@@ -43,6 +49,6 @@ def greeting(settings: Settings, model: str) -> str:
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}/v1"
-    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key_file or settings.api_keys else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
     return f"Serving {model} at {url}. Try:\n\n  {command}\n"

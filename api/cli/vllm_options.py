@@ -1,4 +1,4 @@
-"""Options of the HTTP server of ``vllm serve``, which a command line that moves from there still has.
+"""Options and variables of the HTTP server of ``vllm serve``, which a command line that moves from there still has.
 
 Penstock has some of them itself (`Settings`), and vLLM's engine takes its own.  Each of the others stands here, so that
 none is silently without effect.
@@ -81,6 +81,22 @@ INSTEAD = {
     "--anthropic-disabled-thinking-effort": _WITHOUT,
 }
 """Options that end the start, each with the advice that the operator reads."""
+
+
+API_KEY = "VLLM_API_KEY"
+"""The variable that holds the key of ``vllm serve``.  Without keys of its own, penstock does not start beside it."""
+
+ENVIRONMENT = {
+    API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored, unless a request has store: false",
+    "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS": "--no-sandbox turns Python and the shell off",
+    "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "instructions are in the developer message",
+    "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health is a 503",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
+}
+"""Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
 
 
 def option_name(argument: str) -> str:

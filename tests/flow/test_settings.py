@@ -9,7 +9,7 @@ import pytest
 from pydantic.fields import FieldInfo
 from pydantic_settings import CLI_SUPPRESS
 
-from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS
+from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT
 
@@ -85,8 +85,10 @@ def test_page_has_every_setting(pytestconfig: pytest.Config) -> None:
 
 
 def with_tables(page: str) -> str:
-    for heading, table in (("### Left out", NEEDLESS), ("### Refused", INSTEAD)):
-        rows = "| option | |\n|---|---|\n" + "".join(f"| `{option}` | {text} |\n" for option, text in table.items())
+    tables = {"### Left out": ("option", NEEDLESS), "### Refused": ("option", INSTEAD)}
+    tables |= {"### Variables": ("variable", ENVIRONMENT)}
+    for heading, (kind, table) in tables.items():
+        rows = f"| {kind} | |\n|---|---|\n" + "".join(f"| `{option}` | {text} |\n" for option, text in table.items())
         before, after = page.split(heading)
         old = re.search(r"(^\|[^\n]*\n)+", after, re.MULTILINE)
         assert old, heading
@@ -104,7 +106,7 @@ def test_page_has_every_option_that_is_left_out_or_refused(pytestconfig: pytest.
 OF_VLLM = {
     *("--api-key", "--lora-modules"),
     *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
-    *("--override-generation-config", "--tensor-parallel-size"),
+    *("--override-generation-config", "--structured-outputs-config", "--tensor-parallel-size"),
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.api.cli.serve import read_settings
-from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS
+from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 
@@ -21,6 +21,30 @@ def test_option_without_counterpart_ends_the_start_with_advice(option: str, valu
     with pytest.raises(CannotRun) as refused:
         read_settings(["tiny", option + value])
     assert str(refused.value) == f"{option} is an option of vllm serve. Instead: {INSTEAD[option]}"
+
+
+@pytest.mark.parametrize("variable", ENVIRONMENT)
+def test_variable_of_vllm_is_named_with_what_holds_instead(
+    variable: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "a-key-of-sixteen-or-more")
+    assert read_settings(["tiny"]).has_keys
+    assert capsys.readouterr().err == f"penstock: {variable} has no effect: {ENVIRONMENT[variable]}\n"
+
+
+def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator believes that each request needs it."""
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-sixteen-or-more")
+    with pytest.raises(CannotRun, match="use PENSTOCK_API_KEYS or --api-key-file"):
+        read_settings(["tiny"])
+
+
+@pytest.mark.vllm
+def test_variables_are_those_of_vllm() -> None:
+    from vllm.envs import environment_variables  # noqa: PLC0415  (takes seconds)
+
+    assert environment_variables.keys() >= ENVIRONMENT.keys()
 
 
 @pytest.mark.vllm
