@@ -244,10 +244,16 @@ class Responses:
         return found
 
     async def _events_after(self, found: Run | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
-        """Return the events after the sequence number ``after``; raise `StreamExpired` if they are no longer kept."""
+        """Return the events after the sequence number ``after``.
+
+        Raises `StreamExpired` if they are no longer kept, and `ResponseNotFound` if the response was just deleted.
+        """
         if isinstance(found, Run):
             return found.follow(after)
-        return read_stored_log(found.response, await self.store.blocks(found.response.id), after)
+        response_id = found.response.id
+        if not (blocks := await self.store.blocks(response_id)):
+            raise errors.ResponseNotFound(shortened(response_id))
+        return read_stored_log(found.response, blocks, after)
 
     async def _relayed(
         self, request: web.Request, found: Run | StoredResponse | Server, after: int, *, hides: bool

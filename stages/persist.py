@@ -1,8 +1,8 @@
 """Persist: the last stage, which passes every event on unchanged after appending it to the log of its run.
 
-Only the terminal event waits for the store, and only briefly, because a client that has seen the end of a response may
-retrieve it at once; a delta never waits.  However the stage is left, the run has ended, both in its log and in the
-store.
+Only the first and the terminal event wait for the store, and only briefly.  A client that has seen the id of a response
+can retrieve it, even if this server is killed.  A client that has seen its end can retrieve that.  However the stage is
+left, the run has ended, both in its log and in the store.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Persist:
         """Pass the events on and keep the rest.  Raises `InvariantBroken` if the stream has no terminal event."""
         run = self.runs.begin(await _first(source))
         try:
+            await run.committed()
             async for frame in source:
                 delta: Any = frame
                 if type(delta) in DELTAS and run.append(delta):  # hot path: see `penstock.pipeline.core`

@@ -101,14 +101,14 @@ class Scheduler:
     async def prepare(self, create_request: CreateResponse) -> ResolvedRequest:
         """Normalize a request; raise the `StageError` for what is wrong with it.
 
-        If its response belongs to a conversation, the conversation is locked from here on.
+        If its response will be added to a conversation, the conversation is locked from here on.
         """
         if create_request.store is not False:
             self.store.check()
         async with self._normalizing.open(source_of([create_request])) as requests:
             request = await first(requests)
         response, origin = request.facts.response, request.facts.origin
-        if response.conversation is not UNSET:
+        if response.conversation is not UNSET and response.store:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
                 await self.store.conversations.lock(
                     response.conversation.id, origin.owner, response.id, origin.position
@@ -162,7 +162,7 @@ class Scheduler:
         try:
             yield
         except BaseException:
-            if response.conversation is not UNSET:
+            if response.conversation is not UNSET and response.store:
                 self.store.conversations.unlock(response.conversation.id, response.id)
             raise
 

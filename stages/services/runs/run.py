@@ -1,7 +1,7 @@
 """The runs of this process: one per response, each with an event log that any number of readers can follow.
 
 The writer never waits: it appends events, and about four times a second the new ones go to the store as one block.
-Only the end of a run waits for its commit, for at most `COMMIT_WAIT` seconds.
+Only the beginning and the end of a run wait for their commits, for at most `COMMIT_WAIT` seconds each.
 
 A run ends in one of three ways.  Its pipeline ends it with a terminal event (`Run.end`).  It is cancelled or fails from
 outside of the pipeline (`Run.cancel`, `Run.fail`), and its log derives the missing events.  Or it is released to
@@ -14,7 +14,6 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import RunInterrupted, ServerStopping
@@ -36,7 +35,7 @@ EVENTS_AT_ONCE = 256
 """Events of a stored log to decode before other tasks may run."""
 
 COMMIT_WAIT = 1.0
-"""Maximum seconds that the end of a run waits for its commit."""
+"""Maximum seconds that the beginning or the end of a run waits for its commit."""
 
 
 class RunReleased(ServerStopping):
@@ -50,7 +49,9 @@ class Run:
     so far, by item id.  Once the run has ``ended``, it ignores further events.
     """
 
-    def __init__(self, stored: StoredResponse, registry: RunRegistry, log: EventLog) -> None:
+    def __init__(
+        self, stored: StoredResponse, registry: RunRegistry, log: EventLog, commit: asyncio.Future[None] | None
+    ) -> None:
         self.response = stored.response
         self.input = stored.input
         self.origin = stored.origin
@@ -64,7 +65,7 @@ class Run:
         self._news: asyncio.Event | None = None  # created by the first waiting reader, as most runs have none
         self._closed = False  # ended, and no longer waiting for the commit
         self._timer: asyncio.TimerHandle | None = None
-        self._commit: asyncio.Future[None] | None = None  # of the end
+        self._commit = commit  # of the beginning, then of the end
 
     # Writing
 
@@ -136,8 +137,8 @@ class Run:
             self._close()
 
     async def committed(self) -> None:
-        """Wait up to `COMMIT_WAIT` seconds for the commit of the end, if one is under way."""
-        if self._commit is not None:
+        """Wait up to `COMMIT_WAIT` seconds for the commit of the beginning or the end, if one is under way."""
+        if self._commit is not None and not self._commit.done():
             await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
 
     def start(self) -> None:
@@ -161,8 +162,7 @@ class Run:
     async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
         """Yield the events after sequence number ``after``, including future ones.
 
-        Raises `RunReleased` if the response is left to another server.  A reader may be past the end of the log,
-        because a crashed server had sent events that it had not stored.  It gets the terminal event, as ``after + 1``.
+        Raises `RunReleased` if the response is left to another server.  A reader past the end gets the terminal event.
         """
         reader = LogReader(self._log, after)
         while True:
@@ -178,8 +178,8 @@ class Run:
                 break
             else:
                 await self._wait_for_news()
-        if _is_ahead(after, self._log.last_number, self.response):
-            yield last_event(after + 1, self.response)
+        for event in _end_for(after, self._log.last_number, self.response):
+            yield event
 
     async def wait(self) -> None:
         """Wait until the run has ended and no longer waits for its commit."""
@@ -268,9 +268,9 @@ class RunRegistry:
             run.start()
             return run
         stored = StoredResponse(facts.response, facts.input, facts.origin, results=facts.results)
-        if stored.response.store:
-            self.store.begin(stored)
-        return self._add(stored, EventLog(stored.response))
+        commit = self.store.begin(stored) if stored.response.store else None
+        is_awaited = not self.store.is_degraded  # during an outage no stream waits
+        return self._add(stored, EventLog(stored.response), commit if is_awaited else None)
 
     def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> Run:
         """Add the stored part of a run whose server died, to end it here."""
@@ -279,13 +279,12 @@ class RunRegistry:
     def end(self, run: Run, block: Block | None) -> asyncio.Future[None] | None:
         """Store the end of a run, which stays here until that is saved.
 
-        Returns None if there is nothing to save: the response is not stored and belongs to no conversation.
+        Returns None if the response is not stored.
         """
-        response = run.response
-        if not response.store and response.conversation is UNSET:
+        if not run.response.store:
             self.discard(run)
             return None
-        saved = self.store.end(StoredResponse(response, run.input, run.origin, run.tokens, run.results), block)
+        saved = self.store.end(StoredResponse(run.response, run.input, run.origin, run.tokens, run.results), block)
         saved.add_done_callback(lambda _: self.discard(run))
         return saved
 
@@ -293,8 +292,8 @@ class RunRegistry:
         """Forget a run.  Its current readers can still read it to the end."""
         self._runs.pop(run.response.id, None)
 
-    def _add(self, stored: StoredResponse, log: EventLog) -> Run:
-        run = self._runs[stored.response.id] = Run(stored, self, log)
+    def _add(self, stored: StoredResponse, log: EventLog, commit: asyncio.Future[None] | None = None) -> Run:
+        run = self._runs[stored.response.id] = Run(stored, self, log, commit)
         return run
 
 
@@ -309,15 +308,18 @@ async def read_stored_log(
         number = event.sequence_number
         if number > after:
             yield event
-    if _is_ahead(after, number, response):
-        yield last_event(after + 1, response)
+    for event in _end_for(after, number, response):
+        yield event
 
 
-def _is_ahead(after: int, last: int, response: Response) -> bool:
-    """Return True if a reader may have seen events that were lost when a server was killed.
+def _end_for(after: int, last: int, response: Response) -> Iterator[TerminalEvent]:
+    """Yield the terminal event for a reader who is past the ``last`` event, which is the terminal one.
 
-    Their sequence numbers then belong to other events in the log.  So even a reader at ``last`` may have seen another
-    event under that number, and not the terminal event.
+    If the server was killed, the reader may have seen events that were not stored.  Their sequence numbers then belong
+    to other events in the log: so even a reader at ``last`` may have seen another event under that number, and gets the
+    terminal event under the next one.
     """
-    killed = response.error is not None and response.error.message == RunInterrupted().message
-    return after > last or (killed and after == last)
+    if after >= last and response.error is not None and response.error.message == RunInterrupted().message:
+        yield last_event(after + 1, response)
+    elif after > last:
+        yield last_event(last, response)

@@ -105,9 +105,12 @@ class Store:
 
     # Runs: only `accept` waits for the database
 
-    def begin(self, stored: StoredResponse) -> None:
-        """Store a response that this server begins to run, unless it is stored already."""
-        self._queue(stored, partial(self._begun, stored, None, time.time()))
+    def begin(self, stored: StoredResponse) -> asyncio.Future[None]:
+        """Store a response that this server begins to run, unless it is stored already.
+
+        The future is done when it is durable.
+        """
+        return self._queue(stored, partial(self._begun, stored, None, time.time()))
 
     async def accept(self, stored: StoredResponse, conversation: ResolvedRequest) -> None:
         """Store a response that this server is going to run, durably, with all that is needed to run it.
@@ -132,8 +135,7 @@ class Store:
     def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
         """Store an ended response and its last events, add its items to its conversation, and release the conversation.
 
-        Items are added only if the response is completed or incomplete, but even if it has ``store: false``.  The
-        future is done when all of this is durable.
+        Items are added only if the response is completed or incomplete.  The future is done when all is durable.
         """
         return self._queue(stored, partial(self._at_the_end, stored, block, time.time()))
 
@@ -167,14 +169,12 @@ class Store:
 
     def _at_the_end(self, stored: StoredResponse, block: Block | None, now: float) -> Iterator[Statement]:
         response = stored.response
-        if response.store and block is not None:
+        if block is not None:
             yield self._appended(response.id, block)
-        if response.store:
-            yield from self._indexed(response.id, response.output, now)
+        yield from self._indexed(response.id, response.output, now)
         if response.conversation is not UNSET:
             yield from self._added(stored, response.conversation.id, now)
-        if response.store:
-            yield self._ended(stored, now)
+        yield self._ended(stored, now)
 
     def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:
         for name in rows.known_ids(items):

@@ -80,11 +80,14 @@ async def test_calls_and_outputs_go_through_a_conversation(served: server.Script
     assert '{"city":"Paris"}<|call|>' in served.prompt_text()
 
 
-async def test_unstored_response_is_added_to_its_conversation(served: server.ScriptedServer) -> None:
-    path = await served.create_conversation()
-    _, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
+async def test_unstored_response_only_reads_its_conversation(served: server.ScriptedServer) -> None:
+    path = await served.create_conversation({"role": "user", "content": "My name is Ann."})
+    before = await served.conversation_items(path)
+    status, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
+    assert (status, response["status"]) == (200, "completed")
+    assert "Ann" in served.prompt_text()
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
-    assert len(await served.conversation_items(path)) == 3
+    assert await served.conversation_items(path) == before
 
 
 @pytest.mark.parametrize("background", [False, True])

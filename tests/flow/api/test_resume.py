@@ -60,6 +60,7 @@ async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
         async with asyncio.timeout(api_clients.PATIENCE):
             assert await served.again(f"{path}={number}") == rest(first, number)
     assert await served.again(f"{path}={numbers(first)[-1]}") == b"data: [DONE]\n\n"
+    assert await served.again(f"{path}=999") == rest(first, numbers(first)[-2])
 
 
 @pytest.mark.defect("B15")

@@ -5,6 +5,7 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.stages.services.runs.event_log import Block
 from tests.support.server import ScriptedServer
 
 
@@ -44,6 +45,21 @@ async def test_deleted_response_is_gone(served: ScriptedServer) -> None:
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "response_not_found", "response_id")
     status, error = await served.post({"input": "Hi", "previous_response_id": answer["id"]})
     assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_response_deleted_before_its_stream_is_not_found(
+    served: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, answer = await served.post({"input": "Hi"})
+    blocks = served.store.blocks
+
+    async def deleted_first(response_id: str) -> tuple[Block, ...]:
+        assert await served.store.delete(response_id, "")
+        return await blocks(response_id)
+
+    monkeypatch.setattr(served.store, "blocks", deleted_first)
+    status, error = await served.get(f"/v1/responses/{answer['id']}?stream=true")
+    assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
 # Input items

@@ -220,8 +220,26 @@ async def settled(live: RunRegistry, status: str) -> Any:
 # A store that is out of reach
 
 
+async def test_created_response_is_stored_before_it_is_sent(tmp_path: Path) -> None:
+    """A server may be killed as soon as a client knows the id, and the next one must find the response."""
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
+    store = Store(database)
+    await store.open()
+    database.stalls.clear()
+    async with stream(RunRegistry(store), frame_source(TURN)) as events:
+        created = asyncio.ensure_future(anext(events))
+        while not store.backlog:
+            await asyncio.sleep(0)
+        assert not created.done()
+        database.stalls.set()
+        assert await created == EVENTS[0]
+        assert await database.read("select id from responses") == [("resp_1",)]
+        assert [event async for event in events] == EVENTS[1:]
+    await store.close()
+
+
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_only_the_end_waits_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
+async def test_only_beginning_and_end_wait_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
     database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     store = Store(database)
     await store.open()
@@ -238,6 +256,7 @@ async def test_only_the_end_waits_for_the_store(tmp_path: Path, fault: str, cloc
                 await asyncio.sleep(0)  # for the store to try
 
     consuming = asyncio.create_task(consume())
+    await clock.move(COMMIT_WAIT)
     while len(passed) < len(expected) - 1:
         await asyncio.sleep(0)
     await clock.move(COMMIT_WAIT * 0.9)

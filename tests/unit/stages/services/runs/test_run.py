@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import EngineFailed, RunInterrupted, StageError
 from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
-from penstock.pipeline.protocol.response import ConversationReference
 from penstock.stages.services.runs.event_log import read_blocks
 from penstock.stages.services.runs.run import (
     COMMIT_WAIT,
@@ -29,7 +28,7 @@ from penstock.stages.services.store.writer import PAUSES
 from tests.support import frames
 from tests.support.clock import Clock
 from tests.support.event_streams import checked, final
-from tests.support.stored_responses import queued_response, request_of, stored_conversation
+from tests.support.stored_responses import queued_response, request_of
 from tests.support.stores import FaultyDatabase
 
 Events: TypeAlias = list[ResponseEvent]
@@ -132,6 +131,14 @@ async def test_reader_beyond_the_end_gets_the_last_event(runs: RunRegistry) -> N
     assert [event async for event in read_stored_log(run.response, await runs.store.blocks("resp_1"), 50)] == [last]
 
 
+async def test_end_keeps_its_number_for_a_reader_beyond_it(runs: RunRegistry) -> None:
+    run = begun(runs)
+    await ended(run, EVENTS)
+    assert await read(run, 50) == EVENTS[-1:]
+    stored = read_stored_log(run.response, await runs.store.blocks("resp_1"), 50)
+    assert [event async for event in stored] == EVENTS[-1:]
+
+
 async def test_slow_reader_delays_no_run(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:1])
     async with aclosing(run.follow()) as events:
@@ -214,18 +221,6 @@ async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     await ended(run, events)
     assert await reading == events
     assert len(runs) == 0
-    assert await runs.store.get("resp_1", "") is None
-
-
-async def test_unstored_response_extends_its_conversation(runs: RunRegistry) -> None:
-    await runs.store.conversations.create(stored_conversation("conv_1"), "", ())
-    await runs.store.conversations.lock("conv_1", "", "resp_1", 0)
-    fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
-    events = frames.written_events((frames.started(**fields), *TURN[1:]))
-    await ended(begun(runs, **fields), events)
-    history = await runs.store.conversations.items("conv_1", "")
-    assert history is not None
-    assert history.items == (*frames.INPUT, *final(events).output)
     assert await runs.store.get("resp_1", "") is None
 
 

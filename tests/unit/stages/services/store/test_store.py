@@ -100,14 +100,6 @@ async def test_second_beginning_changes_nothing(store: Store) -> None:
     assert await store.blocks("resp_1") == ()
 
 
-async def test_store_false_keeps_nothing(store: Store) -> None:
-    unkept = stored_response("resp_1", ITEMS[0], store=False)
-    await store.end(unkept, Block(0, 1, b"x"))
-    assert await store.get("resp_1", "") is None
-    assert await store.blocks("resp_1") == ()
-    assert await store.items(["msg_1"], "") == {}
-
-
 async def test_chain_is_ordered_from_oldest_to_newest(store: Store) -> None:
     first, second = stored_response("resp_b"), stored_response("resp_c", previous_response_id="resp_b")
     third = stored_response("resp_a", ITEMS[0], previous_response_id="resp_c")
