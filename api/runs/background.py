@@ -1,10 +1,10 @@
-"""Background responses: a limited number run at once, the others wait in order.
+"""Background responses: a limited number run at once, and the others wait.
 
-Each runs in a task of its own, which pulls it through the pipeline and needs no client.  A waiting response is hardly
-more than an id here: its request is in the store, so that the next server finds it too.  Only the secrets of its
-MCP servers are not stored.  They are kept in this process until the response has ended or moved to another server.
-Another server, or this one after a restart, runs the response without them, and an MCP server that requires them fails
-as an item.
+The API keys take turns, and the responses of one key run in order.  Each runs in a task of its own, which pulls it
+through the pipeline and needs no client.  A waiting response is hardly more than an id here: its request is in the
+store, so that the next server finds it too.  Only the secrets of its MCP servers are not stored.  They are kept in this
+process until the response has ended or moved to another server.  Another server, or this one after a restart, runs the
+response without them, and an MCP server that requires them fails as an item.
 """
 
 from __future__ import annotations
@@ -65,23 +65,56 @@ class InFlight:
             await asyncio.sleep(0.02)
 
 
+class _WaitingRuns:
+    """The queued runs by owner, each with the MCP servers of its request; the owners take turns."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, dict[str, tuple[Run, tuple[McpServer, ...]]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_owner.values()))
+
+    def count(self, owner: str) -> int:
+        return len(self._by_owner.get(owner, ()))
+
+    def add(self, run: Run, servers: tuple[McpServer, ...]) -> None:
+        self._by_owner.setdefault(run.origin.owner, {})[run.response.id] = run, servers
+
+    def discard(self, run: Run) -> None:
+        own = self._by_owner.get(run.origin.owner, {})
+        own.pop(run.response.id, None)
+        if not own:
+            self._by_owner.pop(run.origin.owner, None)
+
+    def take(self) -> tuple[Run, tuple[McpServer, ...]]:
+        """Remove and return the first run of the owner whose turn it is."""
+        owner = next(iter(self._by_owner))
+        own = self._by_owner.pop(owner)
+        first = own.pop(next(iter(own)))
+        if own:
+            self._by_owner[owner] = own  # at the end: the other owners come first
+        return first
+
+
 @dataclass
 class BackgroundQueue:
-    """The background responses of this server: at most ``limit`` run at once, and at most ``longest`` wait."""
+    """The background responses of this server: at most ``limit`` run at once, and fewer than ``longest`` wait."""
 
     run: RunResponse
     runs: RunRegistry
     store: Store
     in_flight: InFlight
     limit: int
-    longest: int = 10_000
-    _waiting: dict[str, tuple[Run, tuple[McpServer, ...]]] = field(default_factory=dict)
-    """The queued runs by response id, each with the MCP servers of its request."""
+    longest: int = 20_000
+    _waiting: _WaitingRuns = field(default_factory=_WaitingRuns)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise `EngineOverloaded` if the queue is full."""
-        if len(self._waiting) >= self.longest:
+    def check(self, owner: str) -> None:
+        """Raise `EngineOverloaded` if the owner has as many places in the queue as are free.
+
+        So one owner can take half of the queue, a second one a quarter, and none can lock the others out.
+        """
+        if self._waiting.count(owner) >= self.longest - len(self._waiting):
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
     def add(self, run: Run, servers: tuple[McpServer, ...] = ()) -> None:
@@ -89,16 +122,16 @@ class BackgroundQueue:
 
         ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
-        self._waiting[run.response.id] = run, servers
+        self._waiting.add(run, servers)
         if self.in_flight.stopping:
             self.release_queued()
         else:
             self._begin_next()
 
-    def interrupt(self, response_id: str) -> None:
+    def interrupt(self, run: Run) -> None:
         """Take a response out of the queue, or cancel its task."""
-        self._waiting.pop(response_id, None)
-        if task := self._tasks.get(response_id):
+        self._waiting.discard(run)
+        if task := self._tasks.get(run.response.id):
             task.cancel()
 
     def release_queued(self) -> None:
@@ -106,21 +139,20 @@ class BackgroundQueue:
         for run in self.runs.queued:
             self.store.release(run.response.id)
             run.release()
-            self.interrupt(run.response.id)
+            self.interrupt(run)
 
     def release_running(self) -> None:
         """Leave the running responses to the next server as well, which starts them over."""
         for run in self.runs.running:
             if run.response.id in self._tasks:
                 run.release()
-                self.interrupt(run.response.id)
+                self.interrupt(run)
 
     def _begin_next(self) -> None:
         while self._waiting and len(self._tasks) < self.limit:
-            response_id = next(iter(self._waiting))
-            task = asyncio.create_task(self._run(*self._waiting.pop(response_id)))
-            self._tasks[response_id] = task
-            task.add_done_callback(partial(self._end, response_id))
+            run, servers = self._waiting.take()
+            task = self._tasks[run.response.id] = asyncio.create_task(self._run(run, servers))
+            task.add_done_callback(partial(self._end, run.response.id))
 
     def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
         del self._tasks[response_id]

@@ -132,7 +132,7 @@ class Scheduler:
         queued = replace(request.facts.response, status="queued")
         with self._unlocking(queued):
             self._check_engine()
-            self.background.check()
+            self.background.check(request.facts.origin.owner)
             await self._check_prompt(request)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
         return await asyncio.shield(self._accept(stored, request))  # completes even if the client disconnects
@@ -322,7 +322,7 @@ class Scheduler:
         self._interrupt(run)
 
     def _interrupt(self, run: Run) -> None:
-        self.background.interrupt(run.response.id)
+        self.background.interrupt(run)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
+from penstock.pipeline.protocol.items import Message, of_type
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
@@ -106,7 +109,7 @@ async def test_background_responses_run_in_order(where: str, limit: int) -> None
 
 async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
-    served.scheduler.background.limit, served.scheduler.background.longest = 1, 2
+    served.scheduler.background.limit, served.scheduler.background.longest = 1, 4
     for _ in range(3):
         await served.start_background()
     wanted = {"input": "Hi", "background": True}
@@ -114,6 +117,42 @@ async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         assert (await answer.json())["error"]["code"] == "rate_limit_exceeded"
     assert len(served.scheduler.runs) == 3
+
+
+ANN, BOB, CAT = "sk-ann-0123456789ab", "sk-bob-0123456789ab", "sk-cat-0123456789ab"
+
+
+@pytest.fixture
+async def keyed(where: str) -> AsyncIterator[PacedServer]:
+    """A server with three keys that runs one response in the background, and has places for eight more."""
+    engine = PacedEngine(script(), initial=0)
+    async with running_server(engine, where, limit=1, keys=Keys((ANN, BOB, CAT))) as served:
+        served.scheduler.background.longest = 8
+        yield served
+
+
+async def post_background(served: PacedServer, key: str, text: str) -> int:
+    body, headers = {"input": text, "background": True}, {"Authorization": f"Bearer {key}"}
+    async with served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer:
+        return answer.status
+
+
+async def test_keys_take_turns_in_the_background(keyed: PacedServer) -> None:
+    for key, text in ((ANN, "a1"), (ANN, "a2"), (ANN, "a3"), (ANN, "a4"), (BOB, "b1"), (BOB, "b2"), (CAT, "c1")):
+        assert await post_background(keyed, key, text) == 200
+    for done in range(7):
+        await api_clients.wait_until(lambda: keyed.engine.running and len(keyed.engine.prompts) == done + 1)  # noqa: B023
+        keyed.engine.finish(keyed.engine.prompts[done].facts.response.id)
+    order = [message.text for prompt in keyed.engine.prompts for message in of_type(prompt.facts.input, Message)]
+    assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+async def test_one_key_cannot_fill_the_background_queue(keyed: PacedServer) -> None:
+    answered = [
+        (key, await post_background(keyed, key, "Hi")) for key in (ANN, ANN, ANN, ANN, ANN, ANN, BOB, BOB, BOB, CAT)
+    ]
+    assert [key for key, status in answered if status == 200] == [*[ANN] * 5, *[BOB] * 2, CAT]
+    assert {status for _, status in answered} == {200, 503}
 
 
 async def test_busy_engine_is_retried(served: ScriptedServer) -> None:
@@ -145,7 +184,7 @@ async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str,
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.wait_until_idle()
     background = served.scheduler.background
-    assert (background._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
+    assert (background._waiting._by_owner, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
 
 # Detached
