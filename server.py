@@ -24,7 +24,7 @@ from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.recording import recorder
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.logs import log_to_stderr
@@ -153,7 +153,9 @@ async def toolbox(settings: Settings) -> Toolbox:
 
 
 def database(store: str) -> Database:
-    """Return the database that the setting ``store`` names: the URL of PostgreSQL, or the path of an SQLite file."""
+    """Return the database of the setting ``store``: PostgreSQL by its URL, or SQLite by the path of its file."""
+    if store == NO_STORE:
+        return Nowhere()
     if store.startswith(("postgresql://", "postgres://")):
         return PostgresDatabase(store)
     return SqliteDatabase(store)
@@ -191,7 +193,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         bound = closing.enter_context(bind(settings.host, settings.port))
         if settings.record:
             make_folder(settings.record)
-        store = Store(database(settings.store), settings.stale)
+        store = Store(database(settings.store), settings.stale, keeps=settings.store != NO_STORE)
         closing.push_async_callback(store.close)
         await store.open()
         running = await closing.enter_async_context(start_engine(settings))

@@ -25,6 +25,7 @@ from penstock.pipeline.errors import (
     InvalidRequest,
     ItemNotFound,
     StoreFailed,
+    UnsupportedParameter,
     no_conversation,
 )
 from penstock.pipeline.protocol.items import Item
@@ -67,6 +68,8 @@ class Conversations:
     @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
+        if not self.store.keeps:
+            raise UnsupportedParameter("This server stores nothing (--store none), so it has no conversations.")
         body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
         items = await self._read(body.items or (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})

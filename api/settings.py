@@ -35,6 +35,9 @@ from penstock.stages.services.web.ssrf import AllowedNetworks
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 
+NO_STORE = "none"
+"""The value of ``--store`` for a server that stores nothing."""
+
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that mean all addresses of a machine, each with the address at which the machine reaches itself."""
 
@@ -125,7 +128,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
-        description="the SQLite file that stores responses, or a PostgreSQL database: postgresql://...",
+        description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), or none",
     )
     store_ttl: Duration = Field(30 * 86400.0, description="time for which responses are stored: 30d, 12h, 5m, 90s")
     stream_ttl: Duration = Field(86400.0, description="time for which the events of their streams are stored")

@@ -103,7 +103,9 @@ class Scheduler:
 
         If its response will be added to a conversation, the conversation is locked from here on.
         """
-        if create_request.store is not False:
+        if not self.store.keeps:
+            create_request = _unstored(create_request)
+        elif create_request.store is not False:
             self.store.check()
         async with self._normalizing.open(source_of([create_request])) as requests:
             request = await first(requests)
@@ -325,6 +327,14 @@ class Scheduler:
         self.background.interrupt(run)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
+
+
+def _unstored(create_request: CreateResponse) -> CreateResponse:
+    """Return the request with ``store: false``, for a server that stores nothing."""
+    if create_request.background:
+        message = "This server stores nothing (--store none), so no response can run in the background."
+        raise errors.UnsupportedParameter(message, param="background")
+    return create_request.model_copy(update={"store": False})
 
 
 def _check_ended(run: Run) -> None:

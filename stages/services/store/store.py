@@ -63,13 +63,14 @@ _DELETE = (
 
 
 class Store:
-    """The storage of responses and conversations.
+    """The storage of responses and conversations; without ``keeps`` there are none, and nothing may be stored.
 
     An operation that fails raises `StoreFailed`, as does every operation after `close`.  The responses that this server
     runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.
     """
 
-    def __init__(self, database: Database, stale: float = STALE) -> None:
+    def __init__(self, database: Database, stale: float = STALE, *, keeps: bool = True) -> None:
+        self.keeps = keeps
         self._database = database
         self._context = StoreContext(database, stale)
         self._writer = self._context.writer
