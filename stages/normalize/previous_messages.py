@@ -1,5 +1,6 @@
 """``previous_input_messages``: convert Harmony messages, as ``enable_response_messages`` returns them, back into items.
 
+Messages of the Chat Completions API are read as well: those of an assistant with calls, and those of a tool.
 The head of a prompt is written anew for every request.  A system message, which only the server writes, is therefore
 left out.  A developer message is reduced to its instructions.  At the head, these are replaced by the instructions of
 the request; if they begin with them, what follows came with the earlier input, and stays.
@@ -51,6 +52,8 @@ class MessageReader:
     """The calls without an output, by their position in `items`."""
     _named: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     """The positions of calls by the name of the tool; some of the calls may have an output by now."""
+    _by_id: dict[str, int] = field(default_factory=dict)
+    """The positions of calls that have an id, as only those of the Chat Completions API do."""
 
     def read(self, messages: Sequence[RawMessage], then: Sequence[wire.Item]) -> tuple[wire.Item, ...]:
         """Return the items of ``messages``; the items ``then`` follow them in the input.
@@ -58,11 +61,27 @@ class MessageReader:
         Raises `InvalidRequest` for a message that no item can represent.
         """
         for position, message in enumerate(messages):
-            path = f"previous_input_messages[{position}]"
-            if (item := self._item(message, f"{self.suffix}p{position:04x}", path)) is not None:
+            path, suffix = f"previous_input_messages[{position}]", f"{self.suffix}p{position:04x}"
+            if message.tool_calls or message.reasoning:
+                self._read_chat(message, suffix, path)
+            elif (item := self._item(message, suffix, path)) is not None:
                 self.items.append(item)
         self._rename(then)
         return tuple(self.items)
+
+    def _read_chat(self, message: RawMessage, suffix: str, path: str) -> None:
+        """Read a message of the Chat Completions API with reasoning or calls, which are items of their own."""
+        if _author(message, path)[0] != "assistant":
+            raise InvalidRequest("Only a message of the assistant has reasoning or tool_calls.", param=path)
+        calls = message.tool_calls or ()
+        if message.reasoning:
+            self.items.append(_reasoning(message.reasoning, suffix))
+        if text := _text(message, path) if message.content is not None else "":
+            self.items.append(_answer(text, "commentary" if calls else "final_answer", suffix))
+        for number, call in enumerate(calls):
+            self._by_id[call.id] = len(self.items)
+            recipient, end = f"{FUNCTIONS}.{call.function.name}", f"{suffix}{number:04x}" if number else suffix
+            self.items.append(self._call(message, recipient, call.function.arguments, end, call.id))
 
     def _rename(self, then: Sequence[wire.Item]) -> None:
         """Give the one open call the call id of the one output in ``then`` that has no call.
@@ -70,7 +89,10 @@ class MessageReader:
         A raw call has no id, so the client's output has the id that the response gave the call.  With several open
         calls the match would be ambiguous.
         """
-        opened = {at: call for at, call in self._open.items() if not isinstance(call, _BuiltInCall)}
+        with_ids = set(self._by_id.values())
+        opened = {
+            at: call for at, call in self._open.items() if at not in with_ids and not isinstance(call, _BuiltInCall)
+        }
         calls = {item.call_id for item in then if isinstance(item, wire.Call)}
         lone_outputs = {item.call_id for item in then if isinstance(item, wire.CallOutput)} - calls
         if len(opened) == len(lone_outputs) == 1:
@@ -78,7 +100,7 @@ class MessageReader:
             self.items[at] = replace(call, call_id=lone_outputs.pop())
 
     def _item(self, message: RawMessage, suffix: str, path: str) -> wire.Item | None:
-        text, (role, name) = _text(message), _author(message, path)
+        text, (role, name) = _text(message, path), _author(message, path)
         match role:
             case "system":
                 return None
@@ -88,7 +110,7 @@ class MessageReader:
             case "user":
                 return _client_message("user", text, suffix)
             case "tool":
-                return self._output(name or "", text, suffix, path)
+                return self._output(self._answered(message, name or "", path), text, suffix)
             case _:
                 return self._assistant_item(message, text, suffix)
 
@@ -103,13 +125,12 @@ class MessageReader:
         if message.recipient and message.recipient not in ("all", "user"):
             return self._call(message, message.recipient, text, suffix)
         if message.channel == "analysis":
-            return wire.Reasoning(
-                wire.Reasoning.new_id(suffix), content=(wire.ReasoningText(text),), status="completed"
-            )
-        phase: wire.Phase = "commentary" if message.channel == "commentary" else "final_answer"
-        return wire.Message(wire.Message.new_id(suffix), "completed", "assistant", (wire.OutputText(text),), phase)
+            return _reasoning(text, suffix)
+        return _answer(text, "commentary" if message.channel == "commentary" else "final_answer", suffix)
 
-    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> wire.Item:
+    def _call(
+        self, message: RawMessage, recipient: str, text: str, suffix: str, call_id: str | None = None
+    ) -> wire.Item:
         head, _, name = recipient.rpartition(".")
         tool = self.tools.get(recipient) or self.tools.get(f"{FUNCTIONS}.{recipient}")
         is_clients = isinstance(tool, FunctionTool | CustomTool)
@@ -124,7 +145,7 @@ class MessageReader:
             is_custom = message.content_type == "code" or isinstance(tool, CustomTool)
             kind = wire.CustomToolCall if is_custom else wire.FunctionCall
             space = UNSET if namespace is None else namespace
-            call = kind(kind.new_id(suffix), f"call_{suffix}", name, text, "completed", space)
+            call = kind(kind.new_id(suffix), call_id or f"call_{suffix}", name, text, "completed", space)
         self._open[len(self.items)] = call
         self._named[name].append(len(self.items))
         return call
@@ -141,10 +162,7 @@ class MessageReader:
             case _:
                 return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), "incomplete", _action(name, text))
 
-    def _output(self, author: str, text: str, suffix: str, path: str) -> wire.Item | None:
-        at = self._answered(author.rpartition(".")[2])
-        if at is None:
-            raise InvalidRequest("No call comes before this output of a tool.", param=path)
+    def _output(self, at: int, text: str, suffix: str) -> wire.Item | None:
         match self._open.pop(at):
             case wire.FunctionCall(call_id=call_id):
                 item_id = wire.FunctionCallOutput.new_id(suffix)
@@ -162,13 +180,23 @@ class MessageReader:
         self.results[output.id] = text
         return output
 
-    def _answered(self, name: str) -> int | None:
-        """Return the position of the first open call of that name, or else of the latest open call, or None."""
-        named = self._named[name]
+    def _answered(self, message: RawMessage, author: str, path: str) -> int:
+        """Return the position of the call that a message of the tool ``author`` answers.
+
+        It is the call with that id, or else the first open one of that name, or else the latest open one.
+        """
+        if message.tool_call_id is not None:
+            at = self._by_id.get(message.tool_call_id)
+            if at not in self._open:
+                raise InvalidRequest("No call with this id comes before its output.", param=f"{path}.tool_call_id")
+            return at
+        named = self._named[author.rpartition(".")[2]]
         while named:
             if (at := named.popleft()) in self._open:
                 return at
-        return next(reversed(self._open), None)
+        if not self._open:
+            raise InvalidRequest("No call comes before this output of a tool.", param=path)
+        return next(reversed(self._open))
 
 
 _UNCLEAR: Mapping[str, Call] = {"search": Search(""), "open": Open(), "find": Find("")}
@@ -194,6 +222,14 @@ def _client_message(role: wire.Role, text: str, suffix: str) -> wire.Message:
     return wire.Message(wire.Message.new_id(suffix), "completed", role, (wire.InputText(text),))
 
 
+def _reasoning(text: str, suffix: str) -> wire.Reasoning:
+    return wire.Reasoning(wire.Reasoning.new_id(suffix), content=(wire.ReasoningText(text),), status="completed")
+
+
+def _answer(text: str, phase: wire.Phase, suffix: str) -> wire.Message:
+    return wire.Message(wire.Message.new_id(suffix), "completed", "assistant", (wire.OutputText(text),), phase)
+
+
 def _author(message: RawMessage, path: str) -> tuple[str, str | None]:
     if message.author is not None:
         return message.author.role, message.author.name
@@ -202,7 +238,9 @@ def _author(message: RawMessage, path: str) -> tuple[str, str | None]:
     return message.role, message.name
 
 
-def _text(message: RawMessage) -> str:
+def _text(message: RawMessage, path: str) -> str:
+    if message.content is None:
+        raise InvalidRequest(f"A message needs a content (at {path}.content)", param=f"{path}.content")
     if isinstance(message.content, str):
         return message.content
     return "".join(part.text or part.instructions or "" for part in message.content)

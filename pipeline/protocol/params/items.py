@@ -370,13 +370,31 @@ class RawAuthor(Body):
     name: str | None = None
 
 
+class RawFunction(Body):
+    name: str
+    arguments: str
+
+
+class RawToolCall(Body):
+    """A call in a message of the Chat Completions API."""
+
+    id: CallId
+    function: RawFunction
+
+
 class RawMessage(Body):
-    """A message as openai_harmony writes it; its author is an object, or split into ``role`` and ``name``."""
+    """A message as openai_harmony writes it; its author is an object, or split into ``role`` and ``name``.
+
+    ``reasoning``, ``tool_calls`` and ``tool_call_id`` are those of messages of the Chat Completions API.
+    """
 
     author: RawAuthor | None = None
     role: _RawRole | None = None
     name: str | None = None
-    content: TextOr[str, Annotated[list[RawPart], FAIL_FAST]]
+    content: TextOr[str, Annotated[list[RawPart], FAIL_FAST]] | None = None
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[list[RawToolCall], FAIL_FAST] | None = None
+    tool_call_id: str | None = None

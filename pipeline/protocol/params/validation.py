@@ -31,7 +31,7 @@ _elements: dict[str, TypeAdapter[Any]] = {
     "previous_input_messages": TypeAdapter(RawMessage),
 }
 
-_CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
+_CHUNKS = {"summary": 500, "content": 500, "output": 500, "tool_calls": 500, "tools": 1}
 """The number of parts of an item to validate at once; it is 1 for tools, because a tool may contain many others."""
 
 

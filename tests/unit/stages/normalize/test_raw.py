@@ -41,6 +41,15 @@ def custom(name: str) -> wire.CustomToolCall:
     return wire.CustomToolCall("ctc_1p0000", "call_1p0000", name, "{}", "completed")
 
 
+def chat_calls(*ids: str, **more: Any) -> Json:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls, **more}
+
+
+def chat_result(call_id: str, content: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
 HI = message("user", wire.InputText("Hi"))
 KIND = message("developer", wire.InputText("Be kind."))
 HM = wire.Reasoning("rs_1p0000", content=(wire.ReasoningText("Hm."),), status="completed")
@@ -219,12 +228,45 @@ def test_outputs_find_calls_in_constant_time() -> None:
         ([RESULT], "previous_input_messages[0]"),
         ([CALL, RESULT, RESULT], "previous_input_messages[2]"),
         ([{"content": "x"}], "previous_input_messages[0].role"),
+        ([{"role": "user", "content": None}], "previous_input_messages[0].content"),
+        ([chat_calls("a", role="user")], "previous_input_messages[0]"),
+        ([chat_calls("a"), chat_result("b", "x")], "previous_input_messages[1].tool_call_id"),
+        ([chat_calls("a"), chat_result("a", "x"), chat_result("a", "x")], "previous_input_messages[2].tool_call_id"),
     ],
 )
 async def test_malformed_raw_message_is_refused(store: Store, messages: list[Json], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await normalize(store, previous_input_messages=messages)
     assert caught.value.param == param
+
+
+async def test_chat_messages_with_calls_become_items(store: Store) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        chat_calls("a", "b", content="Wait.", reasoning="Hm."),
+        chat_result("b", "2"),
+        chat_result("a", "1"),
+        {"role": "assistant", "content": "Yes.", "reasoning": "So."},
+    ]
+    resolved = await normalize(store, previous_input_messages=messages, input="Go on")
+    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+    assert load_encoding().decode(prompt.token_ids).partition("Hi<|end|>")[2].partition("<|start|>user")[0] == (
+        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+        f"{call}{call}<|start|>functions.f to=assistant<|channel|>commentary<|message|>2<|end|>"
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Yes.<|end|>"
+    )
+    ids = [item.id for item in resolved.facts.input]
+    assert ids[1:5] == ["rs_1p0001", "msg_1p0001", "fc_1p0001", "fc_1p00010001"]
+
+
+async def test_input_may_answer_a_chat_call_by_its_id_only(store: Store) -> None:
+    output = {"type": "function_call_output", "call_id": "a", "output": "x"}
+    resolved = await normalize(store, previous_input_messages=[chat_calls("a")], input=[output])
+    assert [item.id for item in resolved.facts.input] == ["fc_1p0000", "fco_1i0000"]
+    with pytest.raises(InvalidRequest, match="'a'"):
+        await normalize(store, previous_input_messages=[chat_calls("b")], input=[output])
 
 
 async def test_input_may_answer_a_raw_call(store: Store) -> None:

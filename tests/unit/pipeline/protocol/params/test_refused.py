@@ -207,7 +207,7 @@ VALUES = [
     ({"prompt_cache_options": {"ttl": "1h"}}, "'30m' or '12h'", "prompt_cache_options.ttl"),
     ({"reasoning": {"generate_summary": "long"}}, "'concise'", "reasoning.generate_summary"),
     ({"reasoning": {"context": "none"}}, "'auto', 'current_turn' or 'all_turns'", "reasoning.context"),
-    (raw_input(role="user"), "Field required", "previous_input_messages[0].content"),
+    (raw_input(tool_calls=[{}]), "Field required", "previous_input_messages[0].tool_calls[0].id"),
     (raw_input(role="critic", content="x"), "'system', 'developer'", "previous_input_messages[0].role"),
     (raw_input(author={}, content="x"), "Field required", "previous_input_messages[0].author.role"),
     (raw_input(role="user", content=[{"type": "image"}]), "'text'", "previous_input_messages[0].content[0].type"),
@@ -388,7 +388,7 @@ FAR = [
     ({"input": "x", "tools": [{"type": "function", "name": "f", "strict": "x" * MANY}]}, "tools[0].strict"),
     (input_tools(*[{"type": "computer"}] * MANY, {"type": "function"}), f"input[0].tools[{MANY}].name"),
     (
-        {"previous_input_messages": [{"role": "user", "content": "x"}] * MANY + [{"role": "user"}]},
+        {"previous_input_messages": [{"role": "user", "content": "x"}] * MANY + [{"content": 1}]},
         f"previous_input_messages[{MANY}].content",
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -187,8 +187,10 @@ async def test_required_items_are_never_dropped() -> None:
 async def test_prompt_far_too_long_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_pieces, "PIECE", 1_000)
     monkeypatch.setattr(truncation, "COUNTED", 1_000)
-    encode = Mock(wraps=Vocabulary.encode)
-    monkeypatch.setattr(Vocabulary, "encode", lambda self, text: encode(self, text))
-    with pytest.raises(ContextTooLong, match="at least"):
+    encode = Vocabulary.encode
+    with (
+        patch.object(Vocabulary, "encode", autospec=True, side_effect=encode) as encodings,
+        pytest.raises(ContextTooLong, match="at least"),
+    ):
         await chat_templates.prompt(conversation(message("user", "word " * 40_000)), context_length=512)
-    assert sum(len(call.args[1]) for call in encode.call_args_list) < 20_000
+    assert sum(len(call.args[1]) for call in encodings.call_args_list) < 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -190,13 +190,15 @@ def count_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("count_few")
 @pytest.mark.parametrize("parts", [1, 100], ids=["one text", "many messages"])
-async def test_prompt_far_too_long_is_refused_before_it_is_encoded(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = Mock(wraps=HarmonyEncoding.encode)
-    monkeypatch.setattr(HarmonyEncoding, "encode", lambda self, text: encode(self, text))
+async def test_prompt_far_too_long_is_refused_before_it_is_encoded(parts: int) -> None:
     messages = [message("user", f"{part}" + "word " * (40_000 // parts)) for part in range(parts)]
-    with pytest.raises(ContextTooLong, match="at least"):
+    encode = HarmonyEncoding.encode
+    with (
+        patch.object(HarmonyEncoding, "encode", autospec=True, side_effect=encode) as encodings,
+        pytest.raises(ContextTooLong, match="at least"),
+    ):
         await rendered(conversation(*messages), 512)
-    assert sum(len(call.args[1]) for call in encode.call_args_list) < 20_000
+    assert sum(len(call.args[1]) for call in encodings.call_args_list) < 20_000
 
 
 @pytest.mark.usefixtures("count_few")
