@@ -66,29 +66,19 @@ class Watch:
         """Sample until cancelled."""
         while True:
             await self.look()
-            self.show(end="\r")
+            self.show()
             await asyncio.sleep(PERIOD)
 
     async def look(self) -> None:
         self.looks.append(Look(self.made, resident(self.server.pid), await self.database.size()))
 
-    def show(self, end: str = "\n") -> None:
-        """Print a line of progress: in place on a terminal, otherwise once per 5 %."""
-        if sys.stderr.isatty():
-            print(self._line(), end=end, file=sys.stderr, flush=True)
-        elif self._passed_a_twentieth():
-            print(self._line(), file=sys.stderr, flush=True)
-
-    def _passed_a_twentieth(self) -> bool:
+    def show(self) -> None:
+        """Print a line of progress, once per 5 %."""
         before = self.looks[-2].made if len(self.looks) > 1 else -1
-        return before * 20 // self.count != self.made * 20 // self.count
-
-    def _line(self) -> str:
-        part, look = min(1.0, self.made / self.count), self.looks[-1]
-        rate = self.made / max(time.monotonic() - self.began, 0.001)
-        bar = ("#" * round(20 * part)).ljust(20, ".")
-        sizes = f"memory {look.memory / 1e6:6.1f} MB   store {look.stored / 1e6:6.1f} MB"
-        return f"[{bar}] {part:4.0%}   {self.made:,} of {self.count:,}   {rate:4.0f}/s   {sizes}"
+        if before * 20 // self.count != self.made * 20 // self.count:
+            look, rate = self.looks[-1], self.made / max(time.monotonic() - self.began, 0.001)
+            sizes = f"memory {look.memory / 1e6:6.1f} MB   store {look.stored / 1e6:6.1f} MB"
+            print(f"{self.made:7,} of {self.count:,}   {rate:4.0f}/s   {sizes}", flush=True)
 
 
 def resident(pid: int) -> int:
@@ -131,7 +121,8 @@ async def soaked(store: str, count: int, folder: Path) -> list[str]:
         wrong.append(f"the server took {seconds:.1f} s to stop, and returned {code}")
     complaints = [line for line in server.log.read_text().splitlines() if "WARNING" in line or "ERROR" in line]
     wrong += complaints[:5]
-    report(watch, seconds)
+    took = time.monotonic() - watch.began
+    print(f"{watch.made:,} responses in {took:.0f} s; the server stopped within {seconds:.1f} s")
     return wrong
 
 
@@ -139,14 +130,6 @@ async def left_over(store: str) -> list[str]:
     """Return a fault for each response that has not ended although no server runs it."""
     async with open_store(store) as left:
         return [f"{orphan.stored.response.id} has not ended" for orphan in await left.orphans()]
-
-
-def report(watch: Watch, seconds: float) -> None:
-    took = time.monotonic() - watch.began
-    print(f"{watch.made:,} responses in {took:.0f} s; the server stopped within {seconds:.1f} s")
-    print("responses   memory, MB   store, MB")
-    for look in watch.looks[:: max(1, len(watch.looks) // 12)]:
-        print(f"{look.made:9,d}{look.memory / 1e6:13.1f}{look.stored / 1e6:12.1f}")
 
 
 @asynccontextmanager
