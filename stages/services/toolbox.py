@@ -12,6 +12,7 @@ from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import read_servers
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.container import ContainerHost
+from penstock.stages.services.sandbox.lease import places_here
 from penstock.stages.services.sandbox.probe import Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox
@@ -41,10 +42,11 @@ async def _sandboxed() -> dict[str, Host]:
     """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
     python, container = await probe("python"), await probe("container")
     hosts: dict[str, Host] = {}
+    places = places_here()
     if isinstance(python, Sandbox):
-        hosts["python"] = PythonHost(python)
+        hosts["python"] = PythonHost(python, places)
     if isinstance(container, Sandbox):
-        hosts["container"] = ContainerHost(container)
+        hosts["container"] = ContainerHost(container, places)
     for name, probed in (("Python", python), ("Shell", container)):
         logger.info("%s for the model: %s", name, probed.describe() if isinstance(probed, Sandbox) else probed.reason)
     return hosts

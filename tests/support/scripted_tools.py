@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -204,8 +204,8 @@ def finish_reasons(sequence: list[frames.ConversedFrame]) -> list[frames.FinishR
 
 RunCell = Callable[..., Awaitable[str]]
 
-NO_CONVERSATION = cast("frames.ResolvedRequest", None)
-"""A conversation for hosts that do not read it."""
+NO_CONVERSATION = conversation()
+"""A request for hosts that do not read its input."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,6 +31,7 @@ OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 def main() -> None:
     """Confine this process, report that on the control channel, and run the program."""
+    os.nice(19)  # the server, and an engine on the same cores, come first
     control, requests = take_control()
     order = json.loads(requests.readline())
     if order["dies_with_parent"]:

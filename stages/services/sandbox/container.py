@@ -29,7 +29,7 @@ class ContainerHost(SandboxHost):
     """Runs commands."""
 
     def session(self, request: ResolvedRequest) -> ContainerSession:
-        return ContainerSession(self.lease())
+        return ContainerSession(self.lease(request))
 
 
 class ContainerSession:

@@ -23,6 +23,7 @@ Mode: TypeAlias = Literal["bubblewrap", "landlock"]
 MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
 
 NOBODY: Final = 65534
+"""The user inside a sandbox with bubblewrap."""
 HOME: Final = "/mnt/data"
 """The working folder with bubblewrap.  Models were trained to keep files there."""
 OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
@@ -49,7 +50,7 @@ class SandboxLimits:
     """Processes and threads; a Python sandbox has one process."""
     disk: int = 64 << 20
     """Bytes of files.  Without bubblewrap they are measured a few times a second, so they may exceed the limit for a
-    moment.  Files that are open but deleted are not measured there; the limit applies to each of them alone."""
+    moment."""
     output: int = 64_000
     """Bytes kept of the output of a Python call, and of each stream of a command."""
     flood: int = 64 << 20
@@ -83,7 +84,7 @@ class Plan:
     packages: Path | None = None
     """A folder of packages that Python code may import besides the standard library."""
     drops_user: bool = False
-    """True if the sandbox runs as another user, `NOBODY`."""
+    """True if each sandbox runs as a user of its own."""
 
     @property
     def isolates(self) -> bool:
@@ -94,10 +95,9 @@ class Plan:
     def reads(self) -> tuple[str, ...]:
         """The host's folders and files that the sandbox may read."""
         prefix = Path(self.interpreter).parent.parent
-        own = (str(prefix / "bin"), str(prefix / "lib"), str(prefix / "lib64"))
+        programs = (*_SYSTEM, str(prefix / "bin")) if self.kind == "container" else (*_LIBRARIES, self.interpreter)
         packages = () if self.packages is None else (str(self.packages),)
-        places = _SYSTEM if self.kind == "container" else _LIBRARIES
-        return (*places, *own, *packages, *_FILES)
+        return (*programs, str(prefix / "lib"), str(prefix / "lib64"), *packages, *_FILES)
 
     def command(self, status: int) -> list[str]:
         """Return the command line.
@@ -110,14 +110,15 @@ class Plan:
     def order(self, home: str) -> dict[str, Any]:
         """Return the order for `confined`, the first program: its restrictions, and the program to run."""
         machine = MACHINES[platform.machine()]
-        allowance = Allowance(programs=self.kind == "container", metadata=self.isolates or self.kind == "container")
+        runs_programs = self.kind == "container"
+        allowance = Allowance(runs_programs, metadata=self.isolates or (runs_programs and self.drops_user))
         programs = ("repl",) if self.kind == "python" else ("head_tail", "shell")
         processes = ("/proc",) if self.isolates and self.kind == "container" else ()
         return {
             # without a pid namespace the shell's first process must outlive the server, to end the others
             "dies_with_parent": self.isolates or self.kind == "python",
             "scope": not self.isolates and self.kind == "container",
-            "limits": self.limits.of_kernel(0 if self.isolates else tasks(NOBODY if self.drops_user else os.getuid())),
+            "limits": self.limits.of_kernel(0 if self.isolates or self.drops_user else tasks(os.getuid())),
             "read": [*self.reads, *_DEVICES, *processes],
             "write": ["/dev/null", *(OWN if self.isolates else (home,))],
             "unreadable": UNREADABLE,

@@ -11,16 +11,20 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.stages.services.sandbox.channel import Channel, Output
-from penstock.stages.services.sandbox.plan import HOME, NOBODY, OWN, Plan, environment
+from penstock.stages.services.sandbox.disk import MOST_FILES, exceeds
+from penstock.stages.services.sandbox.plan import HOME, OWN, Plan, environment
+from penstock.stages.services.sandbox.users import SandboxUser, reading_as
 
 _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.25
-_MOST_FILES: Final = 4096
+_LOOK_SHARE: Final = 0.05
+"""The share of a core that looking at the files of one sandbox may take, however many it has."""
 _ENDED: Final = "it ended itself, used up its processor time, or broke the channel to the server"
 
 _log = logging.getLogger(__name__)
@@ -35,17 +39,21 @@ class Process:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._folder = None if plan.isolates else _make_folder(plan)
+        self._user = SandboxUser() if plan.drops_user else None
+        self._folder = None if plan.isolates else _make_folder(self._user)
         self._reason = ""
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._places: list[int] = []
+        self._look_cost = 0.0
         self._channel = Channel(self.kill)
         try:
-            self._control, self._status, output, self._outer = _spawn(plan, self._folder)
+            self._control, self._status, output, self._outer = _spawn(plan, self._folder, self._user and self._user.id)
         except OSError:
             if self._folder:
                 self._folder.rmdir()
+            if self._user:
+                self._user.release()
             raise
         self._output = Output(output, plan.limits.output, plan.limits.flood, self._flooded)
         self._watched = [os.pidfd_open(self._outer.pid)]
@@ -121,6 +129,9 @@ class Process:
 
     async def _begin(self) -> None:
         _prefer_for_oom_kill(self._outer.pid)
+        _set(
+            self._outer.pid, "autogroup", "19"
+        )  # the niceness of its session, which counts if the kernel groups by these
         self._output.watch()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
         try:
@@ -144,14 +155,21 @@ class Process:
     async def _watch(self) -> None:
         """End the sandbox if its files exceed the limits.  Also checks between calls, because threads keep running."""
         while not await self._exceeds_disk_limit():
-            await asyncio.sleep(_LOOK_SECONDS)
-        self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
+            await asyncio.sleep(max(_LOOK_SECONDS, self._look_cost / _LOOK_SHARE))
+        self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {MOST_FILES} files"
         self.kill()
 
     async def _exceeds_disk_limit(self) -> bool:
         if self._folder is None:
             return any(map(_has_too_many_files, self._places))
-        return await asyncio.to_thread(_folder_exceeds, str(self._folder), self._plan.limits.disk)
+        return await asyncio.to_thread(self._folder_exceeds, str(self._folder))
+
+    def _folder_exceeds(self, folder: str) -> bool:
+        started = time.thread_time()
+        with reading_as(self._user and self._user.id):
+            result = exceeds(folder, self._outer.pid, self._plan.limits.disk)
+        self._look_cost = time.thread_time() - started
+        return result
 
     def _kill_watched(self) -> None:
         for process in self._watched:
@@ -176,9 +194,13 @@ class Process:
         self._control.close()
         if self._folder:
             await _remove(self._folder)
+        if self._user:
+            self._user.release()
 
 
-def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
+def _spawn(
+    plan: Plan, folder: Path | None, user: int | None
+) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
     """Start the sandbox; return the control channel, bubblewrap's status pipe, the output pipe and the process.
 
     The process inherits the other ends of these three, the variables of `environment`, and nothing else.
@@ -194,7 +216,6 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
             ours.callback(os.close, end)
             ends.append((end, other))
         (status, status_end), (output, output_end) = ends
-        user = NOBODY if plan.drops_user else None
         process = subprocess.Popen(  # noqa: S603 - this project's own command line
             plan.command(status_end),
             stdin=control_end.fileno(),
@@ -214,8 +235,12 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
 
 def _prefer_for_oom_kill(pid: int) -> None:
     """Make the kernel kill this process before any server if memory runs out."""
+    _set(pid, "oom_score_adj", "1000")
+
+
+def _set(pid: int, name: str, value: str) -> None:
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+        Path(f"/proc/{pid}/{name}").write_text(value, encoding="ascii")
 
 
 def _inner(status: int) -> int:
@@ -246,37 +271,17 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it ended at once"])[-1]
 
 
-def _make_folder(plan: Plan) -> Path:
+def _make_folder(user: SandboxUser | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="penstock-sandbox-"))
-    if plan.drops_user:
-        os.chown(folder, NOBODY, NOBODY)
+    if user:
+        os.chown(folder, user.id, user.id)
     return folder
 
 
 def _has_too_many_files(place: int) -> bool:
     """True if a file system in memory has too many files; empty ones take memory too."""
     stats = os.statvfs(place)
-    return stats.f_files - stats.f_ffree > _MOST_FILES
-
-
-def _folder_exceeds(folder: str, most: int) -> bool:
-    """True if a folder has too many bytes or files, or if its tree cannot be walked."""
-    size, files, pending = 0, 0, [folder]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    files += 1
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if size > most or files > _MOST_FILES:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return True
-    return False
+    return stats.f_files - stats.f_ffree > MOST_FILES
 
 
 async def _remove(folder: Path) -> None:

@@ -19,7 +19,7 @@ class PythonHost(SandboxHost):
     """Runs Python code."""
 
     def session(self, request: ResolvedRequest) -> PythonSession:
-        return PythonSession(self.lease())
+        return PythonSession(self.lease(request))
 
 
 class PythonSession:

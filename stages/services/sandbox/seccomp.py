@@ -70,11 +70,15 @@ _FOREIGN: Final = _table(
     "semtimedop 220 192; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;"
     "mq_unlink 241 181; mq_timedsend 242 182; mq_timedreceive 243 183; mq_notify 244 184; mq_getsetattr 245 185;"
     # the network; `socketpair` is among the calls with conditions, below
-    "socket 41 198; connect 42 203; bind 49 200; listen 50 201; accept 43 202; accept4 288 242"
+    "socket 41 198; connect 42 203; bind 49 200; listen 50 201; accept 43 202; accept4 288 242;"
+    # messages may hold descriptors, and so deleted files that are open in no process
+    "sendmsg 46 211; sendmmsg 307 269"
 )
 _PROCESSES: Final = _table(
     "fork 57 -; vfork 58 -; execve 59 221; execveat 322 281; kill 62 129; tkill 200 130; tgkill 234 131;"
-    "rt_sigqueueinfo 129 138; rt_tgsigqueueinfo 297 240"
+    "rt_sigqueueinfo 129 138; rt_tgsigqueueinfo 297 240;"
+    # a lock on a file of the host can be seen by other sandboxes
+    "flock 73 32"
 )
 _METADATA: Final = _table(
     "chmod 90 -; fchmod 91 52; fchmodat 268 53; chown 92 -; fchown 93 55; lchown 94 -; fchownat 260 54;"
@@ -82,16 +86,25 @@ _METADATA: Final = _table(
     "utime 132 -; utimes 235 -; utimensat 280 88; futimesat 261 -"
 )
 _LOOKED_AT: Final = _table(
-    "clone 56 220; clone3 435 435; prlimit64 302 261; socketpair 53 199; fcntl 72 25; ioctl 16 29; prctl 157 167"
+    "clone 56 220; clone3 435 435; prlimit64 302 261; socketpair 53 199; fcntl 72 25; ioctl 16 29; prctl 157 167;"
+    "getpgid 121 155; getsid 124 156; getpriority 140 141; sched_getaffinity 204 123; sched_getscheduler 145 120;"
+    "sched_getparam 143 121; sched_getattr 315 275; sched_rr_get_interval 148 127; get_robust_list 274 100;"
+    "ioprio_get 252 31"
 )
+_REVEAL_PROCESSES: Final = {
+    **dict.fromkeys(("getpgid", "getsid", "sched_getaffinity", "sched_getscheduler", "sched_getparam"), 0),
+    **dict.fromkeys(("sched_getattr", "sched_rr_get_interval", "get_robust_list"), 0),
+    **dict.fromkeys(("getpriority", "ioprio_get"), 1),
+}
+"""Calls that reveal whether a process exists, each with the place of the pid among its arguments; 0 is the caller."""
 
 
 @dataclass(frozen=True)
 class Allowance:
     """The optional rights of a sandbox.
 
-    Landlock does not restrict changes of owners, modes and times of files.  So a Python sandbox that shares the host's
-    files has no right to ``metadata``.
+    Landlock does not restrict changes of owners, modes and times of files.  So a sandbox that shares the host's files
+    has a right to ``metadata`` only if its user owns no other files.
     """
 
     programs: bool
@@ -149,13 +162,13 @@ def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
             "ioctl": _unless(1, _SET_OWNER_OF_SOCKET),
             # PR_SET_PDEATHSIG: the process must keep dying with the server
             "prctl": _unless(0, _SET_DEATH_SIGNAL),
+            **{name: _only_own(place) for name, place in _REVEAL_PROCESSES.items()},
         }
     return {
         **own,
         # a filter cannot read its arguments in memory; after ENOSYS the C library falls back to clone
         "clone3": [_answer(errno.ENOSYS)],
-        # pid 0 only: the process's own limits
-        "prlimit64": [_argument(0), (_IF_EQUAL, 1, 0, 0), _answer(errno.EPERM), _answer(0)],
+        "prlimit64": _only_own(0),
         # AF_UNIX and SOCK_STREAM only: event loops need such a pair, and it cannot be connected elsewhere
         "socketpair": [
             _argument(0),
@@ -174,6 +187,11 @@ def _unless(index: int, values: Iterable[int]) -> list[Instruction]:
     """Return a block that allows a call unless its argument at ``index`` has one of these values."""
     refused = (step for value in values for step in ((_IF_EQUAL, 0, 1, value), _answer(errno.EPERM)))
     return [_argument(index), *refused, _answer(0)]
+
+
+def _only_own(index: int) -> list[Instruction]:
+    """Return a block that allows a call if its argument at ``index``, a pid, is 0: the caller itself."""
+    return [_argument(index), (_IF_EQUAL, 1, 0, 0), _answer(errno.EPERM), _answer(0)]
 
 
 def _argument(index: int) -> Instruction:

@@ -77,7 +77,7 @@ class Command:
 def become(request: dict[str, Any], order: dict[str, Any], out: int, err: int) -> None:
     """Turn the new process into the command; never returns."""
     try:
-        os.setsid()
+        os.setpgid(0, 0)  # not a new session, whose niceness would be that of a server
         os.dup2(out, 1)
         os.dup2(err, 2)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.stages.services.sandbox.container import ContainerSession
+from penstock.stages.services.sandbox.process import Process
 from penstock.stages.services.sandbox.python import PythonSession
 from tests.support.processes import descendants
 from tests.support.scripted_tools import RunCell
@@ -36,6 +38,11 @@ def secret() -> Iterator[Path]:
         yield path
 
 
+def process_of(session: PythonSession | ContainerSession) -> Process:
+    assert session._lease._process
+    return session._lease._process
+
+
 def untouched(secret: Path) -> None:
     assert secret.read_text() == "host's secret"
     assert secret.stat().st_mode & 0o777 == 0o666
@@ -44,10 +51,10 @@ def untouched(secret: Path) -> None:
 
 
 @pytest.fixture
-def bystander() -> Iterator[int]:
+def bystander(python: PythonSession) -> Iterator[int]:
     """A process of the host with the sandbox's own user."""
-    user = 65534 if os.geteuid() == 0 else None
-    with subprocess.Popen(["sleep", "60"], user=user) as process:
+    user = process_of(python)._user
+    with subprocess.Popen(["sleep", "60"], user=user and user.id) as process:
         yield process.pid
         process.kill()
 
@@ -85,7 +92,8 @@ async def test_host_files_cannot_be_read(run: RunCell, secret: Path) -> None:
     for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
         output = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
         assert last(output).startswith(REFUSED), (path, output)
-    assert last(await run("import os; os.listdir('/root')")).startswith(REFUSED)
+    for folder in ("/root", "/usr/bin"):
+        assert last(await run(f"import os; os.listdir({folder!r})")).startswith(REFUSED)
 
 
 async def test_host_files_cannot_be_changed(run: RunCell, secret: Path) -> None:
@@ -132,7 +140,7 @@ async def test_server_files_are_not_inherited(run: RunCell) -> None:
     assert output == "[0, 1, 2, 3]\n"
 
 
-async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int) -> None:
+async def test_other_processes_cannot_be_signalled_or_found(run: RunCell, bystander: int) -> None:
     for attempt in (
         f"os.kill({bystander}, 9)",
         f"os.kill({os.getpid()}, 0)",
@@ -142,6 +150,13 @@ async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int)
         f"resource.prlimit({bystander}, resource.RLIMIT_CPU, (0, 0))",
         f"os.setpriority(os.PRIO_PROCESS, {bystander}, 19)",
         f"os.sched_setaffinity({bystander}, [0])",
+        f"os.getpgid({bystander})",
+        f"os.getsid({bystander})",
+        f"os.getpriority(os.PRIO_PROCESS, {bystander})",
+        f"os.sched_getaffinity({bystander})",
+        f"os.sched_getscheduler({bystander})",
+        f"os.sched_getparam({bystander})",
+        "import fcntl; fcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
     ):
         output = await run(f"import os, resource\n{attempt}")
         assert last(output).startswith("PermissionError"), (attempt, output)
@@ -250,9 +265,38 @@ async def test_files_are_limited_between_calls_too(small: PythonSession) -> None
 
 
 async def ended(session: PythonSession) -> None:
-    assert session._lease._process is not None
     async with asyncio.timeout(120):
-        await session._lease._process._channel.ended.wait()
+        await process_of(session)._channel.ended.wait()
+
+
+WRITE_DELETED = "file = open('a', 'w+b'); os.unlink('a'); file.write(bytes(1 << 20)); file.flush()"
+HOLD_OPEN = f"{WRITE_DELETED}; kept.append(file)"
+HOLD_MAPPED = f"{WRITE_DELETED}; libc.mmap(0, 4096, 1, 1, file.fileno(), 0)"
+
+
+@pytest.mark.parametrize("hold", [HOLD_OPEN, HOLD_MAPPED], ids=["open", "mapped"])
+async def test_deleted_files_count(small: PythonSession, hold: str) -> None:
+    code = (
+        "import ctypes, os, time\nkept, libc = [], ctypes.CDLL(None)\n"
+        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]\n"
+        f"for _ in range(20): {hold}; time.sleep(0.05)\ntime.sleep(30)"
+    )
+    outcome = await small.run("python", code, 60)
+    assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
+
+
+async def test_file_cannot_hide_in_a_message(run: RunCell) -> None:
+    code = "import array, socket\none, _ = socket.socketpair()\n"
+    code += "one.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))])"
+    assert last(await run(code)).startswith("PermissionError")
+
+
+def test_sandbox_gives_way_to_the_server(python: PythonSession) -> None:
+    first = process_of(python)._outer.pid
+    program = max(descendants(os.getpid()))  # bubblewrap's own process waits for it
+    assert os.getpriority(os.PRIO_PROCESS, program) == 19
+    group = Path(f"/proc/{first}/autogroup")
+    assert not group.exists() or group.read_text().endswith("nice 19\n")
 
 
 async def test_limits_cannot_be_raised(run: RunCell) -> None:

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,39 @@ async def test_server_variables_are_not_inherited(container: ContainerSession) -
     names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
     expected = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD", "OLDPWD", "SHLVL", "_"}
     assert names <= expected
+
+
+async def test_metadata_of_others_cannot_be_changed(container_sandbox: Sandbox, container: ContainerSession) -> None:
+    """The mode and times of a file are not restricted by Landlock: only its owner's user id protects them."""
+    other = ContainerHost(container_sandbox).session(NO_CONVERSATION)
+    with tempfile.TemporaryDirectory() as folder:
+        daemons = Path(folder) / "file of a daemon"
+        daemons.touch(mode=0o600)
+        os.chmod(folder, 0o777)  # noqa: PTH101
+        if os.geteuid() == 0:
+            os.chown(daemons, 65534, 65534)
+        try:
+            place = (await shell(other, "touch secret; chmod 600 secret; pwd")).result
+            for path in (f"{place}/secret", str(daemons)):
+                for command in ("chmod 666", "touch -d 1970-01-01", "setfattr -n user.a -v b"):
+                    if place != "/mnt/data" or path != f"{place}/secret":
+                        assert await exit_code(container, f"{command} '{path}'"), (command, path)
+            assert (await shell(other, "stat -c %a secret")).result == "600"
+            assert daemons.stat().st_mode & 0o777 == 0o600
+            assert daemons.stat().st_mtime > 0
+        finally:
+            await other.close()
+
+
+async def test_deleted_files_of_all_commands_count(container_sandbox: Sandbox) -> None:
+    limits = replace(container_sandbox.plan.limits, disk=4 << 20)
+    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    hold = "exec 5>f$i; rm f$i; head -c 1000000 /dev/zero >&5; sleep 8"
+    try:
+        outcome = await shell(session, f"for i in $(seq 20); do (sleep 0.0$i; {hold}) & done; wait", 60)
+        assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
+    finally:
+        await session.close()
 
 
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:

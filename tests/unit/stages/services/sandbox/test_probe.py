@@ -44,11 +44,12 @@ import asyncio, sys
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.probe import probe
 from penstock.stages.services.sandbox.python import PythonHost
+from tests.support.scripted_tools import NO_CONVERSATION
 
 async def main(kind, mode, text):
     host = {"python": PythonHost, "container": ContainerHost}[kind](await probe(kind, modes=(mode,)))
     print(flush=True)
-    await host.session(None).run("", text, 60)
+    await host.session(NO_CONVERSATION).run("", text, 60)
 asyncio.run(main(*sys.argv[1:]))
 """
 
