@@ -48,7 +48,9 @@ class Process:
         self._look_cost = 0.0
         self._channel = Channel(self.kill)
         try:
-            self._control, self._status, output, self._outer = _spawn(plan, self._folder, self._user and self._user.id)
+            self._control, self._status, output, self._outer = _spawn(
+                plan, self._folder, self._user.id if self._user else None
+            )
         except OSError:
             if self._folder:
                 self._folder.rmdir()
@@ -166,7 +168,7 @@ class Process:
 
     def _folder_exceeds(self, folder: str) -> bool:
         started = time.thread_time()
-        with reading_as(self._user and self._user.id):
+        with reading_as(self._user.id if self._user else None):
             result = exceeds(folder, self._outer.pid, self._plan.limits.disk)
         self._look_cost = time.thread_time() - started
         return result

@@ -54,7 +54,7 @@ def untouched(secret: Path) -> None:
 def bystander(python: PythonSession) -> Iterator[int]:
     """A process of the host with the sandbox's own user."""
     user = process_of(python)._user
-    with subprocess.Popen(["sleep", "60"], user=user and user.id) as process:
+    with subprocess.Popen(["sleep", "60"], user=user.id if user else None) as process:
         yield process.pid
         process.kill()
 
