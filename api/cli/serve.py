@@ -33,14 +33,14 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         if reason := NEEDLESS.get(name):
             print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
     used = [argument for argument in arguments if option_name(argument) not in NEEDLESS]
-    for name in ENVIRONMENT.keys() & os.environ.keys():
-        print(f"penstock: {name} has no effect: {ENVIRONMENT[name]}", file=sys.stderr)
     try:
         settings = CliApp.run(Settings, cli_args=used)
     except ValidationError as error:
         raise CannotRun(mistakes(error)) from error
     if API_KEY in os.environ and not settings.has_keys:
         raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
+    for name in ENVIRONMENT.keys() & os.environ.keys():
+        print(f"penstock: {name} has no effect: {ENVIRONMENT[name]}", file=sys.stderr)
     return settings
 
 

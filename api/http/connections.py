@@ -89,7 +89,7 @@ class ConnectionBounds:
     @classmethod
     def within(cls, descriptors: int) -> Self:
         """Return the bounds of a process that may have this number of descriptors."""
-        return cls(max(descriptors // 2, 1), descriptors - min(descriptors // 8, MOST_RESERVED))
+        return cls(max(descriptors // 2, 1), descriptors - min(descriptors // 4, MOST_RESERVED))
 
 
 @dataclass

@@ -117,3 +117,12 @@ def test_other_options_on_a_page_exist(page: str) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - NEEDLESS.keys() - INSTEAD.keys()
     ours = {option for _, option, _ in options()}
     assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM == set()
+
+
+def test_words_of_the_api_on_the_page_are_in_the_code() -> None:
+    """Codes, fields, events and types that the page says penstock has; those of vLLM alone stand in a column of it."""
+    ours = re.sub(r"^(\|[^|]*\|)[^|]*(\|[^|]*\|[^|]*\|)$", r"\1\2", FROM_VLLM.read_text(), flags=re.MULTILINE)
+    words = set(re.findall(r"`([a-z]+(?:[_.][a-z]+)+)(?:\.\*)?`", ours))
+    code = "\n".join(path.read_text() for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py"))
+    assert "response.queued" in words
+    assert {word for word in words if not re.search(rf"\b{re.escape(word)}\b", code)} == set()
