@@ -139,10 +139,12 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Ru
 def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
     """Return the stages for a chat model, or for Harmony if it is None, with the defaults of ``sampling``."""
     if chat:
+        if settings.harmony_system_instructions:
+            logger.warning("The model has a chat template, which decides where instructions stand")
         return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
     if settings.chat != ChatOptions():
         logger.warning("The model speaks Harmony: parsers and templates are for others")
-    return harmony_stages(load_encoding(), sampling)
+    return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
 
 
 async def toolbox(settings: Settings) -> Toolbox:

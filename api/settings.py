@@ -22,6 +22,7 @@ from pydantic_settings import (
     CliPositionalArg,
     CliSuppress,
     CliUnknownArgs,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -79,6 +80,10 @@ def _data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
 
 
+_OF_VLLM = {"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions"}
+"""The settings that are also environment variables of vLLM."""
+
+
 class Settings(BaseSettings):
     """Serve MODEL. Options not named here go to vLLM's engine; write MODEL before them."""
 
@@ -124,6 +129,9 @@ class Settings(BaseSettings):
         {}, description='variables of the chat template, as JSON: {"enable_thinking": false}'
     )
     trust_request_chat_template: bool = Field(False, description="accept the chat_template of a request")
+    harmony_system_instructions: bool = Field(
+        False, description="give gpt-oss the instructions in its system message, instead of the developer message"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: str = Field(
@@ -352,8 +360,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Prefer the command line to the environment, and both to ``penstock.toml`` in the working directory."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Prefer the command line to the environment, and both to ``penstock.toml`` in the working directory.
+
+        A variable of vLLM counts if none of them has its setting.
+        """
+        of_vllm = {name: os.environ[variable] for variable, name in _OF_VLLM.items() if variable in os.environ}
+        others = TomlConfigSettingsSource(settings_cls), InitSettingsSource(settings_cls, of_vllm)
+        return init_settings, env_settings, *others
 
 
 def mistakes(error: ValidationError) -> str:

@@ -87,9 +87,15 @@ class ModelStages:
     converse: MakeConverse = Converse
 
 
-def harmony_stages(encoding: HarmonyEncoding, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
-    """Return the stages for a gpt-oss, which speaks Harmony; ``sampling`` are its defaults."""
-    traits, render = ModelTraits(sampling=sampling), partial(RenderHarmony, encoding)
+def harmony_stages(
+    encoding: HarmonyEncoding, sampling: Mapping[str, float] = NO_DEFAULTS, *, system_instructions: bool = False
+) -> ModelStages:
+    """Return the stages for a gpt-oss, which speaks Harmony; ``sampling`` are its defaults.
+
+    It reads its instructions in the developer message, or in the system message if ``system_instructions`` is True.
+    """
+    traits = ModelTraits(sampling=sampling)
+    render = partial(RenderHarmony, encoding, system_instructions=system_instructions)
     return ModelStages("harmony", "speaks Harmony", traits, render, ParseHarmony(encoding), encoding.decode)
 
 

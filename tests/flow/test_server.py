@@ -117,6 +117,27 @@ def test_unusable_tool_settings_are_refused(option: str, value: object, message:
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
+@pytest.mark.parametrize(
+    ("variables", "arguments", "in_system"),
+    [
+        ({}, [], False),
+        ({}, ["--harmony-system-instructions"], True),
+        ({"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "1"}, [], True),
+        ({"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "0"}, [], False),
+        ({"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "1", "PENSTOCK_HARMONY_SYSTEM_INSTRUCTIONS": "0"}, [], False),
+        ({"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "0"}, ["--harmony-system-instructions"], True),
+    ],
+)
+def test_instructions_stand_where_the_operator_of_vllm_had_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], arguments: list[str], in_system: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = CliApp.run(Settings, cli_args=["tiny", *arguments])
+    render: Any = stages(settings, None).render(4096)
+    assert render.system_instructions is in_system
+
+
 def test_switch_needs_no_value_and_unknown_options_go_to_vllm() -> None:
     chosen = CliApp.run(Settings, cli_args=["tiny", "--log-outputs", "--max-model-len", "8192", "--salt-caches"])
     assert (chosen.model, chosen.log_outputs, chosen.salt_caches) == ("tiny", True, True)

@@ -174,8 +174,12 @@ def reference_encoding() -> reference.HarmonyEncoding:
     return reference.load_harmony_encoding(reference.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
-def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
+def reference_system(
+    effort: str = "Medium", *built_in: reference.ToolNamespaceConfig, instructions: str | None = None
+) -> reference.Message:
     content = reference.SystemContent.new().with_conversation_start_date(DATE)
+    if instructions is not None:  # as vLLM adds them
+        content = content.with_model_identity(f"{content.model_identity}\n{instructions}")
     content = content.with_reasoning_effort(reference.ReasoningEffort(effort))
     for namespace in built_in:
         content = content.with_tools(namespace)

@@ -21,7 +21,8 @@ from penstock.stages.models.harmony.hosted import hosted_section
 from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, comment, tools_section
 from penstock.stages.render.harmony.message import HarmonyMessage
 
-_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
+_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+_CUTOFF = "Knowledge cutoff: 2024-06"
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 _CALLS_CHANNEL = "Calls to these tools must go to the commentary channel:"
 _EFFORTS: Mapping[Effort | None, str] = {
@@ -40,13 +41,14 @@ _KEPT_CHARACTERS = 6_400_000
 """Limit on the sections of tools in the cache: an agent declares the same tools in every turn."""
 
 
-def head(request: ResolvedRequest, instructions: str) -> Iterator[HarmonyMessage]:
-    """Yield the system message and, if it has any content, the developer message."""
+def head(request: ResolvedRequest, instructions: str, *, in_system: bool) -> Iterator[HarmonyMessage]:
+    """Yield the system message and, if it has any content, the developer message; one of them has ``instructions``."""
+    spoken, instructions = (instructions, "") if in_system else ("", instructions)
     # all tools are declared, callable or not, so that the prefix cache still matches
     shown = () if request.facts.tools.choice == "none" else request.facts.tools.tools
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
-    yield HarmonyMessage("system", (_system_text(request, hosted, tools),))
+    yield HarmonyMessage("system", (_system_text(request, spoken, hosted, tools),))
     text_format: dict[str, Any] = request.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
@@ -67,11 +69,14 @@ _sections: LRUCache[bytes, str] = LRUCache(_KEPT_CHARACTERS, len)
 _tools_section = cached(_sections, _key, Lock())(tools_section)
 
 
-def _system_text(request: ResolvedRequest, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
+def _system_text(
+    request: ResolvedRequest, instructions: str, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]
+) -> str:
     effort = _EFFORTS[request.facts.response.reasoning.effort]
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
-    about = f"{_IDENTITY}\nCurrent date: {request.facts.date}"
+    date = f"Current date: {request.facts.date}"
+    about = "\n".join([_IDENTITY, *([instructions] if instructions else ()), _CUTOFF, date])
     sections = [hosted_section(hosted, request.facts.tools.descriptions)] if hosted else []
     return "\n\n".join([about, f"Reasoning: {effort}", *sections, channels])
 

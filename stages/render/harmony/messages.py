@@ -35,11 +35,12 @@ class Layout:
         return tuple(chain.from_iterable(self.spoken))
 
 
-def lay_out(request: ResolvedRequest) -> Layout:
+def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
     instructions, rest = split(request)
     built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
-    return Layout(tuple(head(request, instructions)), rest, tuple(_Items(rest, request.results, built_in).spoken()))
+    first = head(request, instructions, in_system=system_instructions)
+    return Layout(tuple(first), rest, tuple(_Items(rest, request.results, built_in).spoken()))
 
 
 class _Items:

@@ -39,6 +39,8 @@ class RenderHarmony:
 
     encoding: HarmonyEncoding
     context_length: int = 131_072
+    system_instructions: bool = False
+    """True if the instructions stand in the system message, instead of the developer message."""
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Prompt, None]:
         """Yield one prompt for each conversation.
@@ -51,7 +53,8 @@ class RenderHarmony:
     def _prompt(self, request: ResolvedRequest) -> Prompt:
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)
-        layout = in_its_words(lay_out(request), request.tokens, self.encoding)
+        plain = lay_out(request, system_instructions=self.system_instructions)
+        layout = in_its_words(plain, request.tokens, self.encoding)
         may_drop = request.facts.response.truncation == "auto"
         encoder = _Encoder(self.encoding, None if may_drop else self.context_length)
         head = [encoder.message(message) for message in layout.head]
