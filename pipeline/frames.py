@@ -289,12 +289,13 @@ class RefusalOpened(_Frame, frozen=True):
 class FunctionCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call for the client to run.
 
-    ``form`` selects the type of its item on the wire.
+    ``form`` selects the type of its item on the wire.  If ``is_async`` is True, the model goes on without the output.
     """
 
     name: str
     namespace: str | None = None
     form: ClientForm = "function"
+    is_async: bool = False
 
 
 class CustomToolCallOpened(_Frame, frozen=True):

@@ -141,7 +141,10 @@ class Reasoning(BaseItem, frozen=True, tag="reasoning"):
 
 
 class FunctionCall(BaseItem, frozen=True, tag="function_call"):
-    """A call of a function for the client to run; ``arguments`` is the model's text, valid JSON or not."""
+    """A call of a function for the client to run; ``arguments`` is the model's text, valid JSON or not.
+
+    If ``is_async`` is True, the model goes on without the output, which may follow in any later request, even twice.
+    """
 
     id_prefix: ClassVar[str] = "fc"
     call_id: str
@@ -149,6 +152,7 @@ class FunctionCall(BaseItem, frozen=True, tag="function_call"):
     arguments: str
     status: ItemStatus
     namespace: str | UnsetType = UNSET
+    is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
 
     @property
     def text(self) -> str:

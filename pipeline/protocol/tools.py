@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.secret import Secret
 
@@ -25,7 +26,8 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
 
     If ``strict`` is True, arguments are sure to match ``parameters``, a JSON schema.  ``namespace`` is the name of the
     namespace tool around it, or None.  ``form`` is not ``function`` for the shells and patches that the API lets a
-    client run: the model sees them as functions.
+    client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a call, without its
+    output.
     """
 
     name: str
@@ -34,6 +36,7 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     strict: bool | None = None
     namespace: str | None = None
     form: ClientForm = "function"
+    is_async: bool | UnsetType = UNSET
 
 
 class Grammar(msgspec.Struct, frozen=True):

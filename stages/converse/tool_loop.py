@@ -163,7 +163,7 @@ class ToolLoop:
         If a limit rules out another turn, no call is run, because the model would not read the results.  A call that
         exceeds ``max_tool_calls`` is refused, and the model reads why.  A call in a later turn ends the response.
         """
-        if reason != "stop" or not turn.calls or turn.waits_for_client:
+        if reason != "stop" or not turn.may_go_on:
             return reason
         return "max_tool_calls" if self._has_refused else self._limit() or reason
 
@@ -200,8 +200,8 @@ class ToolLoop:
 
         That is the results of its calls or, once per response, an error about a tool that does not exist.
         """
-        if turn.calls:
-            self._goes_on = not turn.waits_for_client
+        if turn.calls or turn.has_async_call:
+            self._goes_on = turn.may_go_on
             if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
                 self.request = frames.with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
         elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():

@@ -1,7 +1,7 @@
 """The transcript of a response so far, as the items that the model reads in its next turn.
 
 The state machine watches the frames that leave ``converse``.  It builds the items like ``emit``, with the same ids.
-Calls for the client need no item here, because the response ends with them.
+Calls for the client need no item here, because the response ends with them, except for asynchronous functions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Transcript:
         return self._draft
 
     def _close(self, draft: Draft, closed: frames.ItemClosed) -> None:
-        if isinstance(draft.opening, frames.ClientCallOpened | frames.McpListToolsOpened):
+        is_async = isinstance(draft.opening, frames.FunctionCallOpened) and draft.opening.is_async
+        if isinstance(draft.opening, frames.ClientCallOpened | frames.McpListToolsOpened) and not is_async:
             return
         item = draft.item(draft.final_status("completed" if closed.complete else "incomplete"))
         self.items.append(item)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.pipeline.frames import (
     ClientCallOpened,
+    FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
@@ -48,6 +49,8 @@ class ModelTurn:
     finished: TurnFinished | None = None
     waits_for_client: bool = False
     """True if the client has to act before the model can go on: run a call, or approve one."""
+    has_async_call: bool = False
+    """True if the client runs a call without whose output the model goes on."""
     recipient: str | None = None
     """The name of the tool that the turn's last item addresses, if there is no such tool."""
     is_plain: bool = field(init=False)
@@ -59,6 +62,11 @@ class ModelTurn:
     def __post_init__(self) -> None:
         self._citations = Citations(self.source) if self.source else None
         self.is_plain = self._citations is None
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if the turn made calls, and none for which the model has to wait."""
+        return bool(self.calls or self.has_async_call) and not self.waits_for_client
 
     def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
         """Take one frame and return the frames that may be passed on now."""
@@ -87,6 +95,8 @@ class ModelTurn:
                 self.recipient = recipient
             case TurnFinished():
                 self.finished = frame
+            case FunctionCallOpened(is_async=True):
+                self.has_async_call, self.recipient = True, None
             case _ if isinstance(frame, ServerCallOpened):
                 self._opening, self._texts, self.recipient = frame, [], None
             case _:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -155,20 +154,18 @@ _CLIENT_CALLS: dict[ClientForm, tuple[Any, Callable[[str], dict[str, Any]]]] = {
 
 def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: ItemStatus) -> OutputItem:
     if opening.form == "function":
-        return _call(items.FunctionCall, opening, draft, status)
+        namespace = UNSET if opening.namespace is None else opening.namespace
+        item_id, is_async = items.FunctionCall.new_id(draft.key), True if opening.is_async else UNSET
+        return items.FunctionCall(item_id, draft.call_id, opening.name, draft.text, status, namespace, is_async)
     kind, action = _CLIENT_CALLS[opening.form]
     call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action(draft.text), status)
     return call
 
 
-def _call(
-    kind: type[items.FunctionCall | items.CustomToolCall],
-    opening: frames.FunctionCallOpened | frames.CustomToolCallOpened,
-    draft: Draft,
-    status: ItemStatus,
-) -> OutputItem:
+def _custom_call(opening: frames.CustomToolCallOpened, draft: Draft, status: ItemStatus) -> items.CustomToolCall:
     namespace = UNSET if opening.namespace is None else opening.namespace
-    return kind(kind.new_id(draft.key), draft.call_id, opening.name, draft.text, status, namespace)
+    item_id = items.CustomToolCall.new_id(draft.key)
+    return items.CustomToolCall(item_id, draft.call_id, opening.name, draft.text, status, namespace)
 
 
 def _mcp_list_tools(opening: frames.McpListToolsOpened, draft: Draft, status: CallStatus) -> items.McpListTools:
@@ -242,7 +239,7 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.MessageOpened: _message,
     frames.RefusalOpened: _message,
     frames.FunctionCallOpened: _function_call,
-    frames.CustomToolCallOpened: partial(_call, items.CustomToolCall),
+    frames.CustomToolCallOpened: _custom_call,
     frames.McpListToolsOpened: _mcp_list_tools,
     frames.McpCallOpened: _mcp_call,
     frames.McpApprovalOpened: _mcp_approval,

@@ -186,7 +186,8 @@ def _call(
 ) -> wire.FunctionCall | wire.CustomToolCall:
     status, namespace = item.status or "completed", _unset(item.namespace)
     if isinstance(item, params.FunctionCallItem):
-        return wire.FunctionCall(item_id, item.call_id, item.name, item.arguments, status, namespace)
+        is_async = True if item.is_async else UNSET
+        return wire.FunctionCall(item_id, item.call_id, item.name, item.arguments, status, namespace, is_async)
     return wire.CustomToolCall(item_id, item.call_id, item.name, item.input, status, namespace)
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET
 from pydantic import ConfigDict, TypeAdapter
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
@@ -259,7 +260,10 @@ def _echo(tool: params.ToolParam) -> dict[str, Any]:
 def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: str | None) -> Tool:
     match tool:
         case params.FunctionToolParam():
-            return wire.FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
+            is_async = True if tool.is_async else UNSET
+            return wire.FunctionTool(
+                tool.name, tool.description, tool.parameters, tool.strict, namespace, is_async=is_async
+            )
         case params.CustomToolParam(format=params.GrammarFormat() as grammar):
             return wire.CustomTool(
                 tool.name, tool.description, wire.Grammar(grammar.syntax, grammar.definition), namespace

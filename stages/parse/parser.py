@@ -116,7 +116,7 @@ def call_of(tool: Tool) -> CallOpened:
     """Return the frame that opens a call of ``tool``."""
     match tool:
         case FunctionTool():
-            return frames.FunctionCallOpened(tool.name, tool.namespace, tool.form)
+            return frames.FunctionCallOpened(tool.name, tool.namespace, tool.form, tool.is_async is True)
         case CustomTool():
             return frames.CustomToolCallOpened(tool.name, tool.namespace)
         case McpTool(needs_approval=True):

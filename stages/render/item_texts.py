@@ -14,6 +14,9 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
 
 _FORGOTTEN = "The result of this call is no longer known."
+PENDING = "The function is running. Its output comes later."
+"""The text that the model reads at once as the output of an asynchronous call."""
+
 _NOT_APPROVED = "The user did not approve of this call"
 
 json_text = json.JSONEncoder(ensure_ascii=False).encode

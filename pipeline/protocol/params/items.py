@@ -94,6 +94,7 @@ class _CallItem(_InputItem):
 class FunctionCallItem(_CallItem):
     type: Literal["function_call"]
     arguments: str
+    is_async: bool | None = Field(default=None, alias="async")
 
 
 class CustomToolCallItem(_CallItem):

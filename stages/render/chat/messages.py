@@ -17,7 +17,15 @@ from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.params.json_body import DEEPEST
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
-from penstock.stages.render.item_texts import arguments_of, callers_of, json_text, output_of, refusals_in, result_of
+from penstock.stages.render.item_texts import (
+    PENDING,
+    arguments_of,
+    callers_of,
+    json_text,
+    output_of,
+    refusals_in,
+    result_of,
+)
 
 
 @dataclass
@@ -164,6 +172,7 @@ class _Messages:
         self._around = around
         self._tokens = around.request.tokens
         self._results = around.request.results
+        self._history = history
         self._callers = callers_of(history)
         self._outputs = {caller: history[at] for at, caller in self._callers.items()}
         self._refusals = refusals_in(history)
@@ -191,7 +200,7 @@ class _Messages:
             case _ if isinstance(item, items.Call):
                 self._call(item, self._outputs.get(at))
             case _ if isinstance(item, items.CallOutput):
-                self._return(item, is_orphan=at not in self._callers)
+                self._return(item, self._history[self._callers[at]] if at in self._callers else None)
             case _ if isinstance(item, items.ServedCall):
                 self._run(item)
             case items.McpApprovalRequest():  # an approved request becomes a call of its own
@@ -220,9 +229,13 @@ class _Messages:
     def _call(self, call: items.Call, output: items.Item | None) -> None:
         """Add a call, with its output if there is one anywhere in the conversation.
 
-        A call that was cut and has no output is left out.
+        A call that was cut and has no output is left out.  The output of an asynchronous call comes at its own place.
         """
-        if isinstance(output, items.CallOutput):
+        if isinstance(call, items.FunctionCall) and call.is_async:
+            turn = self._written(call)
+            self._add_call(turn, call, call.call_id, PENDING)
+            turn.ran = True
+        elif isinstance(output, items.CallOutput):
             self._add_call(self._written(call), call, call.call_id, self._output(output, call))
         elif call.status != "incomplete":
             self._add_call(self._written(call), call, call.call_id, None)
@@ -235,12 +248,17 @@ class _Messages:
             self._add_call(turn, call, call.id, result_of(call) if result is None else result)
             turn.ran = True
 
-    def _return(self, output: items.CallOutput, *, is_orphan: bool) -> None:
-        """Take an output at its own place.  It was added with its call already, unless the call is gone."""
-        if is_orphan:
+    def _return(self, output: items.CallOutput, call: items.Item | None) -> None:
+        """Take an output at its own place.
+
+        It was added with its call already, unless the call is gone or asynchronous: then it follows a call once more.
+        """
+        again = call if isinstance(call, items.FunctionCall) and call.is_async else None
+        if call is None or again:
             self.close()
-            self._turn = Turn(calls=[_call_of(output.call_id, _UNKNOWN, "")], tokens=None, returned=True)
-            self._turn.results.append(_result_of(output.call_id, _UNKNOWN, self._output(output, None)))
+            name, arguments = (self._around.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
+            self._turn = Turn(calls=[_call_of(output.call_id, name, arguments)], tokens=None, returned=True)
+            self._turn.results.append(_result_of(output.call_id, name, self._output(output, again)))
         elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 

@@ -14,7 +14,15 @@ from penstock.pipeline.protocol.tools import HostedTool
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import head
 from penstock.stages.render.harmony.message import Channel, HarmonyMessage
-from penstock.stages.render.item_texts import arguments_of, callers_of, output_of, refusals_in, result_of, split
+from penstock.stages.render.item_texts import (
+    PENDING,
+    arguments_of,
+    callers_of,
+    output_of,
+    refusals_in,
+    result_of,
+    split,
+)
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"
 """The tool name for an output whose call is gone, because the store no longer has the call's response.  The model still
@@ -69,8 +77,10 @@ class _Items:
         if isinstance(item, items.Reasoning):
             return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
         if isinstance(item, items.Call):
-            was_cut = item.status == "incomplete" and at not in self._run
-            return () if was_cut else (self._called(item),)
+            if item.status == "incomplete" and at not in self._run:
+                return ()
+            is_async = isinstance(item, items.FunctionCall) and item.is_async
+            return (self._called(item), self._returned(item, PENDING)) if is_async else (self._called(item),)
         if isinstance(item, items.CallOutput):
             return (self._output(item, at),)
         if isinstance(item, items.ServedCall):

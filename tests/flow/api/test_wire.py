@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from penstock.api.http.errors import STREAMING, errors_as_json
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol.events import DONE
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
@@ -131,3 +132,29 @@ async def test_error_after_the_headers_closes_the_connection() -> None:
     async with TestServer(app) as server, ClientSession() as client, client.get(server.make_url("/")) as answer:
         with pytest.raises(ClientPayloadError):
             await answer.read()
+
+
+async def test_model_goes_on_after_an_asynchronous_call_whose_outputs_come_later(served: ScriptedServer) -> None:
+    served.engine.turns = (script(CALL), script())
+    tools = [WEATHER | {"async": True}]
+    first = final(read_sse(await served.stream({"input": "Hi", "tools": tools})))
+    assert [item.__struct_config__.tag for item in first.output] == [
+        *("reasoning", "function_call", "reasoning", "message"),
+    ]
+    assert (first.status, first.tools) == ("completed", tuple(tools))
+    _, stored = await served.get(f"/v1/responses/{first.id}")
+    call = stored["output"][1]
+    assert (call["async"], call["status"]) == (True, "completed")
+    assert "running" in prompt_of(served, 1)
+    last = first.id
+    for text in ("18 °C", "19 °C"):
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+        status, answer = await served.post({"input": [output], "previous_response_id": last, "tools": tools})
+        assert (status, answer["status"]) == (200, "completed")
+        assert text in prompt_of(served, -1)
+        last = answer["id"]
+    assert prompt_of(served, -1).index("18 °C") < prompt_of(served, -1).index("19 °C")
+
+
+def prompt_of(served: ScriptedServer, at: int) -> str:
+    return load_encoding().decode(served.engine.prompts[at].token_ids)

@@ -12,6 +12,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol import items
 from penstock.stages.converse.sessions import SOURCES
+from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Source, ToolResult
 from tests.support.scripted_tools import (
     DOCS,
@@ -54,6 +55,33 @@ async def test_call_runs_between_two_turns() -> None:
     assert table.model.read[1].results == {"ci_10001": "2"}
     assert table.tool.calls == [("python", "1 + 1")]
     assert (table.tool.opened, table.tool.closed) == (1, 1)
+
+
+def asynchronous() -> list[frames.ParsedFrame]:
+    return item(frames.FunctionCallOpened("ask", is_async=True), "{}")
+
+
+async def test_model_goes_on_after_an_asynchronous_call() -> None:
+    table = ScriptedConverse([turn(thought(), asynchronous()), turn(answer())])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+    called = table.model.read[1].facts.input[-1]
+    assert called == items.FunctionCall("fc_10001", "call_10001", "ask", "{}", "completed", is_async=True)
+
+
+async def test_other_call_of_the_client_ends_a_turn_with_asynchronous_ones() -> None:
+    table = ScriptedConverse([turn(asynchronous(), code(), function()), turn(answer())])
+    assert finish_reasons(await table.talk()) == ["stop"]
+    table = ScriptedConverse([turn(asynchronous(), code()), turn(answer())])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+    assert [type(read) for read in table.model.read[1].facts.input[1:]] == [
+        items.FunctionCall,
+        items.CodeInterpreterCall,
+    ]
+
+
+async def test_asynchronous_calls_end_at_the_limit_of_turns() -> None:
+    table = ScriptedConverse([turn(asynchronous())], limits=Limits(turns=3))
+    assert finish_reasons(await table.talk()) == ["stop", "stop", "max_turns"]
 
 
 @pytest.mark.defect("V7")

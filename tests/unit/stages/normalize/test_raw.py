@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import pytest
+from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
@@ -33,8 +34,8 @@ def message(role: wire.Role, part: wire.InputText | wire.OutputText, *phase: wir
     return wire.Message("msg_1p0000", "completed", role, (part,), *phase)
 
 
-def called(name: str, *namespace: str) -> wire.FunctionCall:
-    return wire.FunctionCall("fc_1p0000", "call_1p0000", name, "{}", "completed", *namespace)
+def called(name: str, namespace: str | UnsetType = UNSET) -> wire.FunctionCall:
+    return wire.FunctionCall("fc_1p0000", "call_1p0000", name, "{}", "completed", namespace)
 
 
 def custom(name: str) -> wire.CustomToolCall:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import CustomTool, Tool
+from penstock.stages.render.item_texts import PENDING
 from tests.support.chat_templates import item_tokens, lay_out_messages, messages_in_brief
 from tests.support.harmony import (
     approval,
@@ -252,6 +253,28 @@ def test_output_without_its_call_gets_one() -> None:
     assert turns(output("18", "gone")) == [
         {"role": "assistant", "tool_calls": [("unknown", {})]},
         tool("18", "unknown", "gone"),
+    ]
+
+
+def test_outputs_of_an_asynchronous_call_come_at_their_own_places() -> None:
+    called = msgspec.structs.replace(call("get_weather", '{"city": "Oslo"}'), is_async=True)
+    history: list[items.Item] = [
+        called,
+        message("assistant", "I ask."),
+        output("18 °C"),
+        message("user", "And now?"),
+        output("19 °C"),
+    ]
+    again = {"role": "assistant", "tool_calls": [("get_weather", {"city": "Oslo"})]}
+    assert turns(*history) == [
+        again,
+        tool(PENDING),
+        {"role": "assistant", "content": "I ask."},
+        again,
+        tool("18 °C"),
+        {"role": "user", "content": "And now?"},
+        again,
+        tool("19 °C"),
     ]
 
 

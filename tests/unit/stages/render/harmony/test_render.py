@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from itertools import chain
 
+import msgspec
 import openai_harmony as reference
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, 
 from penstock.stages.models.harmony.vocabulary import CALL, RETURN, HarmonyEncoding, load_encoding
 from penstock.stages.render.harmony.messages import lay_out
 from penstock.stages.render.harmony.render import _KEPT_BYTES, RenderHarmony, _kept, _texts
+from penstock.stages.render.item_texts import PENDING
 from tests.support.clock import count_instructions
 from tests.support.harmony import (
     call,
@@ -527,3 +529,12 @@ def test_messages_of_every_role_are_rendered() -> None:
     roles: tuple[items.Role, ...] = ("user", "assistant", "system", "developer")
     said_by_all: list[items.Message] = [message("user", "?"), *(message(role, f"<{role}>") for role in roles)]
     assert all(f"<{role}>" in prompt_text(conversation(*said_by_all)) for role in roles)
+
+
+def test_outputs_of_an_asynchronous_call_come_at_their_own_places() -> None:
+    called = msgspec.structs.replace(call("clock", "{}"), is_async=True)
+    asked, answered = message("user", "?"), message("assistant", "I ask.")
+    expected = prompt_text(
+        conversation(asked, call("clock", "{}"), output(PENDING), answered, output("12"), output("13"))
+    )
+    assert prompt_text(conversation(asked, called, answered, output("12"), output("13"))) == expected
