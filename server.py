@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
 from penstock.api.cli.serve import greeting, read_settings
-from penstock.api.http.auth import load_keys
+from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, serving
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership
@@ -37,6 +37,7 @@ from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import CacheSharing
+from penstock.stages.normalize.tool_types import named
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
@@ -59,7 +60,7 @@ from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
-from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.tools import FULL_ACCESS, ToolAccess, Toolbox
 from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
@@ -147,11 +148,13 @@ def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, fl
     return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
 
 
-async def toolbox(settings: Settings) -> Toolbox:
-    """Return the tools that the server runs for the model."""
+async def toolbox(settings: Settings, keys: Keys) -> Toolbox:
+    """Return the tools that the server runs for the model, and the clients that may use them."""
     allowed = AllowedNetworks.parse(settings.allow_address)
     key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    return await open_toolbox(allowed, settings.mcp_config, settings.web_search, key, sandbox=settings.sandbox)
+    tools = await open_toolbox(allowed, settings.mcp_config, settings.web_search, key, sandbox=settings.sandbox)
+    of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
+    return replace(tools, access=ToolAccess(of_all, keys.tools))
 
 
 def database(store: str) -> Database:
@@ -200,7 +203,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         await store.open()
         running = await closing.enter_async_context(start_engine(settings))
         runs, models = RunRegistry(store), running.engine.models
-        tools = running.toolbox or await toolbox(settings)
+        tools = running.toolbox or await toolbox(settings, keys)
         closing.push_async_callback(tools.close)
         if recording := recording_of(settings, running):
             closing.push_async_callback(recording.close)

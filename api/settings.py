@@ -32,6 +32,7 @@ from pydantic_settings import (
 from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.normalize.tool_types import named
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
@@ -80,7 +81,10 @@ def _data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
 
 
-_OF_VLLM = {"VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions"}
+_OF_VLLM = {
+    "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
+    "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS": "allow_tool",
+}
 """The settings that are also environment variables of vLLM."""
 
 
@@ -180,6 +184,9 @@ class Settings(BaseSettings):
     sandbox: bool = Field(
         True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
     )
+    allow_tool: Annotated[list[str], NoDecode] = Field(
+        [], description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; repeatable"
+    )
     web_search: str | None = Field(
         None,
         pattern=r"^(brave|tavily|exa|searxng=https?://\S+)$",
@@ -252,6 +259,17 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+/?", origin, re.IGNORECASE):
                 raise ValueError(f"{origin!r} is not an origin: it needs a scheme, a host, and a port if it has one")
         return origins
+
+    @field_validator("allow_tool", mode="before")
+    @classmethod
+    def _tools(cls, value: Any) -> Any:
+        return re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+
+    @field_validator("allow_tool")
+    @classmethod
+    def _known_tools(cls, names: list[str]) -> list[str]:
+        named(names)
+        return names
 
     @field_validator("allow_address")
     @classmethod

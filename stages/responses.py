@@ -50,7 +50,9 @@ def responses_pipeline(
     caches: CacheSharing = DEFAULT_SHARING,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``."""
-    normalize = Normalize(runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches)
+    normalize = Normalize(
+        runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
+    )
     turn = (
         Pipeline.start("render", model.render(engine.context_length))
         .then("generate", Generate(engine))

@@ -7,7 +7,7 @@ the database reveals a key.  A server without keys has a single owner, whose nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -16,6 +16,8 @@ from aiohttp import web
 
 from penstock.api.http.errors import Handler
 from penstock.pipeline.errors import CannotStart, Unauthorized
+from penstock.pipeline.protocol.tools import HostedKind
+from penstock.stages.normalize.tool_types import named
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 """The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed."""
@@ -27,6 +29,9 @@ LEAST_LENGTH = 16
 """The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
 
 
+_TOOLS = " tools="
+
+
 class UnusableKeys(CannotStart):
     """The configured keys are missing, too short to protect the server, or impossible to send in a header."""
 
@@ -34,8 +39,10 @@ class UnusableKeys(CannotStart):
 class Keys:
     """The API keys of this server; without keys it is open to all clients."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), tools: Mapping[str, frozenset[HostedKind]] | None = None) -> None:
         self._owners = tuple(dict.fromkeys(map(_digest, keys)))
+        self.tools = {_digest(key): kinds for key, kinds in (tools or {}).items()}
+        """The built-in tools that an owner may use, for keys with a list of their own."""
 
     @property
     def are_needed(self) -> bool:
@@ -63,14 +70,26 @@ class Keys:
 def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
     """Load the keys of ``file``, one per line, and the ``given`` keys; in a text, commas or white space separate them.
 
+    A line of the file may name the built-in tools of its key, as in ``KEY tools=code_interpreter,web_search``.
+
     Raises `OSError` if the file cannot be read, and `UnusableKeys` for an unusable key or a source without any key.
     """
     keys: list[str] = []
+    tools: dict[str, frozenset[HostedKind]] = {}
     if file is not None:
-        keys += _usable(_lines(file), str(file))
+        lines = [line.partition(_TOOLS) for line in _lines(file)]
+        keys += _usable((key.strip() for key, _, _ in lines), str(file))
+        tools = {key.strip(): _named(names, str(file)) for key, separator, names in lines if separator}
     if given is not None:
         keys += _usable(re.findall(r"[^,\s]+", given) if isinstance(given, str) else given, "api_keys")
-    return Keys(keys)
+    return Keys(keys, tools)
+
+
+def _named(names: str, source: str) -> frozenset[HostedKind]:
+    try:
+        return named(names.split(","))
+    except ValueError as error:
+        raise UnusableKeys(f"{source}: tools: {error}") from None
 
 
 def _lines(file: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ from penstock.pipeline.protocol.items import Item, images_of
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from penstock.pipeline.protocol.tools import Toolset
+from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
 from penstock.stages.normalize.pairing import check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
@@ -43,6 +43,7 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import History
+from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -123,6 +124,7 @@ class Normalize:
     """The labels of the operator's MCP servers."""
     traits: ModelTraits = ModelTraits()
     caches: CacheSharing = CacheSharing()
+    access: ToolAccess = FULL_ACCESS
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -172,7 +174,9 @@ class Normalize:
 
         A request may have thousands of items and tools, so this runs in a thread.
         """
-        builder = ToolsetBuilder(self.hosted, self.labels)
+        may_use = self.access.of(request.envelope.owner)
+        # the operator's server in place of a built-in tool is this tool under any other name, too
+        builder = ToolsetBuilder(self.hosted & may_use, self.labels - (HOSTED.keys() - may_use))
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's

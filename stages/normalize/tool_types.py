@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.pipeline.protocol.params import tools as params
@@ -18,6 +18,20 @@ LABELS: Mapping[str, HostedKind] = {
     "shell": "container",
 }
 """The built-in tools by the labels that enable them, for an ``mcp`` tool without a connector."""
+
+NO_TOOL = "none"
+
+
+def named(names: Iterable[str]) -> frozenset[HostedKind]:
+    """Return the built-in tools with these labels, none for `NO_TOOL`; raises `ValueError` for any other name."""
+    kinds = set[HostedKind]()
+    for name in names:
+        if name in LABELS:
+            kinds.add(LABELS[name])
+        elif name != NO_TOOL:
+            raise ValueError(f"{name!r} is not one of {', '.join(LABELS)} and {NO_TOOL}")
+    return frozenset(kinds)
+
 
 _OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
 """The labels that enable built-in tools in vLLM, where a ``server_url`` beside them has no effect."""

@@ -155,12 +155,27 @@ class NoServers:
 
 
 @dataclass(frozen=True)
+class ToolAccess:
+    """The built-in tools that clients may use: ``of_keys`` by owner, for keys that have a list of their own."""
+
+    of_all: frozenset[HostedKind] = frozenset(HOSTED)
+    of_keys: Mapping[str, frozenset[HostedKind]] = field(default_factory=dict)
+
+    def of(self, owner: str) -> frozenset[HostedKind]:
+        return self.of_keys.get(owner, self.of_all)
+
+
+FULL_ACCESS = ToolAccess()
+
+
+@dataclass(frozen=True)
 class Toolbox:
     """All tools that this server can run."""
 
     hosts: Mapping[str, Host] = field(default_factory=dict)
     """The hosts of the built-in tools, by namespace."""
     mcp: McpHosts = field(default_factory=NoServers)
+    access: ToolAccess = FULL_ACCESS
 
     @property
     def kinds(self) -> frozenset[HostedKind]:

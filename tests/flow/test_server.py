@@ -15,11 +15,23 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
+from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import log_to_stderr, name_response
-from penstock.server import RunningEngine, assembled, database, drawn, main, over_http, planned, serve, stages, toolbox
+from penstock.server import (
+    RunningEngine,
+    assembled,
+    database,
+    drawn,
+    main,
+    over_http,
+    planned,
+    serve,
+    stages,
+    toolbox,
+)
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import CacheSharing, Normalize
@@ -74,7 +86,7 @@ def test_caches_are_shared_or_salted_only_if_enabled(shared: bool, salted: bool)
 
 @asynccontextmanager
 async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
-    tools = await toolbox(settings)
+    tools = await toolbox(settings, Keys())
     try:
         yield tools
     finally:
@@ -82,7 +94,7 @@ async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
 
 
 async def test_only_configured_tools_are_available() -> None:
-    bare = await toolbox(chosen(sandbox=False))
+    bare = await toolbox(chosen(sandbox=False), Keys())
     assert not bare.kinds | bare.mcp.labels
     searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
     async with at_hand(searching) as tools:
@@ -335,3 +347,29 @@ def test_operator_overrides_the_generation_config() -> None:
     settings = CliApp.run(Settings, cli_args=[str(TINY_QWEN), override])
     sampling = planned(settings)[1].traits.sampling
     assert (sampling["temperature"], sampling["max_tokens"]) == (0.1, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "kinds"),
+    [
+        ([], None, {"python", "browser", "container"}),
+        (["--allow-tool", "code_interpreter", "--allow-tool", "web_search"], None, {"python", "browser"}),
+        (["--allow-tool", "none"], "container", set()),
+        ([], "container,code_interpreter", {"python", "container"}),
+    ],
+)
+async def test_operator_decides_which_built_in_tools_clients_may_use(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str | None, kinds: set[str]
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", variable)
+    keys = Keys(["sk-alice-0123456789"], {"sk-alice-0123456789": frozenset({"browser"})})
+    tools = await toolbox(CliApp.run(Settings, cli_args=[*options, "--no-sandbox"]), keys)
+    assert tools.access.of("any") == kinds
+    assert tools.access.of(keys.owner("Bearer sk-alice-0123456789")) == {"browser"}
+    await tools.close()
+
+
+def test_unknown_tools_are_refused() -> None:
+    with pytest.raises(ValidationError, match="'bash' is not one of python"):
+        chosen(allow_tool=["bash"])

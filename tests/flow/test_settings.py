@@ -45,6 +45,7 @@ Secrets are no options, as every process of the machine can read a command line.
 `PENSTOCK_API_KEYS`, `PENSTOCK_ENGINE_KEY` and `PENSTOCK_WEB_SEARCH_KEY`.
 """
 SHOWN = {
+    "allow_tool": "all",
     "store": "`~/.local/share/penstock/responses.sqlite3`",
     "store_ttl": "30d",
     "stream_ttl": "1d",

@@ -21,6 +21,7 @@ from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store, StoredResponse
+from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
 from tests.support.clock import count_instructions
 
 MESSAGE = {"role": "user", "content": "x"}
@@ -109,6 +110,7 @@ async def normalize(
     hosted: frozenset[str] = frozenset(),
     labels: frozenset[str] = frozenset(),
     sees: bool = False,
+    access: ToolAccess = FULL_ACCESS,
     **body: Any,
 ) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
@@ -120,6 +122,7 @@ async def normalize(
         hosted=hosted,
         labels=labels,
         traits=ModelTraits(sees_images=sees),
+        access=access,
     )
     request = await read_request(json.dumps(body).encode(), Envelope(owner))
     async with aclosing(stage(source_of([request]))) as conversations:

@@ -85,6 +85,17 @@ def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
             keys.owner(f"Bearer {other}")
 
 
+def test_key_file_names_the_tools_of_a_key(key_file: Path) -> None:
+    key_file.write_text(f"{ALICE} tools=code_interpreter,web_search # Alice\n{BOB}\n")
+    keys = load_keys(key_file, None)
+    assert keys.tools == {keys.owner(f"Bearer {ALICE}"): {"python", "browser"}}
+    assert keys.owner(f"Bearer {BOB}")
+    key_file.write_text(f"{ALICE} tools=python,ALL\n")
+    with pytest.raises(UnusableKeys, match="'ALL' is not one of") as refused:
+        load_keys(key_file, None)
+    assert ALICE not in str(refused.value)
+
+
 @pytest.mark.parametrize("given", [f"{ALICE},{BOB}", f" {ALICE}\n{BOB},, ", (ALICE, BOB)])
 def test_environment_may_have_several_keys(given: str | tuple[str, ...]) -> None:
     keys = load_keys(None, given)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic_settings import CliApp
 
+from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.server import toolbox
@@ -170,7 +171,7 @@ async def test_private_url_of_a_request_is_not_reached(tmp_path: Path, http: Htt
 
 async def test_operator_may_allow_an_address(tmp_path: Path, http: HttpServers) -> None:
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
-        tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
+        tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]), Keys())
         async with tool_server(tmp_path / str(len(allowed)), [ECHO, answer_markup()], toolbox=tools) as served:
             received = await respond(served, "whole", {"tools": [mcp_tool(url=http.url())]})
         assert bool(received.output[0].get("error")) == (not allowed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.tools import ToolAccess, Toolbox
 from tests.support import tool_servers
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import LOCAL, HttpServers, stdio_server
@@ -197,3 +198,10 @@ async def test_server_that_declares_nothing_is_offered_as_trained(tmp_path: Path
         received = await tool_servers.respond(served, "whole", {"tools": [tool]})
         assert "type exec" in tool_servers.prompts_read(served)[0]
     assert received.response["status"] == "completed"
+
+
+async def test_tool_that_a_client_may_not_use_is_refused(tmp_path: Path, http: HttpServers) -> None:
+    toolbox = replace(replaced("container", HttpServer(http.url("container"))), access=ToolAccess(frozenset()))
+    async with tool_servers.tool_server(tmp_path, toolbox=toolbox) as served:
+        status, body = await served.post({"input": "Hi", "tools": [{"type": "mcp", "server_label": "container"}]})
+    assert (status, body["error"]["param"]) == (400, "tools[0].server_label")

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationStarted, TokenChunk
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -68,7 +69,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
     async with web_server(site) as url:
         search = f"searxng={url.replace('127.0.0.1', HOST)}"
         chosen = {"mcp_config": config, "web_search": search, "allow_address": ["127.0.0.1"]}
-        tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
+        tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen), Keys())
         assert {"python", "browser"} <= tools.kinds
         yield tools
         await tools.close()

@@ -10,8 +10,9 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolFilter, ToolKey, tool_key
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
 
@@ -258,3 +259,27 @@ async def test_settings_of_a_built_in_tool_are_kept(store: Store) -> None:
     assert (python.label, python.headers.reveal(), python.allowed) == ("python", headers, None)
     assert (container.label, container.allowed) == ("container", ToolFilter(("feed_chars",)))
     assert "client-0001" not in str(resolved.facts.response.tools)
+
+
+ACCESS = ToolAccess(named(["web_search", "code_interpreter"]), {"alice": named(["shell"]), "bob": named(["none"])})
+
+
+@pytest.mark.parametrize(
+    ("owner", "kinds"), [("", ["python", "browser"]), ("carol", ["python", "browser"]), ("alice", ["container"])]
+)
+async def test_clients_get_the_built_in_tools_that_they_may_use(store: Store, owner: str, kinds: list[str]) -> None:
+    tools = [CODE, CONTAINER, WEB]
+    resolved = await normalize(store, input="Hi", owner=owner, tools=tools, hosted=ALL_HOSTED, access=ACCESS)
+    assert list(dict.fromkeys(tool.namespace for tool in resolved.facts.tools.tools)) == kinds
+
+
+@pytest.mark.parametrize("tool", [label("python"), label("code_interpreter"), label("x") | {"connector_id": "python"}])
+async def test_no_name_of_a_tool_gets_around_the_access(store: Store, tool: Json) -> None:
+    """The operator's server in place of a built-in tool could also be named as an MCP server."""
+    own = frozenset({"python", "docs"})
+    with pytest.raises(InvalidRequest, match="knows no MCP server"):
+        await normalize(store, input="Hi", owner="bob", tools=[tool], hosted=ALL_HOSTED, labels=own, access=ACCESS)
+    resolved = await normalize(
+        store, input="Hi", owner="bob", tools=[label("docs")], hosted=ALL_HOSTED, labels=own, access=ACCESS
+    )
+    assert [server.label for server in resolved.facts.tools.servers] == ["docs"]
