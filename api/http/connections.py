@@ -71,20 +71,22 @@ class ClientConnection(web.RequestHandler):
         answer.force_close()
         return answer
 
+    @property
+    def is_silent(self) -> bool:
+        """True if the connection is open, and the headers of its first request are not complete."""
+        return self._request_count == 0 and self.transport is not None
+
     def _close_without_request(self) -> None:
-        if self._request_count == 0:
+        if self.is_silent:
             self.force_close()
 
 
 @dataclass
 class ConnectionBounds:
-    """The most connections of one client, and the highest descriptor that a connection may have.
-
-    The kernel gives a connection the lowest free descriptor, so its number tells how many are open.
-    """
+    """The most connections of one client, and the most descriptors that may be in use for another connection."""
 
     per_client: int
-    descriptor: int
+    in_use: int
 
     @classmethod
     def within(cls, descriptors: int) -> Self:
@@ -100,14 +102,14 @@ class ConnectionCounts:
     closed_of_client: int = 0
     """Connections of a client that had too many."""
     closed_of_all: int = 0
-    """Connections for which no descriptor was left."""
+    """Connections without a request, which were closed because few descriptors were left."""
 
 
 class ConnectionServer(web.Server):
     """The server of all connections; those that exceed its bounds are closed.
 
-    A client is an address or an IPv6 subnet.  Without the bounds, the kernel would take connections that the process
-    cannot open, and the event loop would close them without a word in the log.
+    A client is an address or an IPv6 subnet.  If few descriptors are left, connections that have sent no request yet
+    make room for new ones.  Otherwise the event loop would close new ones without a word in the log.
     """
 
     def __init__(self, handler: Any, *, bounds: ConnectionBounds, counts: ConnectionCounts, **options: Any) -> None:
@@ -115,6 +117,8 @@ class ConnectionServer(web.Server):
         self._bounds = bounds
         self._counts = counts
         self._clients = dict[web.RequestHandler, str]()
+        self._maybe_silent = dict[ClientConnection, None]()
+        """Connections that had sent no request when they were last looked at, the oldest first."""
         self._by_client = Counter[str]()
         self._silent_until = dict[str, float]()
 
@@ -126,26 +130,42 @@ class ConnectionServer(web.Server):
         super().connection_made(handler, transport)
         client = self._clients[handler] = client_of(transport)
         self._by_client[client] += 1
+        assert isinstance(handler, ClientConnection)
+        self._maybe_silent[handler] = None
         self._counts.open += 1
-        most, descriptor = self._bounds.per_client, _descriptor(transport)
+        most, in_use = self._bounds.per_client, max(self._counts.open, _descriptor(transport))
         if self._by_client[client] > most:
             transport.abort()
             self._counts.closed_of_client += 1
             message = "%s has %d connections, the most that one client may have: more are closed (%d so far)"
             self._warn(message, client, most, self._counts.closed_of_client)
-        elif descriptor > self._bounds.descriptor:
-            transport.abort()
+        elif in_use > self._bounds.in_use:
+            self._close_oldest_silent()
             self._counts.closed_of_all += 1
-            message = "%d files and connections are open, nearly all that are allowed: new ones are closed (%d so far)"
-            self._warn(message, descriptor, self._counts.closed_of_all)
+            message = (
+                "%d files and connections are open, nearly all that are allowed:"
+                " connections without a request are closed, the oldest first (%d so far)"
+            )
+            self._warn(message, in_use, self._counts.closed_of_all)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
+        assert isinstance(handler, ClientConnection)
+        self._maybe_silent.pop(handler, None)
         client = self._clients.pop(handler)
         self._counts.open -= 1
         self._by_client[client] -= 1
         if not self._by_client[client]:
             del self._by_client[client]
+
+    def _close_oldest_silent(self) -> None:
+        """Close the connection that has been without a request for the longest; it may be the new one."""
+        while self._maybe_silent:
+            handler = next(iter(self._maybe_silent))
+            del self._maybe_silent[handler]
+            if handler.is_silent:
+                handler.force_close()
+                return
 
     def _warn(self, message: str, *values: object) -> None:
         now = self._loop.time()
@@ -155,6 +175,7 @@ class ConnectionServer(web.Server):
 
 
 def _descriptor(transport: asyncio.BaseTransport) -> int:
+    """Return the descriptor of a connection: the lowest that was free, so that it tells how many are in use."""
     connection = transport.get_extra_info("socket")
     return connection.fileno() if connection else -1  # the client has left already
 
