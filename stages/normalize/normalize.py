@@ -37,7 +37,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningO
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
-from penstock.stages.normalize.pairing import check_pairs
+from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
@@ -193,8 +193,10 @@ class Normalize:
                 "A request that continues nothing needs an input.", param="input", code="missing_required_parameter"
             )
         check_pairs((*history, *before), items, "input")
+        new = new_items(history, items)
+        check_answered((*history, *new))
         check_image_count((*history, *items))
-        return (*before, *new_items(history, items)), builder.toolset(request), builder, messages
+        return (*before, *new), builder.toolset(request), builder, messages
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""

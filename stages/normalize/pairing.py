@@ -1,4 +1,4 @@
-"""Check that every output belongs to a call, and every approval to an approval request."""
+"""Check that outputs and calls belong together, and every approval to an approval request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.pipeline.protocol.params.json_body import shortened
 
 _PAIRS: dict[type[wire.CallOutput], tuple[str, tuple[type[wire.Call], ...]]] = {
     # some clients answer a local shell call with the output of a function
-    wire.FunctionCallOutput: ("function call", (wire.FunctionCall, wire.LocalShellCall)),
+    wire.FunctionCallOutput: ("function call", (wire.LocalShellCall, wire.FunctionCall)),
     wire.CustomToolCallOutput: ("custom tool call", (wire.CustomToolCall,)),
     wire.LocalShellCallOutput: ("local shell call", (wire.LocalShellCall,)),
     wire.ShellCallOutput: ("shell call", (wire.ShellCall,)),
     wire.ApplyPatchCallOutput: ("patch call", (wire.ApplyPatchCall,)),
 }
-"""The calls that an output may belong to, and their name in an error message."""
+"""The calls that an output may belong to, and the name of the last kind of them in an error message."""
 
 ANSWERS = (*_PAIRS, wire.McpApprovalResponse)
 """The items that need an earlier one."""
@@ -33,6 +33,31 @@ def check_pairs(earlier: Iterable[wire.Item], input_items: Sequence[wire.Item], 
     for position, item in enumerate(input_items):
         pairing.check(item, f"{name}[{position}]")
         pairing.add(item)
+
+
+def check_answered(conversation: Iterable[wire.Item]) -> None:
+    """Raise `InvalidRequest` for a call of the client's that has no output: models expect it before anything else.
+
+    An asynchronous call has none for now, and one that was cut is not in the prompt.
+    """
+    unanswered: dict[tuple[type[wire.Item], str], None] = {}
+    for item in conversation:
+        if isinstance(item, wire.CallOutput):
+            for kind in _PAIRS[type(item)][1]:
+                unanswered.pop((kind, item.call_id), None)
+        elif isinstance(item, wire.Call) and not _may_lack_output(item):
+            unanswered[type(item), item.call_id] = None
+    for call, call_id in unanswered:
+        name = next(name for name, kinds in _PAIRS.values() if kinds[-1] is call)
+        raise InvalidRequest(f"No tool output found for {name} {shortened(call_id)}.", param="input")
+
+
+def _may_lack_output(call: wire.Call) -> bool:
+    match call:
+        case wire.FunctionCall(is_async=True) | wire.ShellCall(runs_here=True):
+            return True
+        case _:
+            return call.status == "incomplete"
 
 
 class _Pairing:

@@ -36,6 +36,19 @@ def read_body(body: Json) -> CreateResponse:
     return asyncio.run(read_request(json.dumps(body).encode()))
 
 
+def output_of(sent: Json) -> list[Json]:
+    """The output that a call of the client's needs after it; empty for all other items."""
+    outputs: dict[str, Json] = {
+        "function_call": {"output": "x"},
+        "custom_tool_call": {"output": "x"},
+        "local_shell_call": {"type": "function_call_output", "output": "x"},
+        "shell_call": {"output": []},
+        "apply_patch_call": {"status": "completed"},
+    }
+    more = outputs.get(sent.get("type", ""))
+    return [] if more is None else [{"type": f"{sent['type']}_output", "call_id": sent["call_id"]} | more]
+
+
 def refused(body: bytes) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         asyncio.run(read_request(body))

@@ -13,7 +13,7 @@ from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.protocol import items as wire
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
-from tests.support.requests import normalize, store_answer
+from tests.support.requests import normalize, output_of, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
@@ -115,7 +115,7 @@ SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
     ids=str,
 )
 async def test_items_of_servers_and_shells_are_read(store: Store, written: Json, item: wire.Item) -> None:
-    assert (await normalize(store, input=[written])).facts.input == (item,)
+    assert (await normalize(store, input=[written, *output_of(written)])).facts.input[0] == item
 
 
 SHELL = shell({"commands": ["ls"]})

@@ -78,6 +78,7 @@ USER = {"role": "user", "content": "Hi"}
 OWN_CALL = {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}"}
 OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "noon"}
 CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "clock", "input": "now"}
+LOCAL = {"type": "local_shell_call", "call_id": "l", "action": {"type": "exec", "command": ["ls"], "env": {}}}
 CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "noon"}
 
 
@@ -85,13 +86,11 @@ CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output
     ("items", "param"),
     [
         ([RAIN], None),
-        ([OWN_CALL, OWN_OUTPUT], None),
         ([OWN_CALL, RAIN, OWN_OUTPUT], None),
         ([OWN_OUTPUT], "input[0].call_id"),
         ([USER, RAIN, OWN_OUTPUT], "input[2].call_id"),
         ([OWN_OUTPUT, OWN_CALL], "input[0].call_id"),
-        ([CUSTOM_CALL, CUSTOM_OUTPUT], None),
-        ([CUSTOM_CALL, OWN_CALL, OWN_OUTPUT, CUSTOM_OUTPUT], None),
+        ([CUSTOM_CALL, OWN_CALL, OWN_OUTPUT, CUSTOM_OUTPUT, RAIN], None),
         ([CUSTOM_CALL, OWN_OUTPUT], "input[1].call_id"),
         ([OWN_CALL, CUSTOM_OUTPUT], "input[1].call_id"),
     ],
@@ -105,6 +104,33 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=items)
     assert caught.value.param == param
+
+
+CUT_CALL = {**OWN_CALL, "status": "incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("items", "unanswered"),
+    [
+        ([USER], "function call call_10001"),
+        ([], "function call call_10001"),
+        ([RAIN, OWN_CALL], "function call call_2"),
+        ([RAIN, OWN_CALL, OWN_OUTPUT, OWN_CALL, USER], "function call call_2"),
+        ([RAIN, CUSTOM_CALL, USER], "custom tool call call_2"),
+        ([RAIN, LOCAL, USER], "local shell call l"),
+        ([RAIN, OWN_CALL, CUSTOM_CALL, CUSTOM_OUTPUT, USER], "function call call_2"),
+        ([RAIN, CUT_CALL, USER], None),
+        ([RAIN, {**OWN_CALL, "async": True}, USER], None),
+    ],
+)
+async def test_call_without_an_output_is_refused(store: Store, items: list[Any], unanswered: str | None) -> None:
+    await store_answer(store, "1", CALL, input="How is Oslo?")
+    if unanswered is None:
+        await normalize(store, "2", previous_response_id="resp_1", input=items)
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        await normalize(store, "2", previous_response_id="resp_1", input=items)
+    assert (caught.value.message, caught.value.param) == (f"No tool output found for {unanswered}.", "input")
 
 
 @pytest.mark.defect("V16", "B19")
@@ -176,9 +202,9 @@ class CountingStore(Store):
 
 async def test_references_cost_one_look_at_the_store() -> None:
     store = CountingStore()
-    assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).facts.input == (
+    assert (await normalize(store, input=[{"id": "b"}, RAIN, {"id": "a"}])).facts.input == (
         CALL,
-        user_message("msg_1i0001", "Hi"),
+        wire.FunctionCallOutput("fco_1i0001", "call_10001", "rain", "completed"),
         THOUGHT,
     )
     await normalize(store, input=[USER])

@@ -11,7 +11,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
-from tests.support.requests import normalize
+from tests.support.requests import normalize, output_of
 
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "x": 1}], "y": 2}
 
@@ -79,7 +79,7 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
     ],
 )
 async def test_items_are_read_in_every_form(store: Store, sent: dict[str, Any], item: wire.Item) -> None:
-    assert (await normalize(store, input=[sent])).facts.input == (item,)
+    assert (await normalize(store, input=[sent, *output_of(sent)])).facts.input[0] == item
 
 
 @pytest.mark.defect("V15")
