@@ -155,19 +155,19 @@ class VllmEngine:
         """Build vLLM's prompt: token ids with placeholders for images, and the images."""
         read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
-            read["multi_modal_data"] = {"image": await asyncio.to_thread(self._images, prompt.images)}
+            read["multi_modal_data"] = {"image": await self._images(prompt.images)}
         if (salt := prompt.facts.scheduling.cache_salt) is not None:
             read["cache_salt"] = salt
         return read
 
-    def _images(self, urls: Sequence[str]) -> list[Any]:
+    async def _images(self, urls: Sequence[str]) -> list[Any]:
         from vllm.multimodal.media.image import ImageMediaIO
 
         from penstock.stages.services.engines.image_decoding import decoded
 
         if (multimodal := self._llm.model_config.multimodal_config) is None:
             raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
-        return decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
+        return await decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
 
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
