@@ -88,7 +88,7 @@ API_KEY = "VLLM_API_KEY"
 
 ENVIRONMENT = {
     API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored, unless a request has store: false",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
     "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health is a 503",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
