@@ -80,10 +80,9 @@ async def _declaration(
     if not isinstance(host, Declaring):
         return None
     try:
-        async with asyncio.timeout(seconds):
-            return await host.declaration(request, seconds)
-    except (ServerUnavailable, TimeoutError) as error:
-        logger.warning("The server of the tool %s does not declare it: %s", kind, error or "it takes too long")
+        return await host.declaration(request, seconds)
+    except ServerUnavailable as error:
+        logger.warning("The server of the tool %s does not declare it: %s", kind, error)
         return None
 
 

@@ -106,7 +106,7 @@ class Declaring(Protocol):
     """A host whose tool describes itself."""
 
     async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
-        """Return the declaration for a request; raises `ServerUnavailable`."""
+        """Return the declaration for a request, within ``seconds``; raises `ServerUnavailable`."""
         ...
 
 

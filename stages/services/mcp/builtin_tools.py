@@ -6,6 +6,9 @@ which responses must not share.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +16,12 @@ from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, She
 from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
 from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
-from penstock.stages.services.tools import Declaration, Session, ToolResult, bounded
+from penstock.stages.services.tools import Declaration, ServerUnavailable, Session, ToolResult, bounded
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
+
+_RETRY = 30.0
 
 SESSION_HEADER = "x-session-id"
 """HTTP header that identifies a session to gpt-oss tool servers."""
@@ -25,17 +30,31 @@ SESSION_HEADER = "x-session-id"
 class McpHost:
     """A `Host` that runs a built-in tool on the operator's MCP server labelled with the tool's name."""
 
-    def __init__(self, servers: McpServers, kind: HostedKind) -> None:
+    def __init__(self, servers: McpServers, kind: HostedKind, clock: Callable[[], float] = time.monotonic) -> None:
         self._servers = servers
         self._kind: HostedKind = kind
+        self._clock = clock
+        self._retry_at = -math.inf
 
     def session(self, request: ResolvedRequest) -> Session:
         inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response.id})
         return _SESSIONS[self._kind](self._kind, inner)
 
     async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
-        """Return the functions and the description that the server lists for this request."""
-        listing = await self._servers.listing(self._server(request), seconds)
+        """Return the functions and the description that the server lists for this request.
+
+        After a failure the server is not listed again for `_RETRY` seconds, as each response would wait for it.
+        """
+        server = self._server(request)
+        is_shared = not server.headers.reveal()
+        if is_shared and self._clock() < self._retry_at:
+            raise ServerUnavailable("It could not be listed a moment ago.")
+        try:
+            listing = await self._servers.listing(server, seconds)
+        except ServerUnavailable:
+            if is_shared:  # headers of a client may be the reason otherwise
+                self._retry_at = self._clock() + _RETRY
+            raise
         tools = (
             HostedTool(self._kind, tool.name, tool.description or None, tool.input_schema) for tool in listing.tools
         )

@@ -11,7 +11,9 @@ from penstock.pipeline.protocol.tools import HostedKind, McpServer
 from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.tools import ToolResult
+from penstock.stages.services.mcp.listings import Listing
+from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.tools import ServerUnavailable, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import facts, response
 
@@ -116,3 +118,26 @@ async def test_failed_call_of_a_further_function_has_the_error_of_mcp(make: Make
     failed = await session.run("feed_chars", "{}", PATIENT)
     assert isinstance(failed.data, McpError)
     await session.close()
+
+
+class Down(McpServers):
+    """An operator's servers that cannot be listed."""
+
+    listings = 0
+
+    async def listing(self, server: McpServer, seconds: float) -> Listing:
+        self.listings += 1
+        raise ServerUnavailable("down")
+
+
+async def test_server_that_is_down_holds_up_one_response_at_a_time() -> None:
+    servers, now = Down({"python": stdio_server("python")}), [100.0]
+    host = McpHost(servers, "python", lambda: now[0])
+    own = conversation("resp_1", McpServer("python", headers=Secret({"X-Who": "client-0001"})))
+    for request, listings in ((own, 1), (own, 2), (conversation("resp_2"), 3), (conversation("resp_3"), 3), (own, 4)):
+        with pytest.raises(ServerUnavailable):
+            await host.declaration(request, PATIENT)
+        assert servers.listings == listings
+    now[0] += 60
+    with pytest.raises(ServerUnavailable, match="down"):
+        await host.declaration(conversation("resp_4"), PATIENT)
