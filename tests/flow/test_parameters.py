@@ -285,4 +285,4 @@ async def test_wrong_type_is_refused(name: str) -> None:
 
 def test_parameters_that_differ_from_vllm_are_in_the_table() -> None:
     section = (ROOT / "api" / "FROM_VLLM.md").read_text().split("## Requests")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) <= TABLE.keys()
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) <= TABLE.keys()
