@@ -112,7 +112,7 @@ def drawn(values: st.SearchStrategy[Drawn], count: int, number: int) -> list[Dra
         deadline=None,
         derandomize=False,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
     @given(values)
     def keep(value: Drawn) -> None:
