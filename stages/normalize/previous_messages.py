@@ -21,7 +21,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, CALL, FUNCTIONS, load_encoding
 from penstock.stages.models.shell_calls import shell_action
 from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
@@ -30,8 +30,9 @@ from penstock.stages.services.tools import CallFailed
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
+_ClientCall = wire.FunctionCall | wire.CustomToolCall
 _BuiltInCall = wire.CodeInterpreterCall | wire.WebSearchCall | wire.ShellCall
-_OpenCall = wire.FunctionCall | wire.CustomToolCall | _BuiltInCall
+_OpenCall = _ClientCall | _BuiltInCall | wire.McpCall
 
 
 @dataclass
@@ -90,9 +91,7 @@ class MessageReader:
         calls the match would be ambiguous.
         """
         with_ids = set(self._by_id.values())
-        opened = {
-            at: call for at, call in self._open.items() if at not in with_ids and not isinstance(call, _BuiltInCall)
-        }
+        opened = {at: call for at, call in self._open.items() if at not in with_ids and isinstance(call, _ClientCall)}
         calls = {item.call_id for item in then if isinstance(item, wire.Call)}
         lone_outputs = {item.call_id for item in then if isinstance(item, wire.CallOutput)} - calls
         if len(opened) == len(lone_outputs) == 1:
@@ -140,6 +139,8 @@ class MessageReader:
             call = self._built_in(name, text, suffix)
             header = f" to={recipient}<|channel|>analysis code<|message|>"
             self.tokens[call.id] = (*load_encoding().encode_markup(header), *load_encoding().encode(text), CALL)
+        elif message.channel == "analysis" and not is_clients and self._is_built_in(head):
+            call = wire.McpCall(wire.McpCall.new_id(suffix), head, name, text, "incomplete")
         else:
             namespace = tool.namespace if tool else None if head in ("", FUNCTIONS) else head
             is_custom = message.content_type == "code" or isinstance(tool, CustomTool)
@@ -149,6 +150,10 @@ class MessageReader:
         self._open[len(self.items)] = call
         self._named[name].append(len(self.items))
         return call
+
+    def _is_built_in(self, namespace: str) -> bool:
+        """True for a built-in tool of the request: the operator's server for it may offer functions of its own."""
+        return any(isinstance(tool, HostedTool) and tool.namespace == namespace for tool in self.tools.values())
 
     def _built_in(self, name: str, text: str, suffix: str) -> _BuiltInCall:
         """Return the call of a built-in tool; it is incomplete until its output comes."""
@@ -170,6 +175,9 @@ class MessageReader:
             case wire.CustomToolCall(call_id=call_id):
                 item_id = wire.CustomToolCallOutput.new_id(suffix)
                 return wire.CustomToolCallOutput(item_id, call_id, text, "completed")
+            case wire.McpCall() as call:
+                self.items[at] = replace(call, status="completed", output=text)
+                return None
             case call:
                 self.items[at] = replace(call, status="completed")
         if not isinstance(call, wire.ShellCall):

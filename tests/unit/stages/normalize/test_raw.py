@@ -193,6 +193,18 @@ async def test_calls_of_built_in_tools_round_trip(store: Store, hosted: frozense
     assert tuple(map(type, resolved.facts.input[1:])) == ran
 
 
+async def test_function_of_the_operators_browser_round_trips(store: Store) -> None:
+    """Its server may offer functions beyond those of the training."""
+    user = {"role": "user", "name": None, "content": text("Hi")}
+    messages = [user, built_in("browser.screenshot", '{"id": 1}'), result("browser.screenshot", "A cat.")]
+    sent: dict[str, Any] = {"tools": [{"type": "web_search"}], "previous_input_messages": messages}
+    resolved = await normalize(store, hosted=ALL_HOSTED, enable_response_messages=True, **sent)
+    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    assert prompt.raw_messages is not None
+    assert list(prompt.raw_messages[1:]) == messages
+    assert isinstance((await normalize(store, **sent)).facts.input[1], wire.CustomToolCall)
+
+
 async def test_browser_finds_the_pages_of_raw_messages(store: Store) -> None:
     """The headings of the results say which pages the cursors mean."""
     messages = [
