@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
-from penstock.pipeline.protocol.items import images_of
+from penstock.pipeline.protocol.items import Item, images_of
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import Layout
 from penstock.stages.render.chat.rendering import Rendering
-from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
+from penstock.stages.render.truncation import room_for_answer, to_drop
 from penstock.stages.services.web.image_cache import ImageCache
 
 
@@ -40,13 +41,12 @@ class RenderChat:
             yield await asyncio.to_thread(self._prompt, request, images)
 
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
-        may_drop = request.facts.response.truncation == "auto"
-        rendering = Rendering(self.chat, request, images, None if may_drop else self.context_length)
-        layout, encoded = rendering.prompt(rendering.items)
-        if may_drop:
+        rendering = Rendering(self.chat, request, images, self.context_length)
+        if request.facts.response.truncation == "auto":
             limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
-            layout, encoded = _truncated(rendering, layout, encoded, limit)
-        refuse_excess(len(encoded), self.context_length)
+            layout, encoded = _truncated(rendering, limit)
+        else:
+            layout, encoded = rendering.prompt(rendering.items)
         token_ids = tuple(encoded)
         rules, calls = grammar(self.chat, request, rendering.functions, token_ids, continues=layout.continues)
         return Prompt(
@@ -60,22 +60,30 @@ class RenderChat:
         )
 
 
-def _truncated(
-    rendering: Rendering, layout: Layout, token_ids: Sequence[int], limit: int
-) -> tuple[Layout, Sequence[int]]:
+def _truncated(rendering: Rendering, limit: int) -> tuple[Layout, Sequence[int]]:
     """Return the prompt without its oldest items, as many as it takes to fit ``limit``, or as may be dropped.
 
     Only the rendered template shows how many tokens an item takes, so more items may have to go after each attempt.
     """
-    if len(token_ids) <= limit:
-        return layout, token_ids
-    sizes = list(map(rendering.size, rendering.items))
+    prompt = _attempt(rendering, rendering.items)
+    if prompt and len(prompt[1]) <= limit:
+        return prompt
+    sizes = rendering.sizes()
     dropped = frozenset[int]()
-    while len(token_ids) > limit:
+    while prompt is None or len(prompt[1]) > limit:
         gone = sum(sizes[at] for at in dropped)
-        more = to_drop(rendering.items, sizes, gone + len(token_ids) - limit)
+        length = sum(sizes) if prompt is None else gone + len(prompt[1])
+        more = to_drop(rendering.items, sizes, length - limit)
+        kept = [item for at, item in enumerate(rendering.items) if at not in more]
         if more == dropped:
-            break
-        dropped = more
-        layout, token_ids = rendering.prompt([item for at, item in enumerate(rendering.items) if at not in dropped])
-    return layout, token_ids
+            return prompt or rendering.prompt(kept)  # raises `ContextTooLong` again
+        dropped, prompt = more, _attempt(rendering, kept)
+    return prompt
+
+
+def _attempt(rendering: Rendering, items: Sequence[Item]) -> tuple[Layout, Sequence[int]] | None:
+    """Return the prompt with these items, or None if it is far too long."""
+    try:
+        return rendering.prompt(items)
+    except ContextTooLong:
+        return None

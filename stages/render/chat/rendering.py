@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 _MARKUP = 8
 """The approximate number of tokens that a template writes around a message."""
 
+_CHARACTERS = 4
+"""The approximate number of characters of a token."""
+
 
 class Rendering:
-    """Renders the prompts of one request; truncation may need several.
-
-    ``context_length`` is None if items may be dropped from a prompt that is far too long.
-    """
+    """Renders the prompts of one request; truncation may need several."""
 
     def __init__(
-        self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str], context_length: int | None
+        self, chat: ChatModel, request: ResolvedRequest, images: Mapping[str, str], context_length: int
     ) -> None:
         names = ToolNames(request.facts.tools)
         self._instructions, self.items = split(request)
@@ -68,15 +68,28 @@ class Rendering:
         token_ids = array("I")  # four bytes for a token
         for ids in spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary):
             token_ids.extend(ids)
-            if self._context_length is not None:
-                refuse_excess(len(token_ids), self._context_length)
+            refuse_excess(len(token_ids), self._context_length)
         return layout, token_ids
 
-    def size(self, item: Item) -> int:
-        """Estimate the number of tokens of an item."""
+    def sizes(self) -> list[int]:
+        """Estimate the numbers of tokens of all items.
+
+        Once the latest items fill the context, the texts of older ones are not encoded, as these cannot stay.
+        """
+        sizes: list[int] = []
+        left = self._context_length
+        for item in reversed(self.items):
+            sizes.append(self._size(item, left))
+            left -= sizes[-1]
+        return sizes[::-1]
+
+    def _size(self, item: Item, left: int) -> int:
         messages = lay_out("", (item,), self._around).messages
         texts = (piece for message in messages for text in _texts(message) for piece in pieces(text))
-        return sum(len(self._chat.vocabulary.encode(text)) for text in texts) + _MARKUP * len(messages)
+        size = _MARKUP * len(messages)
+        for text in texts:
+            size += len(self._chat.vocabulary.encode(text)) if size < left else len(text) // _CHARACTERS
+        return size
 
     def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
         """Render the prompt as it is, or simplified if the template refuses it or leaves out instructions."""

@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models import text_pieces
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render import truncation
+from penstock.stages.render import truncation as limits
 from tests.support import chat_templates
 from tests.support.harmony import call, conversation, function, message, output
 
@@ -184,13 +184,33 @@ async def test_required_items_are_never_dropped() -> None:
     assert len((await chat_templates.prompt(request, context_length=100)).token_ids) > 400
 
 
-async def test_prompt_far_too_long_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("truncation", ["disabled", "auto"])
+async def test_prompt_far_too_long_is_refused_before_it_is_encoded(
+    truncation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_pieces, "PIECE", 1_000)
-    monkeypatch.setattr(truncation, "COUNTED", 1_000)
+    monkeypatch.setattr(limits, "COUNTED", 1_000)
     encode = Vocabulary.encode
+    request = conversation(message("user", "word " * 40_000), truncation=truncation)
     with (
         patch.object(Vocabulary, "encode", autospec=True, side_effect=encode) as encodings,
         pytest.raises(ContextTooLong, match="at least"),
     ):
-        await chat_templates.prompt(conversation(message("user", "word " * 40_000)), context_length=512)
+        await chat_templates.prompt(request, context_length=512)
     assert sum(len(call.args[1]) for call in encodings.call_args_list) < 20_000
+
+
+@pytest.mark.parametrize("parts", [1, 100])
+async def test_items_far_too_long_are_dropped_before_they_are_encoded(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(limits, "COUNTED", 1_000)
+    old = [message("user", "word " * (40_000 // parts)) for _ in range(parts)]
+    request = conversation(*old, message("assistant", "Yes?"), message("user", "Hm."), truncation="auto")
+    encode = Vocabulary.encode
+    with patch.object(Vocabulary, "encode", autospec=True, side_effect=encode) as encodings:
+        prompt = await chat_templates.prompt(request, context_length=4_096)
+    assert "Yes?" in chat_templates.vocabulary().decode(prompt.token_ids)
+    assert len(prompt.token_ids) < 4_096
+    assert sum(len(call.args[1]) for call in encodings.call_args_list) < 60_000
