@@ -232,8 +232,11 @@ class ToolsetBuilder:
             allowed = self.servers[label].allowed
             if name is None or allowed is None or allowed.names is None or name in allowed.names:
                 return [(label, name or wire.ANY_NAME)]
-        elif keys := [key for key in groups.get((LABELS.get(label, ""), None), ()) if name in (None, key[1])]:
-            return keys
+        elif keys := groups.get((kind := LABELS.get(label, ""), None), ()):
+            if kind in (self.labels or ()) and name is not None:  # the operator's server may have further functions
+                return [(kind, name)]
+            if chosen := [key for key in keys if name in (None, key[1])]:
+                return chosen
         raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")
 
     def _named(self, choice: params.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:

@@ -205,3 +205,18 @@ async def test_tool_that_a_client_may_not_use_is_refused(tmp_path: Path, http: H
     async with tool_servers.tool_server(tmp_path, toolbox=toolbox) as served:
         status, body = await served.post({"input": "Hi", "tools": [{"type": "mcp", "server_label": "container"}]})
     assert (status, body["error"]["param"]) == (400, "tools[0].server_label")
+
+
+async def test_chosen_function_of_an_operators_container_is_called(tmp_path: Path, http: HttpServers) -> None:
+    turns = [
+        "<|channel|>analysis to=container.feed_chars code<|message|>" + '{"chars": "ls"}<|call|>',
+        tool_servers.answer_markup(),
+    ]
+    body = {
+        "tools": [{"type": "mcp", "server_label": "container"}],
+        "tool_choice": {"type": "mcp", "server_label": "container", "name": "feed_chars"},
+    }
+    toolbox = replaced("container", HttpServer(http.url("container")))
+    async with tool_servers.tool_server(tmp_path, turns, toolbox=toolbox) as served:
+        received = await tool_servers.respond(served, "whole", body)
+    assert received.types == ["mcp_call", "message"]

@@ -283,3 +283,13 @@ async def test_no_name_of_a_tool_gets_around_the_access(store: Store, tool: Json
         store, input="Hi", owner="bob", tools=[label("docs")], hosted=ALL_HOSTED, labels=own, access=ACCESS
     )
     assert [server.label for server in resolved.facts.tools.servers] == ["docs"]
+
+
+async def test_further_function_of_an_operators_server_can_be_chosen(store: Store) -> None:
+    tool, choice = label("container"), {"type": "mcp", "server_label": "container", "name": "feed_chars"}
+    own = frozenset({"container"})
+    body: Json = {"input": "Hi", "tools": [tool], "tool_choice": choice}
+    resolved = await normalize(store, hosted=ALL_HOSTED, labels=own, **body)
+    assert resolved.facts.tools.allowed == (("container", "feed_chars"),)
+    with pytest.raises(InvalidRequest, match="no such tool"):
+        await normalize(store, hosted=ALL_HOSTED, **body)
