@@ -10,6 +10,7 @@ import resource
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from io import BytesIO
 from pathlib import Path
 
 import aiohttp
@@ -21,7 +22,7 @@ from penstock.api.http.connections import ConnectionBounds
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import PacedEngine, PacedServer, ScriptedServer, running_server, script
-from tests.support.server_process import serve_with_few_descriptors, serving_process
+from tests.support.server_process import ServerProcess, running_process, serve_with_few_descriptors, serving_process
 
 GET_ONCE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -281,3 +282,25 @@ async def test_running_responses_do_not_hold_their_bodies(crowded: PacedServer) 
             stream = crowded.client.post(f"{crowded.url}/v1/responses", json={**LARGE, "stream": True})
             assert (await streams.enter_async_context(stream)).status == 200
         crowded.engine.say_all()
+
+
+async def test_large_texts_at_once_take_bounded_memory(tmp_path: Path) -> None:
+    """Eight texts of 30 MB that no context holds; encoding four of them took 1.4 GB."""
+
+    def kilobytes(server: ServerProcess, field: str) -> int:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        return int(status.partition(f"{field}:")[2].split()[0])
+
+    body = b'{"input": "' + b"words and more of them " * 1_300_000 + b'"}'
+    async with running_process(str(tmp_path / "responses.sqlite3"), tmp_path) as server:
+        before = kilobytes(server, "VmRSS")
+
+        async def answer() -> tuple[int, str]:
+            headers = {"Content-Type": "application/json"}
+            async with server.client.post(f"{server.url}/v1/responses", data=BytesIO(body), headers=headers) as refused:
+                return refused.status, (await refused.json())["error"]["code"]
+
+        answers = await asyncio.gather(*(answer() for _ in range(8)))
+        assert set(answers) <= {(400, "context_length_exceeded"), (503, "rate_limit_exceeded")}
+        assert (400, "context_length_exceeded") in answers
+        assert kilobytes(server, "VmHWM") - before < 800_000
