@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
-from penstock.pipeline.frames import EngineFrame, Prompt, Sampling
+from penstock.pipeline.frames import EngineFrame, Prompt
 
 PARAMETERS = {
     "logprobs": "top_logprobs",
@@ -18,17 +19,14 @@ PARAMETERS = {
 }
 """vLLM's parameters with a different name in the API, used in error messages."""
 
-_OPTIONAL = ("min_tokens", "bad_words", "logit_bias", "allowed_token_ids", "watermarking", "extra_args")
 
+def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
+    """Return the sampling parameters by the names of vLLM's ``SamplingParams``, without those that the request lacks.
 
-def stop_token_ids(prompt: Prompt) -> list[int]:
-    """Return the tokens at which generation stops: those that end a turn, and those of the request."""
-    return [*prompt.stop_token_ids, *(prompt.facts.sampling.stop_token_ids or ())]
-
-
-def optional_parameters(sampling: Sampling) -> dict[str, Any]:
-    """Return the sampling parameters that only some requests have, by the names of vLLM's ``SamplingParams``."""
-    given = {name: value for name in _OPTIONAL if (value := getattr(sampling, name)) is not UNSET}
+    Generation stops at the tokens that end a turn, and at those of the request.
+    """
+    given = {name: value for name, value in asdict(prompt.facts.sampling).items() if value is not UNSET}
+    given["stop_token_ids"] = (*prompt.stop_token_ids, *given.get("stop_token_ids", ()))
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
-from penstock.stages.services.engines.engine import optional_parameters, stop_token_ids
+from penstock.stages.services.engines.engine import sampling_parameters
 
 MAX_LINE = 64 * 2**20
 """Maximum bytes of a line.  It is large because the first line of a stream may repeat the prompt."""
@@ -207,22 +207,7 @@ def _merged(first: TokenChunk, second: TokenChunk) -> TokenChunk:
 
 
 def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
-    sampling = prompt.facts.sampling
-    params: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.seed,
-        "max_tokens": sampling.max_tokens,
-        "stop": sampling.stop,
-        "stop_token_ids": stop_token_ids(prompt),
-        "logprobs": logprobs,
-        "skip_special_tokens": False,
-    } | optional_parameters(sampling)
+    params = sampling_parameters(prompt) | {"logprobs": logprobs, "skip_special_tokens": False}
     return params if prompt.grammar is None else params | constrained_to(prompt.grammar)
 
 

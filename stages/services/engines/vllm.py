@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.engine import PARAMETERS, optional_parameters, stop_token_ids
+from penstock.stages.services.engines.engine import PARAMETERS, sampling_parameters
 from penstock.stages.services.engines.stream_interval import adapt_stream_interval
 from penstock.stages.services.engines.workers import mark_workers
 
@@ -238,27 +238,14 @@ def sampling_params(prompt: Prompt) -> SamplingParams:
     """Return vLLM's sampling parameters for a prompt."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    sampling = prompt.facts.sampling
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=stop_token_ids(prompt),
-        logprobs=sampling.logprobs,
+        **sampling_parameters(prompt),
         flat_logprobs=True,  # saves an object for each alternative of each token
         # A new object for each request, as vLLM modifies it.
         structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
         output_kind=RequestOutputKind.DELTA,
-        detokenize=bool(sampling.stop),  # only needed to search for stop strings
+        detokenize=bool(prompt.facts.sampling.stop),  # only needed to search for stop strings
         skip_special_tokens=False,
-        **optional_parameters(sampling),
     )
 
 
