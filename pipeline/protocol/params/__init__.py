@@ -1,1 +1,1 @@
-"""Request bodies: pydantic models, as their errors name the wrong value; ``normalize`` makes msgspec structs of them."""
+"""Request bodies: pydantic models, as their errors name the wrong value.  ``normalize`` makes structs of them."""
