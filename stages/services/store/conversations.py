@@ -262,6 +262,10 @@ class StoredConversations:
                 raise ConversationLocked
         raise ConversationNotFound(conversation_id, param="conversation")
 
+    def forget(self) -> None:
+        """Drop all items from memory."""
+        self._known.clear()
+
     def unlock(self, conversation_id: str, response_id: str) -> None:
         """Release the conversation for the next response, if this response holds it."""
         unlocked = unlock(conversation_id, response_id, self._context.server_id)

@@ -37,6 +37,10 @@ class LruCache(Generic[T]):
         while self._size > BYTES:
             self.drop(next(iter(self._kept)))
 
+    def clear(self) -> None:
+        self._kept.clear()
+        self._size = 0
+
     def drop(self, name: str) -> None:
         _, size = self._kept.pop(name, (None, 0))
         self._size -= size

@@ -333,6 +333,8 @@ class Store:
         await restart(self._context, response_id)
 
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
+        self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
+        self.conversations.forget()
         return await sweep(self._context, keep_responses, keep_logs)
 
 

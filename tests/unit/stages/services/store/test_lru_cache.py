@@ -24,6 +24,15 @@ def test_replaced_and_dropped_values_free_their_bytes() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (None, 2, 3)
 
 
+def test_cleared_cache_has_room() -> None:
+    cache: LruCache[int] = LruCache()
+    cache.put("a", 1, BYTES)
+    cache.clear()
+    cache.put("b", 2, BYTES // 2)
+    cache.put("c", 3, BYTES // 2)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (None, 2, 3)
+
+
 def test_value_that_is_too_large_is_not_kept() -> None:
     cache: LruCache[int] = LruCache()
     cache.put("a", 1, 10)

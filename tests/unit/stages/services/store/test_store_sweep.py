@@ -16,6 +16,7 @@ from tests.support.stored_responses import (
     queued_response,
     request_of,
     store_response,
+    stored_conversation,
     stored_response,
 )
 
@@ -99,3 +100,15 @@ async def test_sweep_reports_the_rest(store: Store) -> None:
     assert report.responses == 3
     assert 500 <= report.oldest_age < 560
     assert report.bytes > 10_000
+
+
+async def test_sweep_frees_the_memory_of_what_is_gone(store: Store) -> None:
+    await store_response(store, stored_response("resp_1"))
+    await store.conversations.create(stored_conversation(), "", ITEMS[:1])
+    assert len(await store.chain("resp_1", "")) == 1
+    assert await store.conversations.items("conv_1", "") is not None
+    assert store._known.get("resp_1")
+    assert store.conversations._known.get("conv_1")
+    await store.sweep(keep_responses=-1, keep_logs=-1)
+    assert store._known.get("resp_1") is None
+    assert store.conversations._known.get("conv_1") is None
