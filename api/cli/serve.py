@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, NEEDLESS, option_name
+from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
 from penstock.api.settings import Settings, mistakes
 from penstock.pipeline.errors import CannotRun
 
@@ -30,9 +30,9 @@ def read_settings(arguments: Sequence[str]) -> Settings:
             sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
         if advice := INSTEAD.get(name):
             raise CannotRun(f"{name} is an option of vllm serve. Instead: {advice}")
-        if reason := NEEDLESS.get(name):
+        if reason := needless(name):
             print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
-    used = [argument for argument in arguments if option_name(argument) not in NEEDLESS]
+    used = [argument for argument in arguments if not needless(option_name(argument))]
     try:
         settings = CliApp.run(Settings, cli_args=used)
     except ValidationError as error:

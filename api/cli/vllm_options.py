@@ -17,10 +17,7 @@ NEEDLESS = {
     "--enable-request-id-headers": "each answer has an X-Request-Id",
     "--log-error-stack": "errors of the server are always logged with their traceback",
     "--disable-log-requests": "prompts are only logged with --log-prompts",
-    "--no-enable-log-requests": "prompts are only logged with --log-prompts",
-    "--no-enable-log-outputs": "outputs are only logged with --log-outputs",
     "--enable-log-deltas": "outputs are logged item by item",
-    "--no-enable-log-deltas": "outputs are logged item by item",
     "--return-tokens-as-token-ids": _OTHER_API,
     "--enable-tokenizer-info-endpoint": _OTHER_API,
     "--enable-offline-docs": "/openapi.json loads nothing from elsewhere",
@@ -95,6 +92,17 @@ ENVIRONMENT = {
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
 }
 """Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
+
+
+def needless(option: str) -> str | None:
+    """Return why an option needs nothing here; None if it is another one.
+
+    The opposite of any option that is not here (``--no-...``) needs nothing either.
+    """
+    name = option.replace("--no-", "--", 1)
+    if name != option and name in NEEDLESS.keys() | INSTEAD.keys():
+        return f"there is no {name} to turn off"
+    return NEEDLESS.get(option)
 
 
 def option_name(argument: str) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.api.cli.serve import read_settings
-from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
+from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 
@@ -13,6 +13,15 @@ def test_needless_switch_of_vllm_is_left_out_with_its_reason(option: str, capsys
     settings = read_settings(["tiny", option.replace("-", "_").replace("__", "--", 1), "--port", "9000"])
     assert (settings.model, settings.port, settings.engine_arguments) == ("tiny", 9000, [])
     assert capsys.readouterr().err == f"penstock: {option} is not needed: {NEEDLESS[option]}\n"
+
+
+def test_opposite_of_an_option_that_is_not_here_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    switches = [f"--no-{option[2:]}" for option in ("--enable-auto-tool-choice", "--enable-log-requests")]
+    assert read_settings(["tiny", *switches]).engine_arguments == []
+    assert capsys.readouterr().err == (
+        "penstock: --no-enable-auto-tool-choice is not needed: there is no --enable-auto-tool-choice to turn off\n"
+        "penstock: --no-enable-log-requests is not needed: there is no --enable-log-requests to turn off\n"
+    )
 
 
 @pytest.mark.parametrize("option", INSTEAD)
@@ -58,6 +67,6 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
 
     engine = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
     switches = options(make_arg_parser(FlexibleArgumentParser())) - engine
-    of_server = {option.replace("--no-", "--") for option in switches}
+    of_server = {option.replace("--no-", "--") for option in switches if not needless(option)}
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
     assert of_server - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
