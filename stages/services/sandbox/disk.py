@@ -69,7 +69,13 @@ def _held(pid: int, home: str, unseen: int) -> dict[File, int]:
     held: dict[File, int] = {}
     for task in _listed(f"/proc/{pid}/task"):
         folder = f"/proc/{pid}/task/{task}/fd"  # a thread may have descriptors of its own
-        for number in _listed(folder):
+        try:
+            numbers = _listed(folder)
+        except PermissionError:
+            if _is_ending(pid, task):
+                continue
+            raise
+        for number in numbers:
             with suppress(*_GONE):
                 found = Path(folder, number).stat()
                 if stat.S_ISREG(found.st_mode) and not found.st_nlink:
@@ -79,6 +85,13 @@ def _held(pid: int, home: str, unseen: int) -> dict[File, int]:
             if path.startswith(home):  # not memory that processes share
                 held.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), unseen)
     return held
+
+
+def _is_ending(pid: int, task: str) -> bool:
+    """True for a zombie and the like: it has no memory left, and the kernel gives its descriptors to root."""
+    with suppress(*_GONE):
+        return not any(map(int, Path(f"/proc/{pid}/task/{task}/statm").read_text().split()))
+    return True
 
 
 def _listed(folder: str) -> list[str]:

@@ -169,6 +169,11 @@ async def test_deleted_files_of_all_commands_count(container_sandbox: Sandbox) -
         await session.close()
 
 
+async def test_process_that_has_ended_but_is_not_reaped_holds_no_files(container: ContainerSession) -> None:
+    outcome = await shell(container, "sh -c 'true & exec sleep 2'; echo done")
+    assert "done" in outcome.result, outcome
+
+
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
     limits = replace(container_sandbox.plan.limits, flood=2 << 20)
     session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
