@@ -235,6 +235,13 @@ class Settings(BaseSettings):
             raise ValueError("give the model without --model, before all options")
         return arguments
 
+    @field_validator("store")
+    @classmethod
+    def _store(cls, store: str) -> str:
+        if "://" in store and not store.startswith(("postgresql://", "postgres://")):
+            raise ValueError("give the path of a file, postgresql://..., or none")
+        return store
+
     @field_validator("peer_url")
     @classmethod
     def _reachable(cls, url: str | None, others: ValidationInfo) -> str | None:

@@ -226,6 +226,12 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
         await early
 
 
+@pytest.mark.parametrize("store", ["mysql://db/penstock", "sqlite:///responses.db"])
+def test_url_of_another_database_is_not_the_name_of_a_file(store: str) -> None:
+    with pytest.raises(ValidationError, match="give the path of a file"):
+        chosen(store=store)
+
+
 # Models and engines
 
 
