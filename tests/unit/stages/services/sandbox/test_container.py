@@ -21,6 +21,8 @@ pytestmark = pytest.mark.io
 
 EXEC = HOSTED["container"][0].name
 
+SET_ATTRIBUTE = 'python3 -c \'import os, sys; os.setxattr(sys.argv[1], "user.a", b"b")\''
+
 SLEEP = f"470.{os.getpid()}"
 """Seconds to sleep; the number identifies the sleeping processes of this test run."""
 
@@ -147,8 +149,9 @@ async def test_metadata_of_others_cannot_be_changed(container_sandbox: Sandbox, 
             os.chown(daemons, 65534, 65534)
         try:
             place = (await shell(other, "touch secret; chmod 600 secret; pwd")).result
+            assert not await exit_code(container, f"touch own; chmod 666 own; {SET_ATTRIBUTE} own")
             for path in (f"{place}/secret", str(daemons)):
-                for command in ("chmod 666", "touch -d 1970-01-01", "setfattr -n user.a -v b"):
+                for command in ("chmod 666", "touch -d 1970-01-01", SET_ATTRIBUTE):
                     if place != "/mnt/data" or path != f"{place}/secret":
                         assert await exit_code(container, f"{command} '{path}'"), (command, path)
             assert (await shell(other, "stat -c %a secret")).result == "600"
