@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from penstock.stages.services.sandbox.users import reading_as
+
 File: TypeAlias = tuple[int, int]
 """Device and inode."""
 
@@ -22,17 +24,18 @@ _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(/.*) 
 """A line of ``/proc/PID/maps`` about a deleted file: its device, its inode and its path."""
 
 
-def exceeds(folder: str, first: int, most: int) -> bool:
+def exceeds(folder: str, first: int, user: int | None, most: int) -> bool:
     """True if a sandbox uses more than ``most`` bytes or `MOST_FILES` files, or hides what it uses.
 
-    ``first`` is the pid of its first process, which all others descend from.  A deleted file that is mapped but not
-    open counts as ``most`` bytes, as its size cannot be seen.
+    ``first`` is the pid of its first process, which all others descend from, and ``user`` its user if that is another
+    than the server's.  A deleted file that is mapped but not open counts as ``most`` bytes, as its size cannot be seen.
     """
     try:
         size, files = _in_folder(folder, most)
         held: dict[File, int] = {}
-        for pid in _descendants(first):
-            held |= _held(pid, folder, most)
+        with reading_as(user):
+            for pid in _descendants(first):
+                held |= _held(pid, folder, most)
     except OSError:  # a folder or process that may not be looked at
         return True
     return size + sum(held.values()) > most or files > MOST_FILES
@@ -60,38 +63,50 @@ def _descendants(first: int) -> Iterator[int]:
         pid = pending.pop()
         yield pid
         for task in _listed(f"/proc/{pid}/task"):
-            with suppress(*_GONE):
-                pending += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+            pending += map(int, _text(f"/proc/{pid}/task/{task}/children").split())
 
 
 def _held(pid: int, home: str, unseen: int) -> dict[File, int]:
-    """Return the bytes of each deleted file that a process holds."""
+    """Return the bytes of each deleted file that a process holds.
+
+    A thread may have descriptors of its own, and outlive the first one, in which the kernel then shows nothing.
+    """
     held: dict[File, int] = {}
+    maps = ""
     for task in _listed(f"/proc/{pid}/task"):
-        folder = f"/proc/{pid}/task/{task}/fd"  # a thread may have descriptors of its own
+        place = f"/proc/{pid}/task/{task}"
         try:
-            numbers = _listed(folder)
+            held |= _open_and_deleted(f"{place}/fd")
+            maps = maps or _text(f"{place}/maps")
         except PermissionError:
-            if _is_ending(pid, task):
-                continue
-            raise
-        for number in numbers:
-            with suppress(*_GONE):
-                found = Path(folder, number).stat()
-                if stat.S_ISREG(found.st_mode) and not found.st_nlink:
-                    held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
-    with suppress(*_GONE):
-        for major, minor, inode, path in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace")):
-            if path.startswith(home):  # not memory that processes share
-                held.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), unseen)
+            if not _is_ending(place):
+                raise
+    for major, minor, inode, path in _MAPPED.findall(maps):
+        if path.startswith(home):  # not memory that processes share
+            held.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), unseen)
     return held
 
 
-def _is_ending(pid: int, task: str) -> bool:
+def _open_and_deleted(folder: str) -> dict[File, int]:
+    held: dict[File, int] = {}
+    for number in _listed(folder):
+        with suppress(*_GONE):
+            found = Path(folder, number).stat()
+            if stat.S_ISREG(found.st_mode) and not found.st_nlink:
+                held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
+    return held
+
+
+def _is_ending(place: str) -> bool:
     """True for a zombie and the like: it has no memory left, and the kernel gives its descriptors to root."""
+    return not any(map(int, _text(f"{place}/statm").split()))
+
+
+def _text(path: str) -> str:
+    """Return the text of a file; empty if it is gone."""
     with suppress(*_GONE):
-        return not any(map(int, Path(f"/proc/{pid}/task/{task}/statm").read_text().split()))
-    return True
+        return Path(path).read_text(errors="replace")
+    return ""
 
 
 def _listed(folder: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.stages.services.sandbox.channel import Channel, Output
 from penstock.stages.services.sandbox.disk import MOST_FILES, exceeds
 from penstock.stages.services.sandbox.plan import HOME, OWN, Plan, environment
-from penstock.stages.services.sandbox.users import SandboxUser, reading_as
+from penstock.stages.services.sandbox.users import SandboxUser
 
 _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
@@ -168,8 +168,8 @@ class Process:
 
     def _folder_exceeds(self, folder: str) -> bool:
         started = time.thread_time()
-        with reading_as(self._user.id if self._user else None):
-            result = exceeds(folder, self._outer.pid, self._plan.limits.disk)
+        user = self._user.id if self._user else None
+        result = exceeds(folder, self._outer.pid, user, self._plan.limits.disk)
         self._look_cost = time.thread_time() - started
         return result
 

@@ -177,6 +177,32 @@ async def test_process_that_has_ended_but_is_not_reaped_holds_no_files(container
     assert "done" in outcome.result, outcome
 
 
+async def test_folder_without_rights_does_not_end_the_sandbox(container: ContainerSession) -> None:
+    outcome = await shell(container, "mkdir -m 000 closed; sleep 1; rmdir closed; echo done")
+    assert outcome.result == "done", outcome
+
+
+async def test_files_of_a_thread_that_outlives_the_first_one_count(container_sandbox: Sandbox) -> None:
+    limits = replace(container_sandbox.plan.limits, disk=4 << 20)
+    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    code = (
+        "import ctypes, os, threading, time\n"
+        "def hold():\n"
+        "    kept = []\n"
+        "    for _ in range(20):\n"
+        '        file = open("a", "wb"); os.unlink("a"); file.write(bytes(1 << 20)); file.flush(); kept.append(file)\n'
+        "    time.sleep(8)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=hold).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    try:
+        outcome = await shell(session, f"exec python3 -c '{code}'", 60)
+        assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
+    finally:
+        await session.close()
+
+
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
     limits = replace(container_sandbox.plan.limits, flood=2 << 20)
     session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
