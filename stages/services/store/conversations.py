@@ -19,9 +19,9 @@ from penstock.pipeline.errors import ConversationLocked, ConversationNotFound, I
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import NOW, Row, Statement, Value, placeholders, size_of
-from penstock.stages.services.store.lru_cache import LruCache
+from penstock.stages.services.store.database import KEPT_BYTES, NOW, Row, Statement, Value, placeholders, size_of
 from penstock.stages.services.store.statements import unlock
 from penstock.stages.services.store.stored import History, StoredConversation
 from penstock.stages.services.store.writer import StoreContext
@@ -131,7 +131,7 @@ class StoredConversations:
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
-        self._known: LruCache[_Known] = LruCache()
+        self._known: LruCache[_Known] = LruCache(KEPT_BYTES)
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""

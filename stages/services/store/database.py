@@ -19,6 +19,9 @@ NOW = "cast(extract(epoch from clock_timestamp()) as double precision)"
 SHARED = "for share"
 """Locks the selected rows against changes until the transaction is over."""
 
+KEPT_BYTES = 16 * 2**20
+"""Limit on the columns of all rows that one cache keeps decoded; they must not change while their ids are found."""
+
 _SIZED = (str, bytes)
 
 BATCH = 500

@@ -21,14 +21,23 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
+from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
 from penstock.stages.services.store.conversations import StoredConversations
-from penstock.stages.services.store.database import BATCH, Database, Row, Statement, Value, placeholders, size_of
+from penstock.stages.services.store.database import (
+    BATCH,
+    KEPT_BYTES,
+    Database,
+    Row,
+    Statement,
+    Value,
+    placeholders,
+    size_of,
+)
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
-from penstock.stages.services.store.lru_cache import LruCache
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
 from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.writer import Statements, StoreContext
@@ -76,7 +85,7 @@ class Store:
         self._writer = self._context.writer
         self.conversations = StoredConversations(self._context)
         self.servers = Servers(self._context)
-        self._known: LruCache[StoredResponse] = LruCache()
+        self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property
     def server_id(self) -> str:

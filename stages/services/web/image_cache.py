@@ -6,14 +6,16 @@ Fetched images are cached for five minutes, so the turns of a conversation do no
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
+from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
@@ -42,10 +44,8 @@ class ImageCache:
         self._allowed = allowed
         self._resolver = resolver
         self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """The time of the fetch and the data URL, by URL; most recently used last."""
-        self._size = 0
-        """The length of all cached data URLs, in characters."""
+        self._kept: LruCache[tuple[float, str]] = LruCache(_KEPT_CHARACTERS)
+        """The time of the fetch and the data URL, by URL."""
 
     async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
         """Return the images at ``urls`` as data URLs, fetching each URL once.
@@ -83,7 +83,7 @@ class ImageCache:
         except NoImage as error:
             message = f"The image at {shortened(url)} could not be fetched. {error}"
             raise InvalidRequest(message, param="input") from error
-        self._keep(url, image)
+        self._kept.put(url, (self._clock(), image), len(image))
         return image
 
     async def _fetch(self, url: str) -> str:
@@ -104,22 +104,8 @@ class ImageCache:
             await fetcher.close()
 
     def _cached(self, url: str) -> str | None:
-        if url not in self._kept:
-            return None
-        fetched_at, image = self._kept[url]
+        fetched_at, image = self._kept.get(url) or (-inf, None)
         if fetched_at + _KEPT_SECONDS < self._clock():
-            self._drop(url)
+            self._kept.drop(url)
             return None
-        self._kept.move_to_end(url)
         return image
-
-    def _keep(self, url: str, image: str) -> None:
-        if url in self._kept:
-            self._drop(url)
-        self._kept[url] = (self._clock(), image)
-        self._size += len(image)
-        while self._size > _KEPT_CHARACTERS:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, url: str) -> None:
-        self._size -= len(self._kept.pop(url)[1])

@@ -1,4 +1,4 @@
-"""LruCache: decoded rows in memory, bounded by the bytes of their columns."""
+"""LruCache: values in memory, bounded by their size together."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-BYTES = 16 * 2**20
-"""Limit on the encoded columns of all values in a cache."""
-
 
 class LruCache(Generic[T]):
-    """Values by id; the least recently used are dropped first.
+    """Values by name, of at most ``most`` bytes or characters together; the least recently used are dropped first."""
 
-    A value must not change in the database as long as the caller can find its id there.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
         self._size = 0
 
@@ -28,13 +23,13 @@ class LruCache(Generic[T]):
         return self._kept[name][0]
 
     def put(self, name: str, value: T, size: int) -> None:
-        """Keep a value whose columns have ``size`` bytes, unless it is too large."""
+        """Keep a value of this size, unless it is too large."""
         self.drop(name)
-        if size > BYTES:
+        if size > self._most:
             return
         self._kept[name] = value, size
         self._size += size
-        while self._size > BYTES:
+        while self._size > self._most:
             self.drop(next(iter(self._kept)))
 
     def clear(self) -> None:
