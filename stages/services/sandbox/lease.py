@@ -22,11 +22,11 @@ class Places:
     def __init__(self, most: int) -> None:
         self._free = most
         self._share = -(-most // 2)
-        self._held: Counter[str | None] = Counter()
-        self._waiting: list[tuple[str | None, asyncio.Future[None]]] = []
+        self._held: Counter[str] = Counter()
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
-    async def take(self, owner: str | None) -> None:
-        """Wait for a place.  Clients without a key are one owner, who may have all."""
+    async def take(self, owner: str) -> None:
+        """Wait for a place.  Clients without a key are one owner, the empty one, who may have all."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((owner, turn))
         self._grant()
@@ -39,7 +39,7 @@ class Places:
         finally:
             self._waiting = [waiting for waiting in self._waiting if waiting[1] is not turn]
 
-    def give_back(self, owner: str | None) -> None:
+    def give_back(self, owner: str) -> None:
         """Give a place back."""
         self._held[owner] -= 1
         self._free += 1
@@ -52,8 +52,8 @@ class Places:
             self._held[owner] += 1
             turn.set_result(None)
 
-    def _may_have_one(self, owner: str | None, turn: asyncio.Future[None]) -> bool:
-        return not turn.done() and (owner is None or self._held[owner] < self._share)
+    def _may_have_one(self, owner: str, turn: asyncio.Future[None]) -> bool:
+        return not turn.done() and (not owner or self._held[owner] < self._share)
 
 
 def places_here() -> Places:
@@ -79,7 +79,7 @@ class SandboxHost:
 class SandboxLease:
     """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
-    def __init__(self, plan: Plan, places: Places, owner: str | None) -> None:
+    def __init__(self, plan: Plan, places: Places, owner: str) -> None:
         self.plan = plan
         self._places = places
         self._owner = owner

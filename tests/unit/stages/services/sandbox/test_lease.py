@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from penstock.pipeline.frames import Origin
 from penstock.stages.services.sandbox.lease import Places
 
 
-async def taken(places: Places, owner: str | None) -> asyncio.Task[None]:
+async def taken(places: Places, owner: str) -> asyncio.Task[None]:
     task = asyncio.create_task(places.take(owner))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -27,10 +28,10 @@ async def test_one_key_gets_at_most_half_of_the_places() -> None:
 
 async def test_server_without_keys_gives_all_places_to_its_clients() -> None:
     places = Places(3)
-    assert [(await taken(places, None)).done() for _ in range(3)] == [True] * 3
-    last = await taken(places, None)
+    assert [(await taken(places, Origin().owner)).done() for _ in range(3)] == [True] * 3
+    last = await taken(places, Origin().owner)
     assert not last.done()
-    places.give_back(None)
+    places.give_back(Origin().owner)
     await last
 
 
