@@ -102,11 +102,11 @@ class Conversations:
     @operation(Operation(Items, query=PAGE, refusals=(*_LOOKING, ItemNotFound)))
     async def list_items(self, request: web.Request) -> web.Response:
         """List the items of a conversation, page by page."""
-        asked, conversation = PageRequest.read(request), await self._found(request)
+        wanted, conversation = PageRequest.read(request), await self._found(request)
         items = await self.store.conversations.page(
-            conversation.id, request[OWNER], asked.after, asked.limit + 1, newest_first=asked.order == "desc"
+            conversation.id, request[OWNER], wanted.after, wanted.limit + 1, newest_first=wanted.order == "desc"
         )
-        return as_json(page(items[: asked.limit], has_more=len(items) > asked.limit))
+        return as_json(page(items[: wanted.limit], has_more=len(items) > wanted.limit))
 
     @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:

@@ -184,16 +184,16 @@ def test_prompt_equals_that_of_openai_harmony(ours: ResolvedRequest, theirs: Seq
 async def test_instructions_may_stand_in_the_system_message(
     encoding: HarmonyEncoding, tools: list[FunctionTool]
 ) -> None:
-    """Where vLLM puts them with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS=1``."""
-    asked, later = message("user", "?"), message("developer", "Later.")
-    request = conversation(message("developer", "Two."), asked, later, instructions="One.", tools=tools)
+    """The place that vLLM gives them with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS=1``."""
+    question, later = message("user", "?"), message("developer", "Later.")
+    request = conversation(message("developer", "Two."), question, later, instructions="One.", tools=tools)
     render = RenderHarmony(encoding, system_instructions=True)
     theirs = reference_system(instructions="One.\n\nTwo.")
     declared = [developer(tools=tools)] if tools else []
     assert list(render._prompt(request).token_ids) == reference_ids(
         [theirs, *declared, read("user", "?"), developer("Later.")]
     )
-    bare = conversation(asked, instructions="")
+    bare = conversation(question, instructions="")
     assert render._prompt(bare) == RenderHarmony(encoding)._prompt(bare)
 
 

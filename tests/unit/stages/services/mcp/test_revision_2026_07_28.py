@@ -1,4 +1,4 @@
-"""What the revision 2026-07-28 of MCP adds: headers of arguments, results that ask for input, and types of results."""
+"""The additions of MCP's revision 2026-07-28: headers of arguments, results that ask for input, types of results."""
 
 from __future__ import annotations
 

@@ -30,10 +30,9 @@ def container_sandbox(mode: Mode) -> Sandbox:
     return asyncio.run(available("container", (mode,)))
 
 
-@pytest.fixture(scope="session")
-def small_sandbox(python_sandbox: Sandbox) -> Sandbox:
-    limits = replace(python_sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
-    return Sandbox(replace(python_sandbox.plan, limits=limits))
+def small_one(sandbox: Sandbox) -> Sandbox:
+    limits = replace(sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
+    return Sandbox(replace(sandbox.plan, limits=limits))
 
 
 @pytest.fixture
@@ -46,8 +45,15 @@ async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
 
 
 @pytest.fixture
-async def small(small_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
-    session = PythonHost(small_sandbox).session(NO_CONVERSATION)
+async def small(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    session = PythonHost(small_one(python_sandbox)).session(NO_CONVERSATION)
+    yield session
+    await session.close()
+
+
+@pytest.fixture
+async def small_container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
+    session = ContainerHost(small_one(container_sandbox)).session(NO_CONVERSATION)
     yield session
     await session.close()
 

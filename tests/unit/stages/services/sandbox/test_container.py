@@ -161,15 +161,10 @@ async def test_metadata_of_others_cannot_be_changed(container_sandbox: Sandbox, 
             await other.close()
 
 
-async def test_deleted_files_of_all_commands_count(container_sandbox: Sandbox) -> None:
-    limits = replace(container_sandbox.plan.limits, disk=4 << 20)
-    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+async def test_deleted_files_of_all_commands_count(small_container: ContainerSession) -> None:
     hold = "exec 5>f$i; rm f$i; head -c 1000000 /dev/zero >&5; sleep 8"
-    try:
-        outcome = await shell(session, f"for i in $(seq 20); do (sleep 0.0$i; {hold}) & done; wait", 60)
-        assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
-    finally:
-        await session.close()
+    outcome = await shell(small_container, f"for i in $(seq 20); do (sleep 0.0$i; {hold}) & done; wait", 60)
+    assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
 
 
 async def test_process_that_has_ended_but_is_not_reaped_holds_no_files(container: ContainerSession) -> None:
@@ -182,9 +177,7 @@ async def test_folder_without_rights_does_not_end_the_sandbox(container: Contain
     assert outcome.result == "done", outcome
 
 
-async def test_files_of_a_thread_that_outlives_the_first_one_count(container_sandbox: Sandbox) -> None:
-    limits = replace(container_sandbox.plan.limits, disk=4 << 20)
-    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+async def test_files_of_a_thread_that_outlives_the_first_one_count(small_container: ContainerSession) -> None:
     code = (
         "import ctypes, os, threading, time\n"
         "def hold():\n"
@@ -196,11 +189,8 @@ async def test_files_of_a_thread_that_outlives_the_first_one_count(container_san
         "threading.Thread(target=hold).start()\n"
         "ctypes.CDLL(None).pthread_exit(None)"
     )
-    try:
-        outcome = await shell(session, f"exec python3 -c '{code}'", 60)
-        assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
-    finally:
-        await session.close()
+    outcome = await shell(small_container, f"exec python3 -c '{code}'", 60)
+    assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
 
 
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
