@@ -27,7 +27,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart, StageError
-from penstock.pipeline.logs import log_to_stderr
+from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -230,7 +230,8 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         tune_gc()
         print(greeting(settings, models[0]), flush=True)
         await _signal_to_stop()
-        logger.info("Stopping: running responses get %g s", settings.drain_timeout)
+        if running_now := scheduler.in_flight.count:
+            logger.info("Stopping: %s get %g s", counted(running_now, "running response"), settings.drain_timeout)
         await scheduler.drain(settings.drain_timeout)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.api.http.access_log import RESPONSE, take_request_id
+from penstock.api.http.access_log import MODEL, RESPONSE, name_model, take_request_id
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json
@@ -204,7 +204,12 @@ class Responses:
         return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)
 
     async def _read(self, request: web.Request, body: bytes) -> CreateResponse:
-        create_request = await read_request(body)
+        try:
+            create_request = await read_request(body)
+        except errors.InvalidRequest:
+            name_model(request, body)
+            raise
+        request[MODEL] = create_request.model or self.scheduler.engine.models[0]
         request_id = take_request_id(request, create_request.request_id)
         is_recorded = self.recorded_if.is_met_by(request.headers)
         envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded, request_id)

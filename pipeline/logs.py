@@ -1,4 +1,4 @@
-"""The log: its destination, and the response ids in its lines."""
+"""The log: its destination, the response ids in its lines, and numbers in words."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which has a regular plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least one: ``30 d``, ``1.5 h``, ``20 s``."""
+    size, unit = next((each for each in _UNITS if seconds >= each[0]), (1, "s"))
+    return f"{seconds / size:.3g} {unit}"
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
@@ -119,7 +120,7 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
     harmony = harmony_stages(encoding)
     return ModelStages(
         "harmony",
-        f"is answered from {len(recordings.all)} recordings",
+        f"is answered from {counted(len(recordings.all), 'recording')}",
         ModelTraits(sees_images=True, has_template=recordings.has_templates),
         lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
         harmony.parse,

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.bodies import ErrorBody, Problem
+from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors
 from penstock.pipeline.protocol.params.json_body import shortened
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 """Set on a request just before the headers of its stream go out."""
+
+PROBLEM: web.ResponseKey[Problem] = web.ResponseKey("problem", Problem)
+"""The error in the body of an answer."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,7 +60,8 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
             # Codex tries other answers again, seven times.
             return as_error(426, "This server has no WebSocket transport. Send the request as a POST over HTTP.")
         case web.HTTPException():
-            answer = as_error(error.status, error.reason)
+            message, code = explained(error, request)
+            answer = as_error(error.status, message, code=code)
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
@@ -100,4 +105,7 @@ def as_error(
 ) -> web.Response:
     """Return an answer with the error body of the API."""
     message = message.encode(errors="replace").decode()  # it may quote bytes of a header that are not UTF-8
-    return as_json(ErrorBody(Problem(message, kind, param, code)), status)
+    problem = Problem(message, kind, param, code)
+    answer = as_json(ErrorBody(problem), status)
+    answer[PROBLEM] = problem
+    return answer

@@ -7,6 +7,7 @@ import gc
 import logging
 
 from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.logs import counted, duration
 from penstock.stages.services.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,12 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
         except StoreFailed:
             logger.exception("Expired responses could not be deleted")
         else:
-            days = stats.oldest_age / 86400
-            logger.info("Stored: %d responses, %.1f MB, %.1f days", stats.responses, stats.bytes / 1e6, days)
+            logger.info(
+                "Stored: %s, %.1f MB, the oldest for %s; kept for %s, their streams for %s",
+                counted(stats.responses, "response"),
+                stats.bytes / 1e6,
+                *map(duration, (stats.oldest_age, keep_responses, keep_streams)),
+            )
         await asyncio.sleep(period)
 
 

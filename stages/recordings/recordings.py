@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.pipeline.errors import NotRecorded
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest
+from penstock.pipeline.logs import counted
 from penstock.pipeline.recordings.format import (
     FILES,
     SOURCES,
@@ -118,8 +119,9 @@ class Recordings:
     def _problem(self, request: ComparableRequest) -> str:
         first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(request, recorded.request))
         also = f" Then come {' and '.join(repr(other.name) for other in others)}." if others else ""
+        number = counted(len(self.all), "recording")
         return (
-            f"None of {len(self.all)} recordings answers this request. The closest is {first.name!r}: "
+            f"No recording answers this request. Of {number}, the closest is {first.name!r}: "
             f"{request.difference(first.request)}.{also} "
             "A request whose model is the name of a recording gets that one in any case."
         )

@@ -15,7 +15,7 @@ from penstock.pipeline.logs import name_response
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import Json, wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 
@@ -40,7 +40,7 @@ async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest
     assert second not in ("-", first)
     outcome = r"POST /v1/responses: 200, completed, [0-9]+ tokens in, [0-9]+ out in [0-9.]+ s"
     for line in (one, two):
-        assert re.fullmatch(outcome + r" \(127\.0\.0\.1, req_[0-9a-f]{32}\)", line)
+        assert re.fullmatch(outcome + r" \(127\.0\.0\.1, model tiny, req_[0-9a-f]{32}\)", line)
     assert "secret" not in log.text
     assert "greeting" not in log.text
 
@@ -143,7 +143,35 @@ async def test_prompt_is_logged_with_its_response(
 async def test_long_path_is_cut_in_the_log(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     await served.get(f"/v1/responses/{'x' * 2000}")
     ((_, line),) = lines(log, "penstock.api.http.access_log")
-    assert len(line) < 300
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "reason"),
+    [
+        (
+            {"input": "A secret", "temperature": 9, "model": "tiny"},
+            "tiny",
+            r".*temperature.* \(param temperature, code .*\)",
+        ),
+        (
+            {"input": "A secret", "model": "a\n2026 ERROR\x1b[2J"},
+            r"a\\n2026 ERROR\\x1b\[2J",
+            r".*\(param model, code .*\)",
+        ),
+        (b"{", None, ".*"),
+        ({"input": "A secret", "metadata": {"k" * 2000: "v"}}, None, ".{10,450}"),
+    ],
+)
+async def test_refusal_is_logged_with_its_reason_and_model(
+    served: ScriptedServer, log: pytest.LogCaptureFixture, body: Json | bytes, model: str | None, reason: str
+) -> None:
+    """An operator cannot see the answer, and the client that got it may be a program of another team."""
+    status, _ = await served.post(body)
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    named = f"model {model}, " if model else ""
+    assert re.fullmatch(rf"POST /v1/responses: {status} in [0-9.]+ s \(127\.0\.0\.1, {named}req_\w+\): {reason}", line)
+    assert "secret" not in line
 
 
 async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:

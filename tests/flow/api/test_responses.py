@@ -44,11 +44,37 @@ async def test_bad_input_is_refused(
     assert served.engine.running == 0
 
 
-async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
-    for path, status in (("/v2/nothing", 404), ("/v1/responses", 405), ("/v1/responses/resp_0", 404)):
-        answered, answer = await served.get(path)
-        assert answered == status
-        assert answer["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("POST", "/v1/chat/completions", "Its 'input' takes the 'messages'"),
+        ("POST", "/v1/completions", "Its 'input' takes the 'prompt'"),
+        ("POST", "/v1/embeddings", "Run `vllm serve` beside it"),
+        ("POST", "/responses", "The routes are under /v1."),
+        ("GET", "/models/tiny/", "The routes are under /v1."),
+        ("GET", "/metrics", "no metrics"),
+        ("GET", "/docs", "/openapi.json"),
+        ("GET", "/version", "/openapi.json"),
+        ("POST", "/v2/anything", "POST /v1/responses"),
+    ],
+)
+async def test_unknown_url_is_answered_with_the_api_of_this_server(
+    served: ScriptedServer, method: str, path: str, advice: str
+) -> None:
+    status, answer = await served.ask(method, path)
+    assert (status, answer["error"]["type"], answer["error"]["code"]) == (404, "invalid_request_error", "unknown_url")
+    assert answer["error"]["message"].startswith(f"Unknown request URL: {method} {path}. ")
+    assert advice in answer["error"]["message"]
+
+
+async def test_wrong_method_is_answered_with_the_right_one(served: ScriptedServer) -> None:
+    async with served.client.get(f"{served.url}/v1/responses") as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        error = (await answer.json())["error"]
+    assert (error["message"], error["code"]) == (
+        "Not allowed: GET /v1/responses. This URL takes POST.",
+        "method_not_supported",
+    )
 
 
 REFUSALS = [
