@@ -1,4 +1,7 @@
-"""The composition root: settings -> engine, store and tools -> pipeline -> HTTP server, and ``penstock serve``."""
+"""The composition root: settings -> engine, store and tools -> pipeline -> HTTP server, and ``penstock serve``.
+
+`application` and `pipeline` give other programs the same parts: see ``api/EMBEDDING.md``.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
+from uuid import uuid4
 
 import uvloop
+from aiohttp import web
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
@@ -190,49 +195,106 @@ def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     return recorder(settings, settings.record, source, running.model.encoding)
 
 
-async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    keys = load_keys(settings.api_key_file, settings.api_keys)
-    load(settings.with_)  # a plug-in that cannot be loaded ends the command before the model is loaded
+@asynccontextmanager
+async def open_scheduler(
+    settings: Settings, keys: Keys, start_engine: EngineStarter = start
+) -> AsyncGenerator[Scheduler, None]:
+    """Run everything but HTTP for the length of a block: the store, the engine, the tools and the pipeline."""
+    load(settings.with_)  # a plug-in that cannot be loaded ends the start before the model is loaded
     async with AsyncExitStack() as closing:
-        bound = closing.enter_context(bind(settings.host, settings.port))
         if settings.record:
             make_folder(settings.record)
         store = Store(database(settings.store), settings.stale, keeps=settings.store != NO_STORE)
         closing.push_async_callback(store.close)
         await store.open()
-        running = await closing.enter_async_context(start_engine(settings))
-        runs, models = RunRegistry(store), running.engine.models
-        tools = running.toolbox or await toolbox(settings, keys)
+        backend = await closing.enter_async_context(start_engine(settings))
+        runs = RunRegistry(store)
+        tools = backend.toolbox or await toolbox(settings, keys)
         closing.push_async_callback(tools.close)
-        if recording := recording_of(settings, running):
+        if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
-        scheduler = Scheduler(
-            assembled(settings, running, runs, tools, recording),
-            running.engine,
+        yield Scheduler(
+            assembled(settings, backend, runs, tools, recording),
+            backend.engine,
             runs,
             store,
             limit=settings.max_background,
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
         )
-        url = settings.reached_at(bound.getsockname()[1])
-        membership = Membership(
-            store.servers, url, scheduler.recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
-        )
-        bound.listen()  # the address is ours alone before the membership announces it
-        await closing.enter_async_context(membership)
-        origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
-        api = Api(scheduler, models, settings.keep_alive, keys, recorded_if=settings.recorded_if, origins=origins)
-        await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
+
+
+@asynccontextmanager
+async def join_servers(settings: Settings, keys: Keys, scheduler: Scheduler, url: str) -> AsyncGenerator[Api, None]:
+    """Join the servers of the store for the length of a block; they reach this one at ``url``."""
+    recovery, store = scheduler.recovery, scheduler.store
+    origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
+    async with Membership(
+        store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
+    ):
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
-        closing.callback(sweeping.cancel)
+        try:
+            models = scheduler.engine.models
+            yield Api(scheduler, models, settings.keep_alive, keys, recorded_if=settings.recorded_if, origins=origins)
+        finally:
+            sweeping.cancel()
+
+
+@asynccontextmanager
+async def pipeline(
+    settings: Settings, start_engine: EngineStarter = start
+) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
+    """Run the pipeline of these settings without HTTP, for the length of a block."""
+    keys = _keys(settings)
+    async with (
+        open_scheduler(settings, keys, start_engine) as scheduler,
+        join_servers(settings, keys, scheduler, _unreachable()),
+    ):
+        yield scheduler.pipeline
+
+
+async def application(settings: Settings, start_engine: EngineStarter = start) -> web.Application:
+    """Start everything, and return the aiohttp application, to serve by itself or to mount under a prefix.
+
+    Running responses get ``drain_timeout`` when the application shuts down, and its cleanup ends the engine.
+    """
+    keys = _keys(settings)
+    async with AsyncExitStack() as started:
+        scheduler = await started.enter_async_context(open_scheduler(settings, keys, start_engine))
+        url = settings.peer_url or _unreachable()
+        api = await started.enter_async_context(join_servers(settings, keys, scheduler, url))
+        closing = started.pop_all()
+    app = api.app(settings.max_body_bytes)
+    app.on_shutdown.append(lambda _: scheduler.drain(settings.drain_timeout))
+    app.on_cleanup.append(lambda _: closing.aclose())
+    return app
+
+
+async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    keys = _keys(settings)
+    async with AsyncExitStack() as closing:
+        bound = closing.enter_context(bind(settings.host, settings.port))
+        scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
+        bound.listen()  # the address is ours alone before the other servers of the store learn it
+        url = settings.reached_at(bound.getsockname()[1])
+        api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
+        await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         tune_gc()
-        print(greeting(settings, models[0]), flush=True)
+        print(greeting(settings, api.models[0]), flush=True)
         await _signal_to_stop()
         if running_now := scheduler.in_flight.count:
             logger.info("Stopping: %s get %g s", counted(running_now, "running response"), settings.drain_timeout)
         await scheduler.drain(settings.drain_timeout)
+
+
+def _keys(settings: Settings) -> Keys:
+    return load_keys(settings.api_key_file, settings.api_keys)
+
+
+def _unreachable() -> str:
+    """Return a name for a server that has no URL of its own; a name in use would declare its server dead."""
+    return f"process:{uuid4()}"
 
 
 async def _signal_to_stop() -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from penstock.api.conversations import Conversations
 from penstock.api.http.access_log import add_request_id, log_requests
@@ -16,6 +17,7 @@ from penstock.api.http.bodies import Health, Model, Models, OpenApi
 from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
 from penstock.api.http.openapi import Operation, describe, operation
 from penstock.api.http.origins import Origins
+from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
 from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
@@ -62,7 +64,7 @@ class Api:
     @cached_property
     def routes(self) -> list[web.RouteDef]:
         """All routes, those of the two APIs once under each base URL."""
-        routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
+        routes = [web.get("/health", self.health), web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME)]
         for base, outgoing in DIALECTS.items():
             routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
             routes += Conversations(self.scheduler.store).routes(base)
@@ -98,7 +100,8 @@ class Api:
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:
         """Return the OpenAPI description of this server."""
-        return as_json(await asyncio.to_thread(lambda: self.description))
+        description = await asyncio.to_thread(lambda: self.description)
+        return as_json(replace(description, servers=({"url": prefix_of(request) or "/"},)))
 
     @cached_property
     def description(self) -> OpenApi:

@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 from yarl import URL
 
+from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.stages.services.store.heartbeats import STALE, Servers
@@ -142,9 +143,10 @@ class Peers:
             # No limit, as streams are many and long; no cookies, as they would mix the requests of different clients.
             self._session = ClientSession(connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar())
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+        path = str(url).removeprefix(prefix_of(request))  # the URL of the other server has its own prefix
         return self._session.request(
             request.method,
-            URL(server.url.rstrip("/") + str(url), encoded=True),
+            URL(server.url.rstrip("/") + path, encoded=True),
             headers=headers | {FORWARDED: "1"},
             timeout=timeout,
             allow_redirects=False,

@@ -226,7 +226,7 @@ class Settings(BaseSettings):
         False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
     )
     print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
-    engine_arguments: CliUnknownArgs
+    engine_arguments: CliUnknownArgs = []
 
     @field_validator("engine_arguments")
     @classmethod

@@ -56,7 +56,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
             reason = _reason(problem)
         return answer
     finally:
-        level = logging.DEBUG if request.path == "/health" else logging.INFO
+        level = logging.DEBUG if request.path.endswith("/health") else logging.INFO
         seconds = time.monotonic() - started
         path = request.rel_url.raw_path[:LONGEST_PATH]  # still escaped: a line break would fake a second line
         response = request.get(RESPONSE)

@@ -15,21 +15,31 @@ from pathlib import Path
 from aiohttp import web
 
 from penstock.api.http.errors import Handler
+from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.errors import CannotStart, Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.normalize.tool_types import named
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
-"""The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed."""
+"""The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed.
+
+Only the owner of a response finds it.  An application around this one may set any other text.
+"""
 
 OPEN = frozenset({"/health", "/openapi.json"})
 """The paths that need no key."""
+
 
 LEAST_LENGTH = 16
 """The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
 
 
 _TOOLS = " tools="
+
+
+def is_open(request: web.Request) -> bool:
+    """True if a request needs no key."""
+    return request.rel_url.raw_path.removeprefix(prefix_of(request)) in OPEN
 
 
 class UnusableKeys(CannotStart):
@@ -51,8 +61,12 @@ class Keys:
 
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing or unknown."""
-        request[OWNER] = "" if request.path in OPEN else self.owner(request.headers.get("Authorization", ""))
+        """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing or unknown.
+
+        A middleware of an application around this one may have set it already.
+        """
+        if OWNER not in request:
+            request[OWNER] = "" if is_open(request) else self.owner(request.headers.get("Authorization", ""))
         return await handler(request)
 
     def owner(self, authorization: str) -> str:

@@ -94,5 +94,6 @@ class OpenApi(msgspec.Struct, frozen=True):
 
     openapi: str
     info: dict[str, str]
+    servers: tuple[dict[str, str], ...]
     paths: dict[str, Any]
     components: dict[str, Any]

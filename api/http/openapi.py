@@ -75,7 +75,7 @@ def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type
         paths.setdefault(path, {})[route.method.lower()] = operation_object
     info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
     keys = {"key": {"type": "http", "scheme": "bearer"}}
-    return OpenApi("3.1.0", info, paths, {"schemas": schemas.components, "securitySchemes": keys})
+    return OpenApi("3.1.0", info, ({"url": "/"},), paths, {"schemas": schemas.components, "securitySchemes": keys})
 
 
 class _Schemas:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
-from penstock.api.http.auth import OPEN
+from penstock.api.http.auth import is_open
 from penstock.api.http.errors import Handler
 from penstock.pipeline.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -71,7 +71,7 @@ class Origins:
 
     def _check_host(self, request: web.Request) -> None:
         host = _host_name(_host(request))
-        if request.path in OPEN or host in self._hosts or _is_address_or_loopback(host):
+        if is_open(request) or host in self._hosts or _is_address_or_loopback(host):
             return
         if not host:
             raise ForeignHost("Send the name of this server in the header Host.")

@@ -1,0 +1,170 @@
+"""The server inside another program: its application under a prefix, and its pipeline without HTTP."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import ClientSession, web
+
+from penstock.api.http.auth import OWNER
+from penstock.api.http.connections import bind, serving
+from penstock.api.settings import Settings
+from penstock.pipeline.core import source_of
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.protocol.events import ResponseCompleted, ResponseCreated
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import EngineStarter, RunningEngine, application, pipeline, start
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import harmony_stages
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.paths import FIXTURES, ROOT
+from tests.support.server import script
+
+RECORDINGS = f"replay:{FIXTURES / 'harmony'}"
+USERS = {"alice-token": "alice", "bob-token": "bob"}
+
+
+@web.middleware
+async def by_token(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    user = USERS.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+    if user is None:
+        raise web.HTTPForbidden
+    request[OWNER] = user
+    return await handler(request)
+
+
+@asynccontextmanager
+async def site(settings: Settings, start_engine: EngineStarter = start) -> AsyncGenerator[str, None]:
+    """Serve an application that mounts penstock under /llm, after its own authentication; yield its URL."""
+    parent = web.Application(middlewares=[by_token])
+    parent.add_subapp("/llm", await application(settings, start_engine))
+    runner = web.AppRunner(parent, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def settings(tmp_path: Path, **others: Any) -> Settings:
+    return Settings(engine=[RECORDINGS], store=str(tmp_path / "store.sqlite3"), **others)
+
+
+async def test_a_mounted_application_serves_under_its_prefix_and_only_to_users_of_the_site(tmp_path: Path) -> None:
+    async with site(settings(tmp_path)) as url:
+        alice = openai.AsyncOpenAI(base_url=f"{url}/llm/v1", api_key="alice-token", max_retries=0)
+        bob = openai.AsyncOpenAI(base_url=f"{url}/llm/v1", api_key="bob-token", max_retries=0)
+        stranger = openai.AsyncOpenAI(base_url=f"{url}/llm/v1", api_key="none", max_retries=0)
+        async with alice, bob, stranger:
+            created = await alice.responses.create(model="greeting", input="Hi")
+            assert (await alice.responses.retrieve(created.id)).status == "completed"
+            with pytest.raises(openai.NotFoundError):
+                await bob.responses.retrieve(created.id)
+            with pytest.raises(openai.PermissionDeniedError):
+                await stranger.models.list()
+
+
+async def test_the_description_of_a_mounted_application_names_its_prefix(tmp_path: Path) -> None:
+    headers = {"Authorization": "Bearer alice-token"}
+    async with site(settings(tmp_path)) as url, ClientSession(headers=headers) as client:
+        async with client.get(f"{url}/llm/openapi.json") as answer:
+            assert (await answer.json())["servers"] == [{"url": "/llm"}]
+        async with client.get(f"{url}/llm/health") as answer:
+            assert answer.status == 200
+
+
+async def test_a_mounted_application_with_keys_of_its_own_still_answers_probes(tmp_path: Path) -> None:
+    keyed = settings(tmp_path, api_keys=("a-key-of-its-own-1234",))
+    parent = web.Application()
+    parent.add_subapp("/llm", await application(keyed))
+    runner = web.AppRunner(parent)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/llm"
+        async with ClientSession() as client:
+            statuses = []
+            for path in ("/health", "/openapi.json", "/v1/models"):
+                async with client.get(url + path) as answer:
+                    statuses.append(answer.status)
+        assert statuses == [200, 200, 401]
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_pipeline_of_settings_turns_a_request_into_events(tmp_path: Path) -> None:
+    request = CreateResponse(model="greeting", input="Hi")
+    async with pipeline(settings(tmp_path)) as responses, responses.open(source_of([request])) as events:
+        types = [type(event) async for event in events]
+    assert (types[0], types[-1]) == (ResponseCreated, ResponseCompleted)
+
+
+async def test_programs_with_one_store_leave_each_others_responses_alone(tmp_path: Path) -> None:
+    both = settings(tmp_path, replay_speed=1.0)
+    request = CreateResponse(model="greeting", input="Hi")
+    async with pipeline(both) as responses, responses.open(source_of([request])) as events:
+        await anext(events)
+        async with pipeline(both) as others, others.open(source_of([request])) as more:
+            assert [type(event) async for event in more][-1] is ResponseCompleted
+        assert [type(event) async for event in events][-1] is ResponseCompleted
+
+
+@asynccontextmanager
+async def endless(_: Settings) -> AsyncGenerator[RunningEngine, None]:
+    yield RunningEngine(ScriptedEngine(script(endless=True, latency=0.01)), harmony_stages(load_encoding()))
+
+
+async def test_an_application_that_shuts_down_ends_its_streams(tmp_path: Path) -> None:
+    at_once = settings(tmp_path, drain_timeout=0.0)
+    body = {"model": "tiny", "input": "Hi", "stream": True}
+    async with ClientSession(headers={"Authorization": "Bearer bob-token"}) as client:
+        async with site(at_once, endless) as url:
+            answer = await client.post(f"{url}/llm/v1/responses", json=body)
+            assert b"response.created" in await answer.content.readline()
+        rest = await answer.text()
+    assert rest.count("event: response.failed") == 1
+
+
+@asynccontextmanager
+async def broken(_: Settings) -> AsyncGenerator[RunningEngine, None]:
+    raise CannotStart("no GPU")
+    yield
+
+
+async def test_an_application_whose_engine_does_not_start_closes_what_is_open(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart):
+        await application(settings(tmp_path), broken)
+    assert {thread.name.partition("_")[0] for thread in threading.enumerate()} <= {"MainThread", "asyncio"}
+
+
+CODE = re.findall(r"```python\n(.*?)```", (ROOT / "api" / "EMBEDDING.md").read_text(), re.DOTALL)
+
+
+async def test_the_site_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STORE", str(tmp_path / "store.sqlite3"))
+    monkeypatch.chdir(ROOT)
+    guide = runpy.run_path(str(written(tmp_path, CODE[0])))
+    async with serving(await guide["site"](), bind("127.0.0.1", 0)):
+        pass
+
+
+def written(folder: Path, code: str) -> Path:
+    (folder / "guide.py").write_text(code)
+    return folder / "guide.py"
+
+
+def test_the_pipeline_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(written(tmp_path, CODE[1])))
+    assert capsys.readouterr().out == "Hello! How can I help you today?"
