@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.recordings.comparison import Difference, Line, first_difference, is_chunked_alike
+from penstock.pipeline.recordings.comparison import Difference, Line, Place, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
 
 Lines: TypeAlias = Mapping[str, list[Line]]
@@ -22,16 +24,19 @@ Lines: TypeAlias = Mapping[str, list[Line]]
 WIDTH = 200
 """Characters of a line that are shown around a difference."""
 
+_MARK = "\uffff"
+"""Put in the place of a value to find it in the JSON of its frame; no text has this character."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Print the first difference between two recordings.  Exit with status 1 if there is one."""
-    chosen = _parser().parse_args(arguments)
+    chosen = _parser().parse_intermixed_args(arguments)
     one, other = recorded_lines(chosen.one), _other(chosen)
     stages = _common(one, other)
     for stage in stages:
         if difference := first_difference(one[stage], other[stage], exact=chosen.exact):
-            print(f"{FILES[stage][0]}:{difference.line}: {difference.problem}")
-            for shown in _context(one[stage], other[stage], difference, chosen.context):
+            print(f"{FILES[stage][0]}:{difference.here.line}: {difference.problem}")
+            for shown in context(one[stage], other[stage], difference, chosen.context):
                 print(shown)
             sys.exit(1)
     if others := [FILES[stage][0] for stage in stages if not is_chunked_alike(one[stage], other[stage])]:
@@ -94,14 +99,44 @@ def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: boo
     return [Line(frame, number) for number, frame in enumerate([*frames, end], start=2)]
 
 
-def _context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:
+def context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:
+    """Yield ``size`` lines around a difference, with a mark below each place that differs."""
     if not size:
         return
-    for mark, lines, start, stop in (
-        (" ", one, difference.line - size, difference.line),
-        ("-", one, difference.line, difference.line + size),
-        ("+", other, difference.other_line, difference.other_line + size),
+    here, there = difference.here, difference.there
+    for mark, lines, start, place in (
+        (" ", one, here.line - size, here),
+        ("-", one, here.line, here),
+        ("+", other, there.line, there),
     ):
         for each in lines:
-            if start <= each.number < stop:
-                yield f"{mark} {each.number:4d}  {shortened(line(each.frame).decode().rstrip(), WIDTH)}"
+            if not start <= each.number < start + size:
+                continue
+            head, text = f"{mark} {each.number:4d}  ", line(each.frame).decode().rstrip()
+            if each.number == place.line:
+                text, column = _around(text, _column(text, place))
+                yield head + text
+                yield " " * (len(head) + column) + "^"
+            else:
+                yield head + shortened(text, WIDTH)
+
+
+def _column(text: str, place: Place) -> int:
+    """Return the position of a place in the JSON of its frame; that of the next larger value if it is absent there."""
+    frame = owner = value = msgspec.json.decode(text)
+    key: str | int = "type"
+    for step in place.path:
+        try:
+            owner, key, value = value, step, value[step]
+        except (LookupError, TypeError):
+            break
+    owner[key] = _MARK
+    before = msgspec.json.encode(frame).decode().index(f'"{_MARK}"')
+    return before + (len(msgspec.json.encode(value[: place.offset]).decode()) - 1 if isinstance(value, str) else 0)
+
+
+def _around(text: str, column: int) -> tuple[str, int]:
+    """Return the part of a line around a column, and the place of the column in that part."""
+    start = max(0, min(column - WIDTH // 2, len(text) - WIDTH))
+    before = "…" if start else ""
+    return f"{before}{shortened(text[start:], WIDTH)}", column - start + len(before)

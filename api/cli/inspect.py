@@ -15,6 +15,7 @@ from penstock.api.cli.page.page import page_of
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import load
+from penstock.pipeline.recordings.response_folder import private_files
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -25,12 +26,13 @@ def main(arguments: Sequence[str]) -> None:
         "page", type=Path, nargs="?", help="the file to write (NAME.html; with --open, a temporary one)"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     name = chosen.recording.resolve().name
     timeline = asyncio.run(replayed_or_recorded(chosen.recording, load(chosen.plugins)))
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:
-        page.write_text(page_of(layout_of(timeline, name)), "utf-8")
+        with private_files():
+            page.write_text(page_of(layout_of(timeline, name)), "utf-8")
     except OSError as error:
         raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
     print(page)

@@ -26,7 +26,7 @@ Shown = TypeVar("Shown")
 def main(arguments: Sequence[str]) -> None:
     """Replay recordings and show the result.  Exit with status 1 if a stage raised an error."""
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     bugs = _Bugs()
     logging.getLogger("penstock.stages").addHandler(bugs)  # other messages only repeat the output
     try:

@@ -39,6 +39,7 @@ from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
+from penstock.pipeline.recordings.response_folder import private_files
 from penstock.pipeline.trace import traced
 
 CANNOT_SAY = (125, 126, 127)
@@ -82,7 +83,8 @@ def main(arguments: Sequence[str]) -> None:
         subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
     ended = smallest(trial, model)
-    write(trial, case, out, chosen.recording)
+    with private_files():
+        write(trial, case, out, chosen.recording)
     print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
     if ended == STOPPED:
         sys.exit(128 + signal.SIGINT)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,8 @@ PASSING = frozenset(
 )
 """Fields that differ between two correct runs of one request."""
 
+Path: TypeAlias = tuple[str | int, ...]
+
 SHOWN = 60
 """Characters of each value that are shown."""
 
@@ -46,20 +48,31 @@ class Comparable:
     """The unit of comparison: a frame, a token, or consecutive deltas of one text.
 
     ``value`` has the fields of the frame.  ``pieces`` has a pair for each delta: its offset in the text, and its line.
+    ``within`` leads to a token in its frame.
     """
 
     name: str
     value: dict[str, Any]
     line: int
     pieces: list[tuple[int, int]] = field(default_factory=list)
+    within: Path = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line, the keys and indexes that lead to a value in its frame, and an offset in that value if it is a text."""
+
+    line: int
+    path: Path = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference: a line in each recording, and a description of the place and the two values."""
+    """The first difference: its place in each recording, and a description with both values."""
 
-    line: int
-    other_line: int
+    here: Place
+    there: Place
     problem: str
 
 
@@ -69,7 +82,8 @@ def first_difference(one: Sequence[Line], other: Sequence[Line], *, exact: bool)
     mine, others = (list(_units(lines, exact=exact, joined=joined)) for lines in (one, other))
     for left, right in zip(mine, others, strict=False):  # both end with an `End`
         if left.name != right.name:
-            return Difference(left.line, right.line, f"{left.name} != {right.name}")
+            here, there = (Place(each.line, ("type",)) for each in (left, right))
+            return Difference(here, there, f"{left.name} != {right.name}")
         if left.value != right.value:
             return _difference_of(left, right)
     return None
@@ -156,8 +170,9 @@ def _rest(unit: Comparable, key: str) -> dict[str, Any]:
 
 def _tokens(chunk: Comparable) -> Iterator[Comparable]:
     logprobs = chunk.value.get("logprobs", ())
-    for token, logprob in zip_longest(chunk.value["token_ids"], logprobs):
-        yield Comparable("token", {"id": token} | ({} if logprob is None else {"logprob": logprob}), chunk.line)
+    for at, (token, logprob) in enumerate(zip_longest(chunk.value["token_ids"], logprobs)):
+        value = {"id": token} | ({} if logprob is None else {"logprob": logprob})
+        yield Comparable("token", value, chunk.line, within=("token_ids", at))
 
 
 def _name(frame: Any) -> str:
@@ -187,25 +202,26 @@ def _without_passing(value: Any, ids: dict[str, str]) -> Any:
 
 def _difference_of(left: Comparable, right: Comparable) -> Difference:
     path, mine, other = _first_difference(left.value, right.value)
-    lines = left.line, right.line
-    if left.pieces and right.pieces and isinstance(mine, str) and isinstance(other, str):
-        at = common_prefix(mine, other)
-        lines = _line_at(left, at), _line_at(right, at)
-    return Difference(*lines, f"{left.name} {path} {_short(mine, other)} != {_short(other, mine)}")
+    at = common_prefix(mine, other) if isinstance(mine, str) and isinstance(other, str) else 0
+    named = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    problem = f"{left.name} {named} {_short(mine, other)} != {_short(other, mine)}"
+    return Difference(_place(left, path, at), _place(right, path, at), problem)
 
 
-def _line_at(unit: Comparable, at: int) -> int:
-    return [line for start, line in unit.pieces if start <= at][-1]
+def _place(unit: Comparable, path: Path, offset: int) -> Place:
+    pieces = unit.pieces if path in (("text",), ("delta",)) else ()
+    start, line = [piece for piece in pieces or [(0, unit.line)] if piece[0] <= offset][-1]
+    return Place(line, unit.within or path, offset - start)
 
 
-def _first_difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
+def _first_difference(one: Any, other: Any, path: Path = ()) -> tuple[Path, Any, Any]:
     if isinstance(one, dict) and isinstance(other, dict):
         key = next(key for key in one | other if one.get(key, ABSENT) != other.get(key, ABSENT))
-        return _first_difference(one.get(key, ABSENT), other.get(key, ABSENT), f"{path}.{key}" if path else key)
+        return _first_difference(one.get(key, ABSENT), other.get(key, ABSENT), (*path, key))
     if isinstance(one, list) and isinstance(other, list):
         pairs = enumerate(zip_longest(one, other, fillvalue=ABSENT))
         at, (left, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-        return _first_difference(left, right, f"{path}[{at}]")
+        return _first_difference(left, right, (*path, at))
     return path, one, other
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container
-from contextlib import suppress
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -214,6 +214,16 @@ class ResponseFolder:
 
     def _written(self) -> list[JunctionFile]:
         return [file for file in tuple(self.files.values()) if file.is_kept]
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Give new files and folders the rights of a recording, whose texts only their owner can read."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -34,8 +34,8 @@ NEAR = 100
 class Crossing:
     """A frame, the index of its cause, and its time in seconds, if known.
 
-    The times of a junction are the recorded ones if the replay yields as many frames as were recorded.  Otherwise each
-    frame has the time of its cause.
+    The times of a junction are the recorded ones if it is the source of the replay, or if the replay yields as many
+    frames as were recorded.  Otherwise each frame has the time of its cause.
     """
 
     frame: Any
@@ -226,7 +226,7 @@ def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
     )
     found = first_difference(one, other, exact=False)
     return (
-        f"from number {found.other_line} on, the events differ from the recorded ones: {found.problem}" if found else ""
+        f"from number {found.there.line} on, the events differ from the recorded ones: {found.problem}" if found else ""
     )
 
 
@@ -238,6 +238,8 @@ def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[R
     previous: Sequence[float | None] = ()
     for each in crossed:
         times: list[float | None] = [timed.at for timed in files[each.stage].timed] if each.stage in files else []
+        if not previous:  # a replay that failed has not read all that was recorded
+            times = times[: len(each.caused)]
         if len(times) != len(each.caused):
             times = [
                 previous[caused.cause] if previous and caused.cause is not None else None for caused in each.caused

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.diff import recorded_lines, replayed_lines
+from penstock.api.cli.diff import context, recorded_lines, replayed_lines
 from penstock.api.cli.recorded_model import model_of
 from penstock.api.cli.replayer import replay_of
 from penstock.pipeline.core import source_of
@@ -64,7 +64,7 @@ def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.Da
     other = [*lines[:at], Line(changed(lines[at].frame), lines[at].number), *lines[at + 1 :]]
     found = first_difference(lines, other, exact=exact)
     assert found is not None
-    assert (found.line, found.other_line) == (lines[at].number, lines[at].number)
+    assert (found.here.line, found.there.line) == (lines[at].number, lines[at].number)
 
 
 @given(st.sampled_from(NAMES), st.lists(st.integers(1, 9), min_size=1))
@@ -136,9 +136,20 @@ def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Pa
         "parsed.jsonl:17: ItemDelta text 'Paris' != 'paris'",
         '    16  {"type":"ItemDelta","text":"\\":\\""}',
         '-   17  {"type":"ItemDelta","text":"Paris"}',
+        "                                    ^",
         '+   17  {"type":"ItemDelta","text":"paris"}',
+        "                                    ^",
     ]
     assert penstock("diff", tmp_path).out.startswith(b"parsed.jsonl:17: ")
+
+
+@given(st.text(max_size=300), st.text(max_size=300), st.booleans())
+def test_context_marks_the_first_different_character(before: str, after: str, exact: bool) -> None:
+    one, other = ([Line(ItemDelta(f"{before}{each}{after}"), 2), Line(End(1), 3)] for each in "ab")
+    difference = first_difference(one, other, exact=exact)
+    assert difference is not None
+    line, mark, other_line, other_mark = context(one, other, difference, 1)
+    assert (line[mark.index("^")], other_line[other_mark.index("^")]) == ("a", "b")
 
 
 def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -92,6 +93,8 @@ def test_stage_bug_shrinks_to_its_trigger(
         "request.json",
         "response.json",
     }
+    assert {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()} == {0o600}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
     (conversation,) = read_frames(out / "conversation.jsonl", ResolvedRequest)
     (prompt,) = read_frames(out / "prompt.jsonl", Prompt)
     started, _, finished = read_frames(out / "tokens.jsonl", TokenFrame)

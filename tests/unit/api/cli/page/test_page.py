@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import stat
 from base64 import b64encode
 from collections.abc import Iterable
 from hashlib import sha256
@@ -134,10 +135,12 @@ async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
     assert "from number 6 on" in (await replayed_or_recorded(tmp_path)).difference
 
 
-def test_inspect_writes_a_page_and_prints_its_path(penstock: RunCommand, tmp_path: Path) -> None:
-    page = tmp_path / "there.html"
-    assert penstock("inspect", HARMONY / "greeting", page).out.decode() == f"{page}\n"
+def test_inspect_writes_a_private_page_and_prints_its_path(penstock: RunCommand, tmp_path: Path) -> None:
+    page, stage = tmp_path / "there.html", tmp_path / "stage.py"
+    stage.write_text("def install(pipeline):\n    return pipeline\n")
+    assert penstock("inspect", HARMONY / "greeting", "--with", f"{stage}:install", page).out.decode() == f"{page}\n"
     assert data_of(page.read_text("utf-8"))["name"] == "greeting"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import accumulate, groupby
 from pathlib import Path
 
@@ -154,13 +155,32 @@ def test_speed_leaves_out_first_chunk(chunks: list[tuple[float | None, int]], fa
     assert [value for _, value in speed_of(crossings)] == facts
 
 
-async def test_times_count_from_the_start_of_the_response(tmp_path: Path) -> None:
+def record_times(folder: Path) -> Path:
+    """Write a recording of a greeting whose frames came every quarter of a second, after half a second."""
     recording = read_recording(FIXTURES / "harmony" / "greeting" / "tokens.jsonl", frames.TokenFrame)
     lines = [line(frame, 0.5 + number / 4) for number, frame in enumerate(recording.frames)]
-    data = b"".join([line(recording.header), *lines, line(recording.end)])
-    (tmp_path / "tokens.jsonl").write_bytes(data)
-    timeline = await timeline_of(tmp_path)
+    (folder / "tokens.jsonl").write_bytes(b"".join([line(recording.header), *lines, line(recording.end)]))
+    return folder
+
+
+async def test_times_count_from_the_start_of_the_response(tmp_path: Path) -> None:
+    timeline = await timeline_of(record_times(tmp_path))
     assert {("First token", "750 ms"), ("Speed", "4.0 tokens/s")} <= {*facts_of(timeline)}
     text = drawn(timeline, 200)
     assert "   0.500 " in text
     assert "   0.750   +0.250 ╭ reasoning" in text
+
+
+async def fail(source: AsyncIterator[frames.ParsedFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
+    async for frame in source:
+        if hasattr(frame, "text"):
+            raise RuntimeError("my own bug")
+        yield frame
+
+
+async def test_times_before_the_error_of_a_stage_are_kept(tmp_path: Path) -> None:
+    timeline = await timeline_of(
+        record_times(tmp_path), install=lambda pipeline: pipeline.insert_after("parse", "fail", fail)
+    )
+    assert timeline.failures == ("stage fail raised RuntimeError: my own bug",)
+    assert {each.at for each in timeline.events} == {0.5, 1.25}
