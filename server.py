@@ -44,7 +44,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.normalize.tool_types import named
 from penstock.stages.optional.log import LogOutputs, LogPrompts
-from penstock.stages.recordings.converse import RecordedTools
+from penstock.stages.recordings.converse import RecordedTools, partly_run
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.responses import (
@@ -177,13 +177,19 @@ def assembled(
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
-    pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     if settings.log_prompts:
         decode = running.model.decode
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
     pipeline = load(settings.with_)(pipeline)
+    for name, when in partly_run(pipeline).items():
+        if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
+            elsewhere = "It runs with a model, and in penstock replay --from render"
+            logger.warning(
+                "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
+            )
     return recording.tapped(pipeline) if recording else pipeline
 
 
@@ -316,7 +322,7 @@ def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
     pipeline = assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     place = "" if settings.recordings else f", and runs on {engine}"
-    return f"{model} {running.model.description}{place}.\n\n{pipeline}"
+    return f"{model} {running.model.description}{place}.\n\n{pipeline.drawn(partly_run(pipeline))}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -216,7 +216,11 @@ class Pipeline(Generic[In, Out]):
 
     def __str__(self) -> str:
         """Draw one line per stage: its name, and the frames that it takes and gives."""
-        lines = list(_drawn(self, ""))
+        return self.drawn({})
+
+    def drawn(self, notes: Mapping[str, str]) -> str:
+        """Draw one line per stage, with its note if there is one."""
+        lines = list(_drawn(self, "", notes))
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:{width}} : {frames}" for name, frames in lines)
 
@@ -270,11 +274,12 @@ def _edited(steps: tuple[NamedStage, ...], anchor: str, edit: _Edit) -> tuple[Na
     return tuple(edited)
 
 
-def _drawn(pipeline: Pipeline[Any, Any], indent: str) -> Iterator[tuple[str, str]]:
+def _drawn(pipeline: Pipeline[Any, Any], indent: str, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     taken = pipeline.accepts().label
     for step in pipeline.steps:
         given = taken if step.emits().is_open else step.emits().label
-        yield f"{indent}{step.name}", f"{taken} -> {given}"
+        note = f"  ({notes[step.name]})" if step.name in notes else ""
+        yield f"{indent}{step.name}", f"{taken} -> {given}{note}"
         if step.inner:
-            yield from _drawn(step.inner, f"{indent}  ")
+            yield from _drawn(step.inner, f"{indent}  ", notes)
         taken = given

@@ -7,6 +7,7 @@ No model and no tool runs.  Recorded frames enter the pipeline after the stage t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage, source_of
-from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.errors import CannotStart, EngineFailed
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.stages.recordings.recorded_request import ComparableRequest
@@ -85,10 +86,43 @@ class ConverseAsRecorded:
                 async for frame in answered:
                     yield frame
 
+    def partly_run(self) -> dict[str, str]:
+        """Return the inner stages that do not run for each recording, with a description of when they run.
+
+        Raise `CannotStart` if answers of recordings cannot enter the inner pipeline, as a plug-in removed that stage.
+        """
+        entering = Counter(recorded.stage for recorded in self.recordings.all)
+        names = self.inner.names()
+        if missing := [stage for stage in entering if stage not in (*names, "converse")]:
+            raise CannotStart(
+                f"recordings answer in place of the stage {missing[0]}, which this pipeline does not have"
+            )
+        counts_tokens = names[: names.index("render") + 1] if "render" in names else []
+        passing, all_of_them = 0, len(self.recordings.all)
+        described: dict[str, str] = {}
+        for name in names:
+            if name in counts_tokens:
+                described[name] = "runs only to count input tokens"
+            elif not passing:
+                described[name] = "does not run"
+            elif passing < all_of_them:
+                described[name] = f"runs for {passing} of {all_of_them} recordings"
+            passing += entering[name]
+        return described
+
     def _stages_after(self, stage: str) -> Pipeline[Any, Any]:
         if stage == "converse":
             return Pipeline.start(stage, passed)
         return self.inner.from_stage(stage).replace(stage, passed)
+
+
+def partly_run(pipeline: Pipeline[Any, Any]) -> dict[str, str]:
+    """Return the stages that do not run for each recording, with a description of when they run.
+
+    Without recordings there are none.  Raise `CannotStart` if recordings cannot answer in this pipeline.
+    """
+    converse = pipeline.stage("converse") if "converse" in pipeline.names() else None
+    return converse.partly_run() if isinstance(converse, ConverseAsRecorded) else {}
 
 
 async def passed(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:

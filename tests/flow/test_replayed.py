@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames
+from penstock.server import drawn
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
 from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process
@@ -232,6 +235,33 @@ async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
     frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
     counted = [entry for entry in server.log.read_text().splitlines() if entry.startswith("counted")]
     assert counted == [f"counted {type(frame).__name__}" for frame in frames]
+
+
+async def test_stages_that_recorded_answers_do_not_pass_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("greeting", "served_python"):
+        shutil.copytree(HARMONY / name, tmp_path / name)
+    stage = tmp_path / "counting.py"
+    stage.write_text(COUNTING)
+    engine = {"engine_arguments": [], "engine": [f"replay:{tmp_path}"]}
+    settings = Settings.model_validate({**engine, "with": [f"{stage}:install"], "log_prompts": True})
+    lines = (await drawn(settings)).splitlines()[2:]
+    assert {line.split()[0]: line.partition("  (")[2] for line in lines} == {
+        "normalize": "",
+        "converse": "",
+        "render": "runs only to count input tokens)",
+        "log": "does not run)",
+        "generate": "does not run)",
+        "count": "runs for 1 of 2 recordings)",
+        "parse": "runs for 1 of 2 recordings)",
+        "emit": "",
+        "persist": "",
+    }
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "The stage 'log prompts' does not run",
+        "The stage 'count' runs for 1 of 2 recordings",
+    ]
 
 
 async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
