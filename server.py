@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -21,6 +22,7 @@ from aiohttp import web
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
+from penstock.api.cli.loading import Loading
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, serving
@@ -93,6 +95,22 @@ def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     if settings.recordings:
         return from_recordings(settings, settings.recordings)
     return over_http(settings) if settings.engine else in_this_process(settings)
+
+
+@asynccontextmanager
+async def start_and_show(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+    """Start the engine, and show on the terminal how far a model in this process is loaded."""
+    async with AsyncExitStack() as closing:
+        shown = None if settings.engine else closing.enter_context(loading(settings))
+        running = await closing.enter_async_context(start(settings))
+        if shown:
+            shown.finish()
+        yield running
+
+
+def loading(settings: Settings) -> Loading:
+    """Return the block in which the model of the settings is loaded, for a command."""
+    return Loading(settings.model or DEFAULT_MODEL, is_verbose=settings.verbose or settings.log_level == "DEBUG")
 
 
 @asynccontextmanager
@@ -313,7 +331,9 @@ async def _signal_to_stop() -> None:
 async def drawn(settings: Settings) -> str:
     """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     if not settings.engine:
-        return _drawn(settings, RunningEngine(ScriptedEngine(), planned(settings)[1]), "vLLM in this process")
+        with loading(settings):
+            model = planned(settings)[1]
+        return _drawn(settings, RunningEngine(ScriptedEngine(), model), "vLLM in this process")
     async with start(settings) as running:
         return _drawn(settings, running, f"vLLM at {' and '.join(settings.engine)}")
 
@@ -335,6 +355,10 @@ def main(arguments: Sequence[str]) -> None:
         if settings.print_pipeline:
             print(uvloop.run(drawn(settings)))
         else:
-            uvloop.run(serve(settings))
+            uvloop.run(serve(settings, start_and_show))
     except UNSTARTABLE as error:
-        sys.exit(f"penstock: {error}")
+        cause = f"penstock: {error}"
+    else:
+        return
+    gc.collect()  # objects of vLLM complain when they end: not after the last line
+    sys.exit(cause)

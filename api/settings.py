@@ -99,6 +99,7 @@ class Settings(BaseSettings):
         cli_kebab_case=True,
         cli_ignore_unknown_args=True,
         cli_implicit_flags=True,
+        cli_shortcuts={"verbose": "v"},
         extra="forbid",
         hide_input_in_errors=True,
     )
@@ -204,6 +205,7 @@ class Settings(BaseSettings):
         description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
+    verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
     log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
     log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
     max_log_len: int | None = Field(

@@ -6,6 +6,7 @@ import re
 
 from aiohttp import web
 
+from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.protocol.params.json_body import shortened
 
 _RESPONSES = "This server speaks the Responses API: POST /v1/responses."
@@ -32,11 +33,11 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
         allowed = ", ".join(sorted(error.allowed_methods))
         return f"Not allowed: {sent}. This URL takes {allowed}.", "method_not_supported"
     if isinstance(error, web.HTTPNotFound):
-        return f"Unknown request URL: {sent}. {_advice(request.path)}", "unknown_url"
+        return f"Unknown request URL: {sent}. {_advice(request.path, prefix_of(request))}", "unknown_url"
     return error.reason, None
 
 
-def _advice(path: str) -> str:
+def _advice(path: str, prefix: str) -> str:
     path = path.rstrip("/")
     found = (advice for pattern, advice in ELSEWHERE.items() if re.search(f"{pattern}$", path))
-    return next(found, f"{_RESPONSES} {_ROUTES}")
+    return next(found, f"{_RESPONSES} {_ROUTES}").replace(" /", f" {prefix}/")

@@ -1,0 +1,213 @@
+"""The progress of loading a model in this process, instead of the lines that vLLM writes meanwhile.
+
+Most of these lines come from child processes, and some from libraries in C, so stdout and stderr are replaced by a pipe
+as file descriptors.  A thread reads the pipe.  The child processes keep it as long as they live.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from threading import Event, Thread
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import FORMAT, counted, duration, name_response
+from penstock.stages.services.engines.vllm_lines import STEPS, Step, cause_of, is_explained, level_of, step_of
+
+logger = logging.getLogger(__name__)
+
+OURS = __name__.partition(".")[0]
+"""The logger of all lines that are not vLLM's."""
+
+_DRAINED = b"\0"
+"""Written into the pipe by this process: all lines before it have been read when it arrives."""
+
+_TERMINATED = 128 + signal.SIGTERM
+
+_LINE_END = re.compile(rb"\r*\n")
+
+
+class Loading:
+    """A block in which a model is loaded: its output is kept, and shown only if the block fails.
+
+    `finish` ends this early, at success.  From then on the lines of vLLM that are at most INFO are dropped.  With
+    ``is_verbose`` all lines are shown as they come.
+    """
+
+    def __init__(self, model: str, *, is_verbose: bool) -> None:
+        self._model = model
+        self._is_verbose = is_verbose
+        self._is_kept = True
+        """True while lines are kept."""
+        self._kept: list[str] = []
+        self._step: tuple[int, int] = (0, 0)
+        """The number of the last step shown, and the quarter of it."""
+        self._drained = Event()
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        _flush()
+        self._saved = os.dup(1), os.dup(2)
+        self._terminal = open(os.dup(2), "w", buffering=1, errors="backslashreplace")  # noqa: PTH123
+        source, self._pipe = os.pipe()
+        os.dup2(self._pipe, 1)
+        os.dup2(self._pipe, 2)
+        self._bar = None if self._is_verbose or not self._terminal.isatty() else _Bar(self._terminal, self._model)
+        self._log = _Diverted(self._bar.file if self._bar else self._terminal)
+        self._show(Step(1, next(iter(STEPS))))
+        Thread(target=self._read, args=(source,), name="vLLM's output", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_kept:
+            self._drain()  # the last lines of the workers
+            return
+        self._restore()
+        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code != _TERMINATED)
+        if is_failure and not self._is_verbose:
+            self._print(self._kept)
+        if isinstance(error, Exception) and not isinstance(error, CannotStart):
+            if not is_explained(error, self._kept):
+                traceback.print_exception(error)
+            raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error
+
+    def finish(self) -> None:
+        """Give stdout and stderr back to this process: the model is loaded."""
+        self._restore()
+        levels = [level_of(line) for line in self._kept]
+        self._print([line for line, level in zip(self._kept, levels, strict=True) if level in ("ERROR", "CRITICAL")])
+        seconds = duration(time.monotonic() - self._started)
+        hidden = f"{counted(len(levels), 'line')} of vLLM, {counted(levels.count('WARNING'), 'warning')} among them"
+        logger.info(
+            "Loaded %s in %s%s", self._model, seconds, "" if self._is_verbose else f" (--verbose shows {hidden})"
+        )
+        if not self._is_verbose:
+            logging.getLogger("vllm").setLevel(logging.WARNING)
+        self._kept.clear()
+
+    def _restore(self) -> None:
+        _flush()
+        self._drain()
+        self._is_kept = False
+        for descriptor, saved in enumerate(self._saved, start=1):
+            os.dup2(saved, descriptor)
+        self._log.end()
+        if self._bar:
+            self._bar.end()
+
+    def _drain(self) -> None:
+        self._drained.clear()
+        os.write(self._pipe, _DRAINED)
+        self._drained.wait()
+
+    # The thread
+
+    def _read(self, source: int) -> None:
+        rest = b""
+        while chunk := os.read(source, 65536):
+            if is_drained := _DRAINED in chunk:
+                chunk = chunk.replace(_DRAINED, b"")
+            *lines, rest = _LINE_END.split(rest + chunk)
+            for line in lines:
+                self._take(line)
+            if b"\r" in rest:  # a bar of tqdm: each state of it replaces the last one
+                rest = rest.rstrip(b"\r").rpartition(b"\r")[2]
+                self._report(rest)
+            if is_drained:
+                self._drained.set()
+
+    def _take(self, line: bytes) -> None:
+        text = line.rpartition(b"\r")[2].decode(errors="backslashreplace")
+        if self._is_kept:
+            self._kept.append(text)
+            self._report(text)
+        if self._is_verbose or not (self._is_kept or level_of(text) in ("DEBUG", "INFO")):
+            self._print([text])
+
+    def _print(self, lines: list[str]) -> None:
+        with suppress(OSError, ValueError):  # without a reader of stderr, the pipe must still be emptied
+            self._terminal.write("".join(f"{line}\n" for line in lines))
+
+    def _report(self, line: bytes | str) -> None:
+        step = step_of(line if isinstance(line, str) else line.decode(errors="replace"))
+        if step and self._is_kept:
+            self._show(step)
+
+    def _show(self, step: Step) -> None:
+        if step.number < self._step[0]:
+            return
+        if self._bar:
+            self._bar.show(step)
+        at = (step.number, (step.percent or 0) // 25)
+        if at > self._step and not self._bar:
+            done = "" if step.percent is None else f", {step.percent} %"
+            logger.info("Loading %s: %s%s (%d of %d)", self._model, step.name, done, step.number, len(STEPS))
+        self._step = max(at, self._step)
+
+
+class _Bar:
+    """A progress bar over all steps, on a terminal."""
+
+    def __init__(self, terminal: IO[str], model: str) -> None:
+        columns = TextColumn(f"Loading {model}", markup=False), BarColumn(), TextColumn("{task.description}")
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(file=terminal), transient=True)
+        self._task = self._progress.add_task("", total=len(STEPS))
+        self._progress.start()
+        self.file = FileProxy(self._progress.console, terminal)
+        """A file whose lines appear above the bar."""
+
+    def show(self, step: Step) -> None:
+        percent = step.percent or 0
+        done = "" if step.percent is None else f" {percent} %"
+        self._progress.update(self._task, completed=step.number - 1 + percent / 100, description=f"{step.name}{done}")
+
+    def end(self) -> None:
+        self._progress.stop()
+
+
+class _Diverted:
+    """The log while stderr is a pipe: lines of penstock go to ``shown``, and all others into the pipe."""
+
+    def __init__(self, shown: IO[str] | FileProxy) -> None:
+        root = logging.getLogger()
+        self._own = logging.StreamHandler(shown)
+        self._own.setFormatter(logging.Formatter(FORMAT))
+        self._own.addFilter(_is_ours)
+        self._own.addFilter(name_response)
+        self._others = [each for each in root.handlers if getattr(each, "stream", None) is sys.stderr]
+        for handler in self._others:
+            handler.addFilter(_is_foreign)
+        if self._others:
+            root.addHandler(self._own)
+
+    def end(self) -> None:
+        logging.getLogger().removeHandler(self._own)
+        for handler in self._others:
+            handler.removeFilter(_is_foreign)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == OURS
+
+
+def _is_foreign(record: logging.LogRecord) -> bool:
+    return not _is_ours(record)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
