@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.pipeline.faults import name_stage, place_of, running
+from penstock.pipeline.guard import Guard
 from penstock.pipeline.junction import Junction, inner_junctions, junctions
 
 In = TypeVar("In")
@@ -53,6 +54,12 @@ class NamedStage:
 
     name: str
     stage: Stage[Any, Any]
+    guard: Guard | None = None
+    """Checks the frames that the stage gives, if the operator put it in."""
+
+    def open(self, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:
+        """Return the running stage, followed by its running guard if it has one."""
+        return [self.stage(source)] if self.guard is None else self.guard.open(self.stage, source)
 
     @property
     def inner(self) -> Pipeline[Any, Any] | None:
@@ -63,14 +70,18 @@ class NamedStage:
     def with_inner(self, inner: Pipeline[Any, Any]) -> NamedStage:
         """Return this composite step around another pipeline."""
         stage = typing.cast("Any", self.stage)
-        return NamedStage(self.name, dataclasses.replace(stage, inner=inner))
+        return dataclasses.replace(self, stage=dataclasses.replace(stage, inner=inner))
 
     def names(self) -> Iterator[str]:
-        """Yield the name of this step and the names of the steps inside it."""
-        yield self.name
+        """Return the name of this step and the names of the steps inside it."""
+        return (step.name for step in self.every_step())
+
+    def every_step(self) -> Iterator[NamedStage]:
+        """Yield this step and the steps inside it."""
+        yield self
         if self.inner:
             for step in self.inner.steps:
-                yield from step.names()
+                yield from step.every_step()
 
     def accepts(self) -> Junction:
         """The frames this step takes in."""
@@ -187,8 +198,9 @@ class Pipeline(Generic[In, Out]):
         try:
             try:
                 for step in self.steps:
-                    streams.append(step.stage(streams[-1]))
-                    names[place_of(streams[-1], names, *around)] = step.name
+                    stream, *guarding = step.open(streams[-1])
+                    streams += (stream, *guarding)
+                    names[place_of(stream, names, *around)] = step.name
                 running.set((names, *around))
                 yield streams[-1]
             finally:
@@ -204,7 +216,12 @@ class Pipeline(Generic[In, Out]):
 
     def names(self) -> list[str]:
         """The names of all stages, inner ones included."""
-        return [name for step in self.steps for name in step.names()]
+        return [step.name for step in self.every_step()]
+
+    def every_step(self) -> Iterator[NamedStage]:
+        """Yield all steps, inner ones included."""
+        for step in self.steps:
+            yield from step.every_step()
 
     def accepts(self) -> Junction:
         """The frames that the pipeline takes: the input of its first stage that is not a pass-through."""

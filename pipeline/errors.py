@@ -210,6 +210,18 @@ class ServerBusy(StageError):
     code = "rate_limit_exceeded"
 
 
+class StageFault(StageError):
+    """A stage of the operator's made a mistake, such as a frame out of order.
+
+    The client gets its name and the ``rule``.  The operator also gets the ``details`` (the place in the code, and the
+    last frames), as part of ``str(error)``.
+    """
+
+    def __init__(self, stage: str, rule: str, details: str) -> None:
+        super().__init__(f"The stage {stage!r} of this server made a mistake: {rule}.")
+        self.args = (f"the stage {stage!r} made a mistake: {rule} ({details})",)
+
+
 class EngineFailed(StageError):
     """The engine gave up on this one request."""
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
+from logging import Logger
 from traceback import walk_tb
 from typing import Any, TypeVar
 
+from penstock.pipeline.errors import StageError, StageFault
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 Frame = TypeVar("Frame")
@@ -44,8 +46,25 @@ def name_stage(error: BaseException) -> str:
     raised_in = [names[place] for place in places if place in names]
     if not raised_in:
         return "an unknown stage"
-    error.add_note(f"{_IN}{raised_in[-1]}")
+    note_stage(error, raised_in[-1])
     return raised_in[-1]
+
+
+def note_stage(error: BaseException, stage: str) -> None:
+    """Note on ``error`` that it comes from ``stage``."""
+    error.add_note(f"{_IN}{stage}")
+
+
+def log_failure(logger: Logger, response_id: str, error: Exception) -> None:
+    """Log the error that ends a response, with the stage that it comes from."""
+    stage = name_stage(error)
+    match error:
+        case StageFault():
+            logger.error("Response %s failed: %s", response_id, error, exc_info=error.__cause__)
+        case StageError():
+            logger.warning("Response %s failed in %s: %s", response_id, stage, error, exc_info=error.__cause__)
+        case _:
+            logger.error("Response %s met a bug in %s", response_id, stage, exc_info=error)
 
 
 async def first(frames: AsyncIterator[Frame]) -> Frame:

@@ -44,9 +44,13 @@ class Junction:
 
 def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     """Return the input and the output of a stage; raise `JunctionError` if its annotations do not name frames."""
+    if inspect.isclass(stage):
+        raise JunctionError(f"stage {name!r} is the class {stage.__name__}: give an instance, {stage.__name__}(...)")
     function = _annotated(stage)
     if inspect.iscoroutinefunction(function):
-        raise JunctionError(f"stage {name!r} is no generator: it has no yield")
+        raise JunctionError(f"stage {name!r} is no generator: it has no yield, and may return none of its frames")
+    if inspect.isgeneratorfunction(function):
+        raise JunctionError(f"stage {name!r} is no async generator: begin it with `async def` instead of `def`")
     try:
         hints = _hints(getattr(function, "__func__", function))
     except NameError as error:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.junction import JunctionError
+from penstock.pipeline.grammar import ORDERS
+from penstock.pipeline.guard import Guard
+from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 
 GROUP = "penstock.stages"
 """The group of entry points for plug-ins."""
@@ -71,12 +73,49 @@ class Plugin:
 
 
 def load(names: Iterable[str]) -> Install:
-    """Return a function that installs the named plug-ins in order.
+    """Return a function that installs the named plug-ins in order, and guards the stages that they insert.
 
     Both this function and the returned one raise `WrongPlugin`.
     """
     plugins = [Plugin(name, _function(name)) for name in names]
-    return lambda pipeline: reduce(lambda edited, plugin: plugin(edited), plugins, pipeline)
+    return lambda pipeline: guarded(reduce(lambda edited, plugin: plugin(edited), plugins, pipeline), pipeline)
+
+
+def guarded(edited: Pipeline[Any, Any], original: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Return the ``edited`` pipeline with a `Guard` on each stage that the ``original`` does not have."""
+    return edited if edited is original else _guarded(edited, list(original.every_step()), original.emits())
+
+
+def _guarded(pipeline: Pipeline[Any, Any], known: Sequence[NamedStage], taken: Junction) -> Pipeline[Any, Any]:
+    """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
+    steps: list[NamedStage] = []
+    for step in reversed(pipeline.steps):
+        within = inner_junctions(type(step.stage)) if step.inner else None
+        inner = step.inner and _guarded(step.inner, known, within[1] if within else step.inner.emits())
+        guarded_step = step if inner is None else step.with_inner(inner)
+        if any(_is_same(step, other) for other in known):
+            taken = taken if step.accepts().is_open else step.accepts()
+        else:
+            guarded_step = replace(guarded_step, guard=_guard(step, taken))
+        steps.append(guarded_step)
+    return Pipeline(tuple(reversed(steps)))
+
+
+def _is_same(step: NamedStage, other: NamedStage) -> bool:
+    """Return True if both are the same stage; the pipelines inside a composite stage may differ."""
+    if step.stage is other.stage:
+        return True
+    if type(step.stage) is not type(other.stage) or not step.inner or not other.inner:
+        return False
+    one, two = vars(step.stage), vars(other.stage)
+    return all(value is two[name] for name, value in one.items() if name != "inner")
+
+
+def _guard(step: NamedStage, taken: Junction) -> Guard:
+    """Return the guard for a stage; its order is that of the frames ``taken`` by the next stage of the server."""
+    own = step.emits()
+    given = taken.frames if own.is_open or Any in own.frames else own.frames
+    return Guard(step.name, tuple(given), ORDERS.get(taken.frames))
 
 
 def _function(name: str) -> Install:

@@ -93,7 +93,7 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
     tapped: Pipeline[Any, Any] = Pipeline.start(f"tap {name}", taps[name])
     for step in pipeline.steps:
         taps[step.name] = _CauseTap(previous=taps[next(reversed(taps))])
-        tapped = tapped.then(step.name, step.stage).then(f"tap {step.name}", taps[step.name])
+        tapped = Pipeline((*tapped.steps, step)).then(f"tap {step.name}", taps[step.name])
     ended: BaseException | None = None
     async with aclosing(source):
         try:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
+from penstock.pipeline.errors import StageFault
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.protocol.events import DONE, Event, to_sse
@@ -90,11 +91,16 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bug
         show(paced, timeline, chosen.speed, full=chosen.full)
     if timeline.fault or (bugs.met and not (timeline.end and timeline.end.failure)):
         stage, error = timeline.fault or (name_stage(bugs.met[0]), bugs.met[0])
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        print(f"penstock: {timeline.path}: {message}", file=sys.stderr)
+        print(f"penstock: {timeline.path}: {_described(stage, error)}", file=sys.stderr)
         return True
     return False
+
+
+def _described(stage: str, error: Exception) -> str:
+    if isinstance(error, StageFault):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
 
 
 def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:

@@ -30,7 +30,7 @@ from penstock.api.cli.arguments import PLUGINS
 from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.errors import CannotRun, StageFault
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.checker import check
@@ -153,6 +153,8 @@ class Stages:
             if recording.end.failure and pipeline is before_emit and trace.error:
                 return ""  # the engine failed, not a stage
             if trace.error:
+                if isinstance(trace.error, StageFault):
+                    return trace.error.message
                 detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
                 return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{detail}"
         return ""

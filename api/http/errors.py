@@ -91,7 +91,7 @@ def refusal(error: errors.StageError) -> web.Response:
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
     if not isinstance(error, errors.InvalidRequest):
-        logger.warning("%s", error.message, exc_info=error.__cause__)
+        logger.warning("%s", error, exc_info=error.__cause__)
     return answer
 
 

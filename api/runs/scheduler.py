@@ -22,7 +22,7 @@ from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.runs.recovery import OrphanRecovery
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.faults import first, name_stage
+from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
@@ -343,5 +343,5 @@ def _check_ended(run: Run) -> None:
 
 def _fail(run: Run, error: Exception) -> None:
     """End a response after a bug in a stage after `emit`, which itself handles the bugs of the stages before it."""
-    logger.error("Response %s met a bug after emit, in %s", run.response.id, name_stage(error), exc_info=error)
+    log_failure(logger, run.response.id, error)
     run.fail(error)

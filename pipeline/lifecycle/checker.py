@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.item_checker import ItemChecker
-from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.lifecycle.order import StreamOrder
+from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
 
@@ -30,20 +31,17 @@ class StreamChecker:
     """The state machine for one stream."""
 
     def __init__(self) -> None:
-        self._next_number = 0
+        self._order = StreamOrder()
         self._first: Response | None = None
         self._queued = False
         self._in_progress = False
         self._item: ItemChecker | None = None
         self._output: list[items.OutputItem] = []
         self._cuts: list[bool] = []
-        self._ended = False
 
     def feed(self, event: events.ResponseEvent) -> None:
         """Take the next event of the stream; raise `InvariantBroken` if it breaks a rule."""
-        rule(event.sequence_number == self._next_number, "sequence numbers count from 0 without gaps")
-        self._next_number += 1
-        rule(not self._ended, "nothing follows the terminal event")
+        self._order.feed(event)
         match event:
             case events.ResponseCreated() | events.ResponseQueued() | events.ResponseInProgress():
                 self._begin(event)
@@ -58,21 +56,18 @@ class StreamChecker:
 
     def finish(self) -> None:
         """End the stream; raise `InvariantBroken` if no terminal event has come."""
-        rule(self._ended, "a stream ends with a terminal event")
+        self._order.finish()
 
     # The response
 
     def _begin(self, event: events.ResponseCreated | events.ResponseQueued | events.ResponseInProgress) -> None:
         response = event.response
         rule(not any(getattr(response, name) for name in _OUTCOME), "a response begins without an outcome")
-        rule(not self._in_progress, "nothing begins a response that is in progress")
         match event:
             case events.ResponseCreated():
-                rule(self._first is None, "response.created comes first, and once")
                 rule(response.status in ("queued", "in_progress"), "a response is created queued or in progress")
                 self._first = response
             case events.ResponseQueued():
-                rule(not self._queued, "response.queued comes once")
                 rule(response.status == "queued", "the response in response.queued is queued")
                 rule(self._first == response, "response.queued follows response.created and repeats its response")
                 self._queued = True
@@ -93,25 +88,20 @@ class StreamChecker:
 
     def _end(self, event: events.TerminalEvent) -> None:
         response = event.response
-        rule(self._first is not None, "a response begins before it ends")
         rule(
             self._in_progress or response.status in ("failed", "cancelled"),
             "a response is in progress before it ends by itself",
         )
-        rule(self._item is None, "every item is done before the response ends")
         rule(_facts(response) == _facts(self._first), "fields of a response that its request determines never change")
         rule(response.output == tuple(self._output), "the final output equals the items that were done")
         rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
         rule(not any(self._cuts[:-1]), "only the last item may be incomplete")
         rule(response.status != "completed" or not any(self._cuts), "a completed response has completed items only")
         _check_outcome(response)
-        self._ended = True
 
     # One item after another
 
     def _add(self, event: events.OutputItemAdded) -> None:
-        rule(self._in_progress, "items come after response.in_progress")
-        rule(self._item is None, "an item is done before the next is added")
         rule(event.output_index == len(self._output), "output indexes count the items")
         rule(event.item.id not in {done.id for done in self._output}, "item ids are unique")
         call_ids = {done.call_id for done in self._output if isinstance(done, _CALLS)}
@@ -128,8 +118,7 @@ class StreamChecker:
         self._item = None
 
     def _open_item(self) -> ItemChecker:
-        if self._item is None:
-            raise InvariantBroken("an event of an item comes between its added and its done event")
+        assert self._item is not None  # `StreamOrder` has seen to it
         return self._item
 
 

@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.errors import EngineFailed, StageError
-from penstock.pipeline.faults import name_stage
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.faults import log_failure
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemDelta
 from penstock.pipeline.lifecycle.outcome import cancelled_response, failed_response, last_event
 from penstock.pipeline.lifecycle.rules import rule
@@ -48,11 +48,7 @@ async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedF
     except Exception as error:
         if not writer.started:
             raise
-        stage = name_stage(error)
-        if isinstance(error, StageError):
-            logger.warning("Response %s failed in %s: %s", writer.response.id, stage, error, exc_info=error.__cause__)
-        else:
-            logger.exception("Response %s met a bug in %s", writer.response.id, stage)
+        log_failure(logger, writer.response.id, error)
         for event in writer.fail(error):
             yield event
 

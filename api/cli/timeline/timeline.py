@@ -17,6 +17,7 @@ from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, re
 from penstock.api.cli.timeline.attribution import OPENINGS, AttributedToken, attributed
 from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
+from penstock.pipeline.errors import StageFault
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference
@@ -204,7 +205,9 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
     ends = [recording.end for recording in files.values()]
     failure = next((end.failure for end in ends if end.failure), None)
     failures = []
-    if fault:
+    if fault and isinstance(fault[1], StageFault):
+        failures.append(str(fault[1]))
+    elif fault:
         raised = Failure.of(fault[1])
         failures.append(f"stage {fault[0]} raised {raised.error}: {raised.message}")
     elif failure:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
+from penstock.pipeline.plugins import guarded
 from penstock.pipeline.protocol.events import OutputTextDelta
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
@@ -52,6 +54,8 @@ class Broken:
                 held.append(frame)
             else:
                 yield frame
+            if self.fault == "leaves":
+                sys.exit(3)
         self._do("at the end")
 
     def _do(self, when: str) -> None:
@@ -59,8 +63,16 @@ class Broken:
             raise ZeroDivisionError
 
 
-def breaking(place: str, fault: str) -> Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]:
-    return lambda pipeline: pipeline.insert_after(place, "crooked", Broken(fault))
+Edit = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
+
+
+def breaking(place: str, stage: Any) -> Edit:
+    return lambda pipeline: pipeline.insert_after(place, "crooked", stage)
+
+
+def guarding(edit: Edit) -> Edit:
+    """Return the edit with guards, as ``--with`` makes it."""
+    return lambda pipeline: guarded(edit(pipeline), pipeline)
 
 
 def is_harmless(place: str, fault: str) -> bool:
@@ -100,7 +112,7 @@ async def behind(served: ScriptedServer) -> str:
 async def test_broken_stage_ends_only_its_response_and_is_named_in_the_log(
     place: str, fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    edit = breaking(place, fault)
+    edit = breaking(place, Broken(fault))
     async with running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served:
         for ask in (streamed, in_one, behind):
             caplog.clear()
@@ -113,6 +125,24 @@ async def test_broken_stage_ends_only_its_response_and_is_named_in_the_log(
             else:
                 assert outcome in ("failed", "server_error"), ask
                 assert ("crooked" if fault.startswith("raises") else "InvariantBroken") in caplog.text, ask
+
+
+@pytest.mark.parametrize(
+    "fault", ["raises in the middle", "ends at once", "ends in the middle", "loses the last", "leaves"]
+)
+@pytest.mark.parametrize("place", PLACES)
+async def test_guarded_stage_is_named_with_its_line(
+    place: str, fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit = guarding(breaking(place, Broken(fault)))
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served:
+        async with asyncio.timeout(PATIENCE):
+            outcome = await streamed(served)
+    if not is_harmless(place, fault):
+        assert outcome in ("failed", "server_error")
+        assert "crooked" in caplog.text
+        assert "met a bug in emit" not in caplog.text
+        assert fault.startswith("raises") or "/test_custom_stages.py:" in caplog.text
 
 
 # Its error message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,15 @@ async def lose(source):
     async for frame in source:
         if not isinstance(frame, TurnFinished):
             yield frame
+
+async def count(source):
+    async for frame in source:
+        yield ItemDelta(len(frame.text)) if isinstance(frame, ItemDelta) else frame
+
+async def leave(source):
+    async for frame in source:
+        yield frame
+        raise SystemExit(3)
 """
 
 
@@ -136,12 +146,23 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
     assert "Traceback" not in replayed.err
 
 
-def test_stage_that_drops_a_frame_is_reported_by_broken_rule(
-    penstock: RunCommand, install: Callable[[str], str]
+@pytest.mark.parametrize("output", ["--json", "--sse", "--full"])
+@pytest.mark.parametrize(
+    ("stage", "rule"),
+    [
+        ("lose", "it ended too early: every turn ends with TurnFinished"),
+        ("count", "ItemDelta.text has a wrong type: expected `str`, got `int`"),
+        ("leave", "it raised SystemExit"),
+    ],
+)
+def test_mistake_of_a_stage_is_reported_with_its_place(
+    stage: str, rule: str, output: str, penstock: RunCommand, install: Callable[[str], str]
 ) -> None:
-    replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
-    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
-    assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
+    replayed = penstock("replay", RECORDING, output, "--with", install(stage))
+    if output == "--sse":
+        assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert f": the stage {stage!r} made a mistake: {rule} (at " in replayed.err
+    assert re.search(rf"{stage}.py:\d+; its last frames: [A-Z]", replayed.err)
     assert (replayed.status, replayed.err.count("\n")) == (1, 1)
 
 

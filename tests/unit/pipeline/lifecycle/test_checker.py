@@ -14,6 +14,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.lifecycle import call_checker as call_invariants
 from penstock.pipeline.lifecycle import checker as invariants
 from penstock.pipeline.lifecycle import item_checker as item_invariants
+from penstock.pipeline.lifecycle import order as order_invariants
 from penstock.pipeline.lifecycle import rules
 from penstock.pipeline.lifecycle.checker import StreamChecker, check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
@@ -56,7 +57,7 @@ def test_broken_rule_is_named(rule: str, change: Change) -> None:
 def test_table_has_every_rule() -> None:
     nodes = [
         node
-        for module in (invariants, item_invariants, call_invariants, rules)
+        for module in (invariants, order_invariants, item_invariants, call_invariants, rules)
         for node in ast.walk(ast.parse(inspect.getsource(module)))
     ]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
