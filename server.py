@@ -215,7 +215,8 @@ def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     """Return the recorder of ``--record``, or None without that option."""
     if settings.record is None:
         return None
-    source = settings.model or str(getattr(running.engine, "root", DEFAULT_MODEL))
+    root = getattr(running.engine, "root", None if settings.engine else DEFAULT_MODEL)
+    source = None if settings.recordings else settings.model or root
     return recorder(settings, settings.record, source, running.model.encoding)
 
 

@@ -119,9 +119,9 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
     """Return stages that answer from recordings, ``speed`` times as fast as recorded; None means without waiting."""
     harmony = harmony_stages(encoding)
     return ModelStages(
-        "harmony",
+        "harmony" if "harmony" in recordings.encodings else "chat",
         f"is answered from {counted(len(recordings.all), 'recording')}",
-        ModelTraits(sees_images=True, has_template=recordings.has_templates),
+        ModelTraits(sees_images=True, has_template="chat" in recordings.encodings),
         lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
         harmony.parse,
         harmony.decode,

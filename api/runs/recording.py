@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,14 +23,15 @@ from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_w
 logger = logging.getLogger(__name__)
 
 
-def recorder(settings: Settings, folder: Path, source: str, encoding: Encoding) -> Recorder:
+def recorder(settings: Settings, folder: Path, source: str | None, encoding: Encoding) -> Recorder:
     """Create a recorder into ``folder``, for the model ``source`` that speaks ``encoding``, and log what it records."""
     texts = "with all texts" if settings.record_texts else "with the shape of texts only"
     condition = settings.recorded_if
     logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
     if encoding == "chat" and not settings.record_texts:
         logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
-    described = Header(FORMAT, "", encoding, source, options(settings.chat), versions())
+    answered_from = str(settings.recordings) if settings.recordings else None
+    described = Header(FORMAT, "", encoding, source, options(settings.chat), versions(), answered_from)
     words = harmony_words if encoding == "harmony" else None
     redact = Redaction if settings.record_texts else partial(WithoutTexts, words)
     return Recorder(folder, described, settings.record_after, condition, redact)
@@ -42,9 +44,10 @@ def options(chat: ChatOptions) -> Mapping[str, Any]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of Python, penstock and vLLM that make the recording."""
-    installed = {"python": platform.python_version()}
+    """Return the versions of Python and penstock, and that of vLLM if this process has loaded it."""
+    running = {"python": platform.python_version()}
     for name in ("penstock", "vllm"):
-        with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed
+        if sys.modules.get(name):
+            with suppress(PackageNotFoundError):
+                running[name] = version(name)
+    return running

@@ -54,8 +54,9 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     """The first line of a file: a description of the recording.
 
     ``model`` is the name under which the model was served, ``source`` the folder or id that it was loaded from, and
-    ``options`` the operator's settings for its chat template and parsers.  ``recorded_at`` is an ISO 8601 time; the
-    times of the frames are in seconds after it.
+    ``options`` the operator's settings for its chat template and parsers.  ``answered_from`` is the folder of
+    recordings that answered instead of a model.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
+    seconds after it.
     """
 
     format: int
@@ -64,6 +65,7 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     source: str | None = None
     options: Mapping[str, Any] = {}
     versions: Mapping[str, str] = {}
+    answered_from: str | None = None
     recorded_at: str | None = None
 
 

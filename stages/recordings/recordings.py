@@ -22,6 +22,7 @@ from penstock.pipeline.logs import counted
 from penstock.pipeline.recordings.format import (
     FILES,
     SOURCES,
+    Encoding,
     Header,
     Recording,
     UnreadableRecording,
@@ -81,9 +82,9 @@ class Recordings:
         return frozenset(tool[key] for tool in tools for key in ("server_label", "connector_id") if tool.get(key))
 
     @property
-    def has_templates(self) -> bool:
-        """True if any recording is of a model with a chat template."""
-        return any(recorded.header.encoding == "chat" for recorded in self.all)
+    def encodings(self) -> frozenset[Encoding]:
+        """The encodings of the recorded models."""
+        return frozenset(recorded.header.encoding for recorded in self.all)
 
     def next(self, request: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
-from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames
+from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames, read_header
 from penstock.server import drawn
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
@@ -269,6 +269,10 @@ async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
     async with replayed(HARMONY, tmp_path, "--record", str(tmp_path / "recorded")) as server:
         for name in names:
             await server.post(request_of(name) | {"model": name})
+    headers = [read_header(path) for path in (tmp_path / "recorded").glob("*/events.jsonl")]
+    assert {(header.source, header.answered_from, *header.versions) for header in headers} == {
+        (None, str(HARMONY), "python", "penstock")
+    }
     async with replayed(tmp_path / "recorded", tmp_path) as server:
         for name in names:
             _, response = await server.post(request_of(name) | {"model": name})

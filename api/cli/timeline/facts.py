@@ -109,6 +109,8 @@ def _origin(timeline: Timeline) -> Iterator[Fact]:
     yield "Encoding", header.encoding
     if header.source:
         yield "Source", header.source
+    if header.answered_from:
+        yield "Answered from", header.answered_from
     if header.versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())
     if header.recorded_at:
