@@ -22,10 +22,11 @@ from aiohttp import web
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
+from penstock.api.cli.check import Check, all_pass, without_password
 from penstock.api.cli.loading import Loading
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
-from penstock.api.http.connections import bind, serving
+from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
@@ -33,7 +34,7 @@ from penstock.api.runs.recording import recorder
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import CannotStart, StageError
+from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -61,6 +62,7 @@ from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import ANYTHING, VllmPlan, default_sampling, plan_vllm, speaks_harmony
 from penstock.stages.services.engines.vllm_http import start_vllm_http
+from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
@@ -75,6 +77,9 @@ logger = logging.getLogger("penstock")
 
 UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 """Errors that the operator can fix: they end the command with their message, without a traceback."""
+
+ENGINE_WAIT, CHECK_WAIT = 600.0, 3.0
+"""Seconds to wait for an engine elsewhere: to serve, and to check the settings."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ def loading(settings: Settings) -> Loading:
 async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     """Run vLLM in this process; its workers are child processes."""
     plan, model = planned(settings)
+    rehearsed(settings, RunningEngine(ScriptedEngine(), model))
     engine = plan.start()
     try:
         await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)
@@ -133,14 +139,14 @@ def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
 
 
 @asynccontextmanager
-async def over_http(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGenerator[RunningEngine, None]:
     """Generate on vLLM servers over HTTP.
 
     The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
     servers do not always reveal that a model speaks Harmony, so the config of the model decides.
     """
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    engine = await start_vllm_http(settings.engine, api_key=key)
+    engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
     try:
         config = None if engine.speaks_harmony else read_config(settings.model or engine.root)
         chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
@@ -171,11 +177,16 @@ def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, fl
     return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
 
 
+def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
+    """Return the MCP servers of the operator, by label."""
+    return read_servers(settings.mcp_config) if settings.mcp_config else {}
+
+
 async def toolbox(settings: Settings, keys: Keys) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them."""
     allowed = AllowedNetworks.parse(settings.allow_address)
     key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    tools = await open_toolbox(allowed, settings.mcp_config, settings.web_search, key, sandbox=settings.sandbox)
+    tools = await open_toolbox(allowed, mcp_servers(settings), settings.web_search, key, sandbox=settings.sandbox)
     of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
     return replace(tools, access=ToolAccess(of_all, keys.tools))
 
@@ -211,6 +222,11 @@ def assembled(
     return recording.tapped(pipeline) if recording else pipeline
 
 
+def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
+    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
+
+
 def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     """Return the recorder of ``--record``, or None without that option."""
     if settings.record is None:
@@ -225,7 +241,6 @@ async def open_scheduler(
     settings: Settings, keys: Keys, start_engine: EngineStarter = start
 ) -> AsyncGenerator[Scheduler, None]:
     """Run everything but HTTP for the length of a block: the store, the engine, the tools and the pipeline."""
-    load(settings.with_)  # a plug-in that cannot be loaded ends the start before the model is loaded
     async with AsyncExitStack() as closing:
         if settings.record:
             make_folder(settings.record)
@@ -270,7 +285,7 @@ async def pipeline(
     settings: Settings, start_engine: EngineStarter = start
 ) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
     """Run the pipeline of these settings without HTTP, for the length of a block."""
-    keys = _keys(settings)
+    keys = _preloaded(settings)
     async with (
         open_scheduler(settings, keys, start_engine) as scheduler,
         join_servers(settings, keys, scheduler, _unreachable()),
@@ -283,7 +298,7 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
 
     Running responses get ``drain_timeout`` when the application shuts down, and its cleanup ends the engine.
     """
-    keys = _keys(settings)
+    keys = _preloaded(settings)
     async with AsyncExitStack() as started:
         scheduler = await started.enter_async_context(open_scheduler(settings, keys, start_engine))
         url = settings.peer_url or _unreachable()
@@ -297,11 +312,11 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
 
 async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
     """Serve until SIGTERM or SIGINT."""
-    keys = _keys(settings)
+    keys = _preloaded(settings)
     async with AsyncExitStack() as closing:
         bound = closing.enter_context(bind(settings.host, settings.port))
         scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
-        bound.listen()  # the address is ours alone before the other servers of the store learn it
+        listen(bound)  # the address is ours alone before the other servers of the store learn it
         url = settings.reached_at(bound.getsockname()[1])
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
@@ -317,6 +332,13 @@ def _keys(settings: Settings) -> Keys:
     return load_keys(settings.api_key_file, settings.api_keys)
 
 
+def _preloaded(settings: Settings) -> Keys:
+    """Return the keys; wrong ones, plug-ins and MCP servers end the start before the model is loaded."""
+    load(settings.with_)
+    mcp_servers(settings)
+    return _keys(settings)
+
+
 def _unreachable() -> str:
     """Return a name for a server that has no URL of its own; a name in use would declare its server dead."""
     return f"process:{uuid4()}"
@@ -329,20 +351,60 @@ async def _signal_to_stop() -> None:
     await stopped.wait()
 
 
+def checks(settings: Settings) -> dict[str, Check]:
+    """Return the checks of ``penstock check``: all that can be wrong before a model is loaded."""
+
+    async def keys() -> str:
+        return "needed" if _keys(settings).are_needed else "none: all clients that reach the server may use it"
+
+    async def address() -> str:
+        with bind(settings.host, settings.port) as bound:
+            return "{} port {} is free".format(*bound.getsockname())
+
+    async def store() -> str:
+        checked = Store(database(settings.store))
+        try:
+            await checked.open()
+        finally:
+            await checked.close()
+        return without_password(settings.store)
+
+    async def mcp() -> str:
+        return ", ".join(mcp_servers(settings)) or "no servers"
+
+    async def tools() -> str:
+        opened = await toolbox(settings, Keys())
+        await opened.close()
+        return ", ".join(sorted(opened.kinds)) or "none"
+
+    async def record() -> str:
+        if settings.record is None:
+            return "nothing"
+        make_folder(settings.record)
+        return f"into {settings.record}"
+
+    async def pipeline() -> str:
+        return await drawn(settings)
+
+    return {check.__name__: check for check in (keys, address, store, mcp, tools, record, pipeline)}
+
+
 async def drawn(settings: Settings) -> str:
     """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     if not settings.engine:
         with loading(settings):
             model = planned(settings)[1]
         return _drawn(settings, RunningEngine(ScriptedEngine(), model), "vLLM in this process")
-    async with start(settings) as running:
+    async with (
+        from_recordings(settings, settings.recordings) if settings.recordings else over_http(settings, wait=CHECK_WAIT)
+    ) as running:
         return _drawn(settings, running, f"vLLM at {' and '.join(settings.engine)}")
 
 
 def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
-    pipeline = assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     place = "" if settings.recordings else f", and runs on {engine}"
+    pipeline = rehearsed(settings, running)
     return f"{model} {running.model.description}{place}.\n\n{pipeline.drawn(partly_run(pipeline))}"
 
 
@@ -363,3 +425,10 @@ def main(arguments: Sequence[str]) -> None:
         return
     gc.collect()  # objects of vLLM complain when they end: not after the last line
     sys.exit(cause)
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
+    settings = read_settings(arguments)
+    log_to_stderr(settings.log_level)
+    sys.exit(not uvloop.run(all_pass(checks(settings), (*UNSTARTABLE, CannotRun))))

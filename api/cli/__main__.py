@@ -19,6 +19,13 @@ def serve(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def check(arguments: Sequence[str]) -> None:
+    """Verify the settings of a server, and all that it needs but its model."""
+    from penstock.server import check
+
+    check(arguments)
+
+
 def show(arguments: Sequence[str]) -> None:
     """Show the stages of a pipeline and their frames."""
     from penstock.api.cli.show import main
@@ -55,7 +62,7 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command for command in (serve, show, replay, diff, shrink, inspect)
+    command.__name__: command for command in (serve, check, show, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 

@@ -86,7 +86,7 @@ def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
 
     A line of the file may name the built-in tools of its key, as in ``KEY tools=code_interpreter,web_search``.
 
-    Raises `OSError` if the file cannot be read, and `UnusableKeys` for an unusable key or a source without any key.
+    Raises `UnusableKeys` if the file cannot be read, and for an unusable key or a source without any key.
     """
     keys: list[str] = []
     tools: dict[str, frozenset[HostedKind]] = {}
@@ -108,7 +108,11 @@ def _named(names: str, source: str) -> frozenset[HostedKind]:
 
 def _lines(file: Path) -> Iterator[str]:
     """Yield the lines of a file without ``#`` comments, leaving out empty ones."""
-    for line in file.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines():
+    try:
+        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise UnusableKeys(f"--api-key-file {file}: {error.strerror}") from error
+    for line in text.splitlines():
         if key := re.sub(r"(^|\s)#.*", "", line).strip():
             yield key
 

@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.api.http.errors import as_error
+from penstock.pipeline.errors import CannotStart
 
 HEADER_SECONDS = 30.0
 """Seconds in which the headers of the first request of a connection must arrive."""
@@ -239,12 +240,30 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to its address but does not listen yet.
 
     Binding before the model is loaded reports a used port early.  Until the socket listens, connections are refused.
+    Raises `CannotStart` if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((host, port))
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _unusable(host, port, error) from error
     return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Let a socket accept connections; raise `CannotStart` if another process listens at its address by now."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise _unusable(host, port, error) from error
+
+
+def _unusable(host: str, port: int, error: OSError) -> CannotStart:
+    return CannotStart(f"--host {host} --port {port}: {error.strerror}")
 
 
 @asynccontextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Mapping
 
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.mcp.builtin_tools import McpHost
-from penstock.stages.services.mcp.config import read_servers
+from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.lease import places_here
@@ -22,13 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 async def open_toolbox(
-    allowed: AllowedNetworks, mcp_config: Path | None, web_search: str | None, search_key: str, *, sandbox: bool
+    allowed: AllowedNetworks,
+    configured: Mapping[str, ServerConfig],
+    web_search: str | None,
+    search_key: str,
+    *,
+    sandbox: bool,
 ) -> Toolbox:
-    """Return the tools of these settings.
+    """Return the tools of these settings; ``configured`` are the MCP servers of the operator, by label.
 
     An MCP server of the operator replaces the built-in tool of the same kind.
     """
-    configured = read_servers(mcp_config) if mcp_config else {}
     servers = McpServers(configured, allowed)
     hosts: dict[str, Host] = await _sandboxed() if sandbox else {}
     if web_search:

@@ -18,7 +18,7 @@ from pydantic_settings import CliApp
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import log_to_stderr, name_response
 from penstock.server import (
     RunningEngine,
@@ -109,7 +109,7 @@ async def test_sandbox_works_here() -> None:
 
 async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
-    config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "docs"}}}')
+    config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "true"}}}')
     async with at_hand(chosen(mcp_config=config)) as tools:
         assert isinstance(tools.hosts["python"], McpHost)
         assert "docs" in tools.mcp.labels
@@ -218,7 +218,7 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
         while not (known := servers(path)):
             await asyncio.sleep(0.02)
         loaded.set()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(CannotStart, match="in use"):
             await late
     assert servers(path) == known
     early.cancel()

@@ -134,11 +134,12 @@ async def start_vllm_http(
 
 async def _first_served(replicas: Replicas, model: str | None, wait: float) -> ServedModel:
     """Wait for a server to answer; return what it serves.  All servers that answer by then must serve the same."""
-    urls = " and ".join(replica.url for replica in replicas.all)
     started = next_log = time.monotonic()
     while True:
         results = await asyncio.gather(*(_served(replica, model) for replica in replicas.all))
-        answering = {replica: one for replica, one in zip(replicas.all, results, strict=True) if one}
+        answers = dict(zip(replicas.all, results, strict=True))
+        answering = {replica: one for replica, one in answers.items() if isinstance(one, ServedModel)}
+        silent = "; ".join(f"{replica.url}: {one}" for replica, one in answers.items() if isinstance(one, str))
         if len(set(answering.values())) > 1:
             summary = ", ".join(f"{replica.url}: {one}" for replica, one in answering.items())
             raise UnusableServer(f"The engines serve different models ({summary}).")
@@ -147,23 +148,22 @@ async def _first_served(replicas: Replicas, model: str | None, wait: float) -> S
         for served in answering.values():
             return served
         if time.monotonic() - started >= wait:
-            raise UnusableServer(f"No engine answers at {urls}.")
+            raise UnusableServer(f"No engine answers. {silent}")
         if time.monotonic() >= next_log:
-            logger.info("Waiting for an engine at %s", urls)
+            logger.info("Waiting for an engine. %s", silent)
             next_log += LOG_INTERVAL
         await asyncio.sleep(min(1.0, wait))
 
 
-async def _served(replica: Replica, model: str | None) -> ServedModel | None:
-    """Return what a server serves, or None if it does not answer; raise `UnusableServer` if it cannot be used."""
+async def _served(replica: Replica, model: str | None) -> ServedModel | str:
+    """Return what a server serves, or why it gives no answer; raise `UnusableServer` if it cannot be used."""
     try:
         return await replica.probe(model)
     except (aiohttp.ClientError, TimeoutError) as error:
-        logger.debug("The engine at %s does not answer: %r", replica.url, error)
-        return None
+        return str(error) or type(error).__name__
     except RequestRefused as error:
         if error.status == 429 or error.status >= 500:
-            return None
+            return str(error)
         hint = ": set PENSTOCK_ENGINE_KEY" if error.status == 401 else ""
         raise UnusableServer(f"The engine at {replica.url} refuses this server ({error}){hint}.") from error
 
@@ -186,5 +186,5 @@ async def _check(replica: Replica, model: str | None, served: ServedModel) -> No
             return
         if current == served:
             replica.include()
-        elif current:
+        elif isinstance(current, ServedModel):
             replica.exclude(f"The engine at {replica.url} serves other models than the other servers: {current}.")

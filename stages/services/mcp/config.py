@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +76,10 @@ def read_servers(path: Path) -> dict[str, ServerConfig]:
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=_File).mcpServers
     except OSError as error:
-        raise WrongServers(f"{path} cannot be read: {error.strerror}") from None
+        raise WrongServers(f"--mcp-config {path}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
-        raise WrongServers(f"{path}: {error}") from None
-    return {label: _server(f"{path}: {label}", label, entry) for label, entry in entries.items()}
+        raise WrongServers(f"--mcp-config {path}: {error}") from None
+    return {label: _server(f"--mcp-config {path}: {label}", label, entry) for label, entry in entries.items()}
 
 
 def _server(place: str, label: str, raw: msgspec.Raw) -> ServerConfig:
@@ -97,7 +98,12 @@ def _child(place: str, entry: _Entry) -> StdioServer:
     if entry.headers or (entry.type or entry.transport or "stdio") != "stdio":
         raise WrongServers(f"{place}: headers and transports other than stdio are for a url")
     args = tuple(_filled(f"{place}: args[{index}]", arg) for index, arg in enumerate(entry.args))
-    return StdioServer(entry.command or "", args, _all_filled(f"{place}: env", entry.env), entry.cwd)
+    env = _all_filled(f"{place}: env", entry.env)
+    command = entry.command or ""
+    here = Path(entry.cwd or ".") / command if os.sep in command else command
+    if shutil.which(here, path=env.get("PATH")) is None:
+        raise WrongServers(f"{place}: there is no program {command}")
+    return StdioServer(command, args, env, entry.cwd)
 
 
 def _remote(place: str, entry: _Entry) -> HttpServer:

@@ -120,7 +120,7 @@ def test_empty_environment_variable_is_refused(given: str) -> None:
 
 def test_unreadable_key_file_is_refused(key_file: Path) -> None:
     """A missing file never means a server without keys, and bytes that are not text cause no traceback."""
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UnusableKeys, match="No such file"):
         load_keys(key_file, None)
     key_file.write_bytes(b"\xff" * 20)
     with pytest.raises(UnusableKeys):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import cache
 
 import prometheus_client
 
@@ -47,6 +48,12 @@ async def count(source: AsyncIterator[frames.ParsedFrame]) -> AsyncGenerator[fra
         yield frame
 
 
-def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+@cache
+def serve_metrics() -> None:
+    """Serve the metrics, once in this process: `install` may run several times."""
     prometheus_client.start_http_server(int(os.environ.get("METRICS_PORT", "9464")), "127.0.0.1")
+
+
+def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    serve_metrics()
     return pipeline.insert_after("parse", "count_tokens", count)

@@ -1,0 +1,108 @@
+"""``penstock check``: all that can be wrong before a model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.api.cli.check import all_pass, without_password
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.server import UNSTARTABLE, checks, serve
+from tests.support.paths import FIXTURES
+from tests.support.processes import free_port
+
+SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store": "none", "sandbox": False}
+
+
+def checked(capsys: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
+    """Run all checks; return if they pass, and the line of each."""
+    chosen = Settings(**SETTINGS | {"port": free_port()} | settings)
+    passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun)))
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
+
+
+def test_settings_without_a_mistake_pass(capsys: Any, tmp_path: Path) -> None:
+    passes, lines = checked(capsys, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
+    assert passes
+    assert set(lines) == {"keys", "address", "store", "mcp", "tools", "record", "pipeline"}
+    assert lines["pipeline"].startswith("ok tiny-gpt-oss is answered from")
+
+
+def mcp_server(**entry: Any) -> str:
+    return json.dumps({"mcpServers": {"clock": entry}})
+
+
+MISPLACED = "def install(pipeline):\n    return pipeline.insert_after('emit', 'x', pipeline.stage('parse'))\n"
+
+FILES = {
+    "broken.json": "{",
+    "no_program.json": mcp_server(command="clok"),
+    "no_program_there.json": mcp_server(command="./run", cwd="."),
+    "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
+    "misplaced.py": MISPLACED,
+}
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("keys", {"api_key_file": "keys"}, "--api-key-file keys: No such file"),
+    ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
+    ("store", {"store": "/dev/null/store"}, "/dev/null/store"),
+    ("mcp", {"mcp_config": "none.json"}, "--mcp-config none.json: No such file"),
+    ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json"),
+    ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),
+    ("mcp", {"mcp_config": "no_program_there.json"}, "clock: there is no program ./run"),
+    ("mcp", {"mcp_config": "no_variable.json"}, "there is no NOPE"),
+    ("record", {"record": "/dev/null/recordings"}, "/dev/null/recordings"),
+    ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
+    ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
+    ("pipeline", {"with": ["misplaced.py:install"]}, "x takes TokenFrame"),
+]
+"""Mistakes: the check that finds each, the settings, and a part of the message."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("check", "settings", "message"), MISTAKES)
+def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capsys: Any) -> None:
+    passes, lines = checked(capsys, **settings)
+    assert not passes
+    assert lines[check].startswith("wrong")
+    assert message in lines[check]
+
+
+def test_a_port_in_use_is_named(capsys: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        _, lines = checked(capsys, port=port)
+    assert lines["address"] == f"wrong --host 127.0.0.1 --port {port}: Address already in use"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("check", "settings", "message"), [each for each in MISTAKES if each[0] in ("keys", "mcp")])
+async def test_a_server_does_not_start_its_engine_with_a_mistake(
+    check: str, settings: dict[str, Any], message: str
+) -> None:
+    def start_engine(_: Settings) -> Any:
+        raise AssertionError(f"the engine starts before {check} are checked")
+
+    with pytest.raises(CannotStart, match=re.escape(message)):
+        await serve(Settings(**SETTINGS | {"port": free_port()} | settings), start_engine)
+
+
+def test_the_password_of_a_database_is_not_shown() -> None:
+    assert without_password("postgresql://me:secret@db.example/responses") == "postgresql://me:***@db.example/responses"
+    assert without_password("responses.sqlite3") == "responses.sqlite3"
