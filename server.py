@@ -24,6 +24,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.cli.check import Check, all_pass, without_password
 from penstock.api.cli.loading import Loading
+from penstock.api.cli.mistakes import wrong_option
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, listen, serving
@@ -60,7 +61,14 @@ from penstock.stages.responses import (
 )
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.engines.vllm import ANYTHING, VllmPlan, default_sampling, plan_vllm, speaks_harmony
+from penstock.stages.services.engines.vllm import (
+    ANYTHING,
+    VllmPlan,
+    WrongOption,
+    default_sampling,
+    plan_vllm,
+    speaks_harmony,
+)
 from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
@@ -133,7 +141,10 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, N
 
 def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
     """Return vLLM's plan for an engine in this process, and the stages for its model."""
-    plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
+    try:
+        plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_options)
+    except WrongOption as error:
+        raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
     return plan, stages(settings, chat, default_sampling(plan.config))
 
@@ -429,6 +440,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def check(arguments: Sequence[str]) -> None:
     """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
-    settings = read_settings(arguments)
+    settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
     sys.exit(not uvloop.run(all_pass(checks(settings), (*UNSTARTABLE, CannotRun))))

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -26,9 +19,9 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
+from penstock.api.sources import FILE, PREFIX, keys, nearest, read_file, unknown_variables
 from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
@@ -46,13 +39,23 @@ ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 REPLAY = "replay:"
 """The prefix of a folder of recordings that answer in place of an engine."""
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def seconds(value: Any) -> Any:
-    """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; leave anything else to pydantic."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value) if isinstance(value, str) else None
-    return float(match[1]) * _SECONDS[match[2]] if match else value
+    """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; leave what is no text to pydantic."""
+    if not isinstance(value, str):
+        return value
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)):
+        raise ValueError("expected a duration, such as 30d, 12h, 5m or 90s")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def size(value: Any) -> Any:
+    """Return the bytes of ``32MiB`` or ``33554432``; leave anything else to pydantic."""
+    match = re.fullmatch(r"\s*(\d+)\s*([KMG]iB)?\s*", value) if isinstance(value, str) else None
+    return int(match[1]) * _SIZES[match[2] or ""] if match else value
 
 
 def speed(value: Any) -> Any:
@@ -60,8 +63,26 @@ def speed(value: Any) -> Any:
     return None if value == "max" else value.removesuffix("x") if isinstance(value, str) else value
 
 
+def listed(value: Any) -> Any:
+    """Return the entries of ``a,b`` or of a JSON list; leave what is no text to pydantic."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+
+
+def decoded(value: Any) -> Any:
+    """Return the value of a JSON text; leave anything else to pydantic."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
 """A duration in seconds; as text it may have one of the units ``s``, ``m``, ``h`` and ``d``."""
+
+Texts = Annotated[list[str], NoDecode, BeforeValidator(listed)]
+"""A list, whose text is one entry, entries with commas between them, or JSON."""
+
+Table = Annotated[dict[str, Any], NoDecode, BeforeValidator(decoded)]
+"""A table, whose text is JSON."""
 
 
 def _is_here(host: str) -> bool:
@@ -81,7 +102,21 @@ def _data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
 
 
-_OF_VLLM = {
+def _option(name: str, value: Any) -> list[str]:
+    """Return an option of vLLM's command line, for an entry of the table ``[vllm]``."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    if isinstance(value, list):
+        return [f"--{option}", *map(_text, value)]
+    return [f"--{option}={_text(value)}"]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+OF_VLLM = {
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
     "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS": "allow_tool",
 }
@@ -89,13 +124,13 @@ _OF_VLLM = {
 
 
 class Settings(BaseSettings):
-    """Serve MODEL. Options not named here go to vLLM's engine; write MODEL before them."""
+    """Serve MODEL. Options that are not listed here go to vLLM's engine: write MODEL before them."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_",
+        env_prefix=PREFIX,
         env_prefix_target="all",
-        toml_file="penstock.toml",
         cli_prog_name="penstock serve",
+        cli_exit_on_error=False,
         cli_kebab_case=True,
         cli_ignore_unknown_args=True,
         cli_implicit_flags=True,
@@ -104,122 +139,141 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    # The examples are shown in mistakes, and in the file of ``penstock config`` if there is no default.
     model: CliPositionalArg[str | None] = Field(
-        None, description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine"
+        None,
+        description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine",
+        examples=[DEFAULT_MODEL],
     )
-    engine: list[str] = Field(
-        [], description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings"
+    engine: Texts = Field(
+        [],
+        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings",
+        examples=["http://127.0.0.1:8001"],
     )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
-        None,
+        "max",
+        validate_default=True,
         gt=0,
         allow_inf_nan=False,
         description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
+        examples=["2x"],
     )
     engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     reasoning_parser: str | None = Field(
-        None, description="vLLM's parser of reasoning, or none; by default chosen by the chat template"
+        None,
+        description="vLLM's parser of reasoning, or none; by default chosen by the chat template",
+        examples=["qwen3"],
     )
     tool_call_parser: str | None = Field(
-        None, description="vLLM's parser of calls, or none; by default chosen by the chat template"
+        None, description="vLLM's parser of calls, or none; by default chosen by the chat template", examples=["hermes"]
     )
     chat_template: str | None = Field(
-        None, description="a file with a chat template, or the template itself, instead of the model's own"
+        None,
+        description="a file with a chat template, or the template itself, instead of the model's own",
+        examples=["template.jinja"],
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
         "auto",
         description="format in which the template takes the content of messages: string, or openai for a list of parts",
     )
-    default_chat_template_kwargs: dict[str, Any] = Field(
-        {}, description='variables of the chat template, as JSON: {"enable_thinking": false}'
+    default_chat_template_kwargs: Table = Field(
+        {},
+        description='variables of the chat template; as JSON, {"enable_thinking": false}, except in penstock.toml',
+        examples=[{"enable_thinking": False}],
     )
     trust_request_chat_template: bool = Field(False, description="accept the chat_template of a request")
     harmony_system_instructions: bool = Field(
         False, description="give gpt-oss the instructions in its system message, instead of the developer message"
     )
+    vllm: CliSuppress[Table] = {}
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    max_body_bytes: Annotated[int, BeforeValidator(size)] = Field(
+        "32MiB",
+        validate_default=True,
+        gt=0,
+        description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
+    )
+    keep_alive: Duration = Field(
+        "15s",
+        validate_default=True,
+        gt=0,
+        description="time of silence after which a stream gets a comment, so that no proxy closes it",
+    )
+    drain_timeout: Duration = Field(
+        "20s",
+        validate_default=True,
+        description="time that running responses get after SIGTERM; then they end as failed",
+    )
+    api_key_file: Path | None = Field(
+        None,
+        description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well",
+        examples=["/etc/penstock/keys"],
+    )
+    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    allow_host: Texts = Field(
+        [],
+        description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable",
+        examples=["gpubox"],
+    )
+    allow_origin: Texts = Field(
+        [],
+        description="an origin whose web pages may use this server, or * for all; repeatable",
+        examples=["https://chat.example"],
+    )
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
         description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), or none",
     )
-    store_ttl: Duration = Field(30 * 86400.0, description="time for which responses are stored: 30d, 12h, 5m, 90s")
-    stream_ttl: Duration = Field(86400.0, description="time for which the events of their streams are stored")
+    store_ttl: Duration = Field("30d", validate_default=True, description="time for which responses are stored")
+    stream_ttl: Duration = Field(
+        "1d", validate_default=True, description="time for which the events of their streams are stored"
+    )
     max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait in order")
     resume_interrupted: bool = Field(
         False,
         description="run interrupted background responses of a dead server again, instead of ending them as failed",
     )
     detach: bool = Field(False, description="let a stored response go on if its client disconnects")
-    api_key_file: Path | None = Field(
-        None, description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well"
-    )
-    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
-    allow_host: list[str] = Field(
-        [], description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable"
-    )
-    allow_origin: list[str] = Field(
-        [], description="an origin whose web pages may use this server: https://chat.example, or * for all; repeatable"
-    )
     peer_url: str | None = Field(
         None,
         validate_default=True,
         description="URL at which the other servers of the store reach this one; by default http://HOST:PORT",
+        examples=["http://10.0.0.2:8000"],
     )
-    heartbeat: Duration = Field(2.0, gt=0, description="seconds between two heartbeats in the store")
+    heartbeat: Duration = Field(
+        "2s", validate_default=True, gt=0, description="time between two heartbeats in the store"
+    )
     stale_after: Duration = Field(
-        15.0, gt=0, description="seconds without a heartbeat after which a server counts as dead"
+        "15s", validate_default=True, gt=0, description="time without a heartbeat after which a server counts as dead"
     )
-    max_body_bytes: int = Field(
-        32 * 2**20,
-        gt=0,
-        description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
+    mcp_config: Path | None = Field(
+        None, description="a JSON file of MCP servers, in the format of most MCP clients", examples=["mcp.json"]
     )
-    keep_alive: Duration = Field(
-        15.0, gt=0, description="seconds of silence after which a stream gets a comment, so that no proxy closes it"
-    )
-    drain_timeout: Duration = Field(
-        20.0, description="seconds that running responses get after SIGTERM; then they end as failed"
-    )
-    mcp_config: Path | None = Field(None, description="a JSON file of MCP servers, in the format of most MCP clients")
     sandbox: bool = Field(
         True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
     )
-    allow_tool: Annotated[list[str], NoDecode] = Field(
-        [], description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; repeatable"
+    allow_tool: Texts = Field(
+        [],
+        description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; "
+        "by default all; repeatable",
+        examples=["web_search"],
     )
     web_search: str | None = Field(
         None,
-        pattern=r"^(brave|tavily|exa|searxng=https?://\S+)$",
         description="search engine: brave, tavily, exa or searxng=URL; PENSTOCK_WEB_SEARCH_KEY holds its key",
+        examples=["searxng=http://127.0.0.1:8888"],
     )
     web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
-    allow_address: list[str] = Field(
-        [], description="a network, address or host that URLs may reach although it is not public; repeatable"
-    )
-    tool_timeout: Duration = Field(120.0, gt=0, description="seconds that one call of a tool may take")
-    max_turns: int = Field(100, gt=0, description="turns of the model in one response")
-    with_: list[str] = Field(
+    allow_address: Texts = Field(
         [],
-        alias="with",
-        description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
+        description="a network, address or host that URLs may reach although it is not public; repeatable",
+        examples=["10.0.0.0/8"],
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
-    verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
-    log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
-    log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
-    max_log_len: int | None = Field(
-        None, gt=0, description="most characters of one prompt or item in the log; by default all"
+    tool_timeout: Duration = Field(
+        "2m", validate_default=True, gt=0, description="time that one call of a tool may take"
     )
-    record: Path | None = Field(None, description="a folder that gets one recording per response")
-    record_after: Annotated[tuple[str, ...], NoDecode] = Field(
-        tuple(FILES), description=f"the stages whose output is recorded: {','.join(FILES)}"
-    )
-    record_if: str | None = Field(
-        None,
-        description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
-    )
-    record_texts: bool = Field(True, description="record texts; without them only their shape")
+    max_turns: int = Field(100, gt=0, description="turns of the model in one response")
     share_caches: bool = Field(
         False,
         description="share the engine's prefix cache among API keys: a client can then confirm guesses of prompts",
@@ -227,22 +281,40 @@ class Settings(BaseSettings):
     salt_caches: bool = Field(
         False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
     )
+    with_: Texts = Field(
+        [],
+        alias="with",
+        description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
+        examples=["shout.py:install"],
+    )
     print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
+    verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
+    log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
+    log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
+    max_log_len: int | None = Field(
+        None, gt=0, description="most characters of one prompt or item in the log; by default all", examples=[1000]
+    )
+    record: Path | None = Field(
+        None, description="a folder that gets one recording per response", examples=["recordings"]
+    )
+    record_after: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)] = Field(
+        ",".join(FILES), validate_default=True, description="the stages whose output is recorded"
+    )
+    record_if: str | None = Field(
+        None,
+        description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
+        examples=["0.01"],
+    )
+    record_texts: bool = Field(True, description="record texts; without them only their shape")
     engine_arguments: CliUnknownArgs = []
-
-    @field_validator("engine_arguments")
-    @classmethod
-    def _one_model(cls, arguments: list[str]) -> list[str]:
-        if any(argument.split("=")[0] == "--model" for argument in arguments):
-            raise ValueError("give the model without --model, before all options")
-        return arguments
 
     @field_validator("store")
     @classmethod
     def _store(cls, store: str) -> str:
         if "://" in store and not store.startswith(("postgresql://", "postgres://")):
             raise ValueError("give the path of a file, postgresql://..., or none")
-        return store
+        return store if "://" in store else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
 
     @field_validator("peer_url")
     @classmethod
@@ -269,11 +341,6 @@ class Settings(BaseSettings):
                 raise ValueError(f"{origin!r} is not an origin: it needs a scheme, a host, and a port if it has one")
         return origins
 
-    @field_validator("allow_tool", mode="before")
-    @classmethod
-    def _tools(cls, value: Any) -> Any:
-        return re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
-
     @field_validator("allow_tool")
     @classmethod
     def _known_tools(cls, names: list[str]) -> list[str]:
@@ -293,13 +360,19 @@ class Settings(BaseSettings):
             raise ValueError("it is empty: give a folder")
         return value
 
-    @field_validator("record_after", mode="before")
+    @field_validator("record_after")
     @classmethod
-    def _stages(cls, value: Any) -> Any:
-        stages = value.split(",") if isinstance(value, str) else value
+    def _stages(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := [stage for stage in stages if stage not in FILES]:
             raise ValueError(f"{unknown[0]!r} is not one of {', '.join(FILES)}")
-        return tuple(stages)
+        return stages
+
+    @field_validator("web_search")
+    @classmethod
+    def _search(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"brave|tavily|exa|searxng=https?://\S+", value):
+            raise ValueError("expected brave, tavily, exa or searxng=URL")
+        return value
 
     @field_validator("record_if")
     @classmethod
@@ -323,10 +396,18 @@ class Settings(BaseSettings):
         return urls
 
     @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if any(option.split("=")[0] == "--model" for option in self.engine_options):
+            raise ValueError("give MODEL as the first argument, or as model before the tables of penstock.toml")
+        return self
+
+    @model_validator(mode="after")
     def _engine_is_elsewhere(self) -> Self:
         if self.engine and self.engine_arguments:
-            first = self.engine_arguments[0]
-            raise ValueError(f"{first} is an option of an engine in this process, but --engine names a remote one")
+            first = self.engine_arguments[0].split("=")[0]
+            near = nearest(first, (f"--{key.replace('_', '-')}" for key in keys(type(self).model_fields)))
+            reason = "Options of vLLM's engine belong to the server of the engine, as --engine names a remote one"
+            raise ValueError(f"{first}: there is no such option{near or '.'} {reason}")
         return self
 
     @model_validator(mode="after")
@@ -335,6 +416,11 @@ class Settings(BaseSettings):
         if needs_key and self.web_search_key is None:
             raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
         return self
+
+    @property
+    def engine_options(self) -> list[str]:
+        """The options of vLLM: those of the table ``[vllm]``, then those of the command line, which win."""
+        return [part for name, value in self.vllm.items() for part in _option(name, value)] + self.engine_arguments
 
     @property
     def recordings(self) -> Path | None:
@@ -389,18 +475,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Prefer the command line to the environment, and both to ``penstock.toml`` in the working directory.
 
+        Unknown keys of either are kept, so that they are refused.
+
         A variable of vLLM counts if none of them has its setting.
         """
-        of_vllm = {name: os.environ[variable] for variable, name in _OF_VLLM.items() if variable in os.environ}
-        others = TomlConfigSettingsSource(settings_cls), InitSettingsSource(settings_cls, of_vllm)
-        return init_settings, env_settings, *others
-
-
-def mistakes(error: ValidationError) -> str:
-    """Describe what is wrong with the settings, in one line for each option or conflict of options."""
-    lines = []
-    for each in error.errors():
-        option = each["loc"][0] if each["loc"] else ""
-        message = each["msg"].removeprefix("Value error, ")
-        lines.append(f"--{str(option).replace('_', '-')}: {message}" if option else message)
-    return "\n".join(lines)
+        of_vllm = {name: os.environ[variable] for variable, name in OF_VLLM.items() if variable in os.environ}
+        known = keys(cls.model_fields)
+        others = unknown_variables(known), read_file(FILE, known), of_vllm
+        return init_settings, env_settings, *(InitSettingsSource(settings_cls, other) for other in others)

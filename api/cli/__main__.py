@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from platform import python_version
 
 from penstock.pipeline.errors import CannotRun
 
@@ -24,6 +27,13 @@ def check(arguments: Sequence[str]) -> None:
     from penstock.server import check
 
     check(arguments)
+
+
+def config(arguments: Sequence[str]) -> None:
+    """Print a penstock.toml with all settings and their defaults."""
+    from penstock.api.cli.config import main
+
+    main(arguments)
 
 
 def show(arguments: Sequence[str]) -> None:
@@ -62,17 +72,27 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command for command in (serve, check, show, replay, diff, shrink, inspect)
+    command.__name__: command for command in (serve, check, config, show, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
+
+
+def version() -> str:
+    """Return the versions of penstock, of vLLM if it is installed, and of Python."""
+    with suppress(PackageNotFoundError):
+        return f"penstock {installed('penstock')}, vLLM {installed('vllm')}, Python {python_version()}"
+    return f"penstock {installed('penstock')}, without vLLM, Python {python_version()}"
 
 
 def main() -> None:
     """Run the command that the command line names."""
     name, *arguments = sys.argv[1:] or [""]
+    if name == "--version":
+        print(version())
+        return
     if name not in COMMANDS:
         listed = "\n".join(f"  {name:10s}{command.__doc__}" for name, command in COMMANDS.items())
-        usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help"
+        usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help, or penstock --version"
         if name in ("-h", "--help"):
             print(usage)
             return

@@ -77,10 +77,12 @@ class Loading:
             self._drain()  # the last lines of the workers
             return
         self._restore()
+        if isinstance(error, CannotStart):  # its message says all that the operator needs
+            return
         is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code != _TERMINATED)
         if is_failure and not self._is_verbose:
             self._print(self._kept)
-        if isinstance(error, Exception) and not isinstance(error, CannotStart):
+        if isinstance(error, Exception):
             if not is_explained(error, self._kept):
                 traceback.print_exception(error)
             raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from pydantic import ValidationError
-from pydantic_settings import CliApp
+from pydantic_settings import CliApp, SettingsError
 
+from penstock.api.cli.mistakes import mistakes
 from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
-from penstock.api.settings import Settings, mistakes
+from penstock.api.options import help_text, options
+from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 
 KEY_PLACES = {
@@ -23,8 +25,11 @@ KEY_PLACES = {
 """Options that would show a key in the process list, each with the right place for the key."""
 
 
-def read_settings(arguments: Sequence[str]) -> Settings:
-    """Read the settings; raise `CannotRun` for wrong ones, and `SystemExit` for a key on the command line."""
+def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
+    """Read the settings of a command; raise `CannotRun` for wrong ones, and `SystemExit` for a key among them."""
+    if {"-h", "--help"} & {*arguments}:
+        print(help_text(command), end="")
+        sys.exit(0)
     for argument in arguments:
         if place := KEY_PLACES.get(name := option_name(argument)):
             sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
@@ -32,16 +37,26 @@ def read_settings(arguments: Sequence[str]) -> Settings:
             raise CannotRun(f"{name} is an option of vllm serve. Instead: {advice}")
         if reason := needless(name):
             print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
-    used = [argument for argument in arguments if not needless(option_name(argument))]
+    used = [_named(argument) for argument in arguments if not needless(option_name(argument))]
     try:
         settings = CliApp.run(Settings, cli_args=used)
     except ValidationError as error:
-        raise CannotRun(mistakes(error)) from error
+        raise CannotRun(mistakes(error, used)) from error
+    except SettingsError as error:  # argparse's message: an option without its value
+        raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
     if API_KEY in os.environ and not settings.has_keys:
         raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
     for name in ENVIRONMENT.keys() & os.environ.keys():
         print(f"penstock: {name} has no effect: {ENVIRONMENT[name]}", file=sys.stderr)
     return settings
+
+
+def _named(argument: str) -> str:
+    """Return an argument with the documented name of an option of penstock, which may be typed with underscores."""
+    name, separator, value = argument.partition("=")
+    documented = option_name(name)
+    is_ours = documented.replace("--no-", "--", 1) in {option.flag for option in options()}
+    return f"{documented}{separator}{value}" if is_ours else argument
 
 
 def greeting(settings: Settings, model: str) -> str:

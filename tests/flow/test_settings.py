@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic.fields import FieldInfo
-from pydantic_settings import CLI_SUPPRESS
+from pydantic_settings import CliApp
 
+from penstock.api.cli.config import sample
+from penstock.api.cli.serve import read_settings
 from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
+from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT
 
@@ -22,13 +28,32 @@ penstock serve [MODEL] [options of penstock] [options of vLLM's engine]
 ```
 
 Write MODEL first, or vLLM's options as `--name=value`. Each option of penstock is also an environment variable
-(`PENSTOCK_KEEP_ALIVE`) and a key of `penstock.toml` in the working directory (`keep_alive = 15`). The command line
-wins, then the environment.
+(`PENSTOCK_KEEP_ALIVE`) and a key of `penstock.toml` in the working directory (`keep-alive = "15s"`, or `keep_alive`).
+The command line wins, then the environment. Times are `30d`, `12h`, `5m` or `90s`; a number alone is seconds.
+Repeatable options are a list in the file (`with = ["a.py:install", "b.py:install"]`); in a variable, commas separate
+the entries.
 
-This table is generated from `api/settings.py`.
+```sh
+penstock config > penstock.toml    # all settings with their defaults and explanations
+```
 
-| option | default | |
-|---|---|---|
+Options of vLLM's engine stand in the table `[vllm]` at the end of the file; those of the command line win. The table
+has no effect if `--engine` names an engine elsewhere.
+
+```toml
+store-ttl = "7d"
+
+[vllm]
+max-model-len = 8192
+enable-lora = true
+lora-modules = ["legal=/models/legal"]
+```
+
+A mistake ends the start, and its message names the place where it was made. Unknown keys of the file are mistakes, and
+so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such variables for a service of the name
+`penstock`: turn them off by `enableServiceLinks: false`.
+
+The tables are generated from `api/settings.py`.
 """
 TAIL = """
 Options of vLLM that are worth knowing:
@@ -44,45 +69,64 @@ Options of vLLM that are worth knowing:
 Secrets are no options, as every process of the machine can read a command line. They are environment variables:
 `PENSTOCK_API_KEYS`, `PENSTOCK_ENGINE_KEY` and `PENSTOCK_WEB_SEARCH_KEY`.
 """
-SHOWN = {
-    "allow_tool": "all",
-    "store": "`~/.local/share/penstock/responses.sqlite3`",
-    "store_ttl": "30d",
-    "stream_ttl": "1d",
-    "max_body_bytes": "32 MiB",
-    "replay_speed": "max",
-    "record_after": "all",
-    "default_chat_template_kwargs": "",
-}
-"""Defaults that are clearer in words than as values."""
 
 
-def options() -> Iterator[tuple[str, str, FieldInfo]]:
-    for name, field in Settings.model_fields.items():
-        if name not in ("model", "engine_arguments") and CLI_SUPPRESS not in field.metadata:
-            yield name, f"--{(field.alias or name).replace('_', '-')}", field
+def table(section: str, members: Iterable[Option]) -> str:
+    rows = [
+        f"| {', '.join(f'`{flag}`' for flag in each.flags)} | {shown(each)} | {each.description} |" for each in members
+    ]
+    return "\n".join((f"\n## {section}\n", "| option | default | |", "|---|---|---|", *rows, ""))
 
 
-def default(name: str, field: FieldInfo) -> str:
-    value = field.default
-    if name in SHOWN:
-        return SHOWN[name]
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else "" if value is None or value == [] else str(value)
+def shown(option: Option) -> str:
+    return f"`{option.default_text}`" if "/" in option.default_text else option.default_text
 
 
-def row(name: str, option: str, field: FieldInfo) -> str:
-    switch = f"`{option}`, `--no-{option[2:]}`" if field.default is True else f"`{option}`"
-    assert field.description, f"{option} has no description"
-    return f"| {switch} | {default(name, field)} | {field.description} |\n"
-
-
-def test_page_has_every_setting(pytestconfig: pytest.Config) -> None:
-    page = HEAD + "".join(row(*option) for option in options()) + TAIL
+def test_page_has_every_setting(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    sections = groupby(options(), lambda option: option.section)
+    page = HEAD + "".join(table(section, members) for section, members in sections) + TAIL
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
+
+
+def test_each_option_has_a_section_a_description_and_an_example() -> None:
+    assert list(SECTIONS.values()) == [section for section, _ in groupby(option.section for option in options())]
+    for option in options():
+        assert option.section, option.key
+        assert option.description, option.key
+        assert option.example not in (None, [], {}), option.key
+
+
+def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(folder)
+    (folder / "penstock.toml").write_text(text)
+    return CliApp.run(Settings, cli_args=[]).model_dump()
+
+
+def test_sample_file_is_valid_and_holds_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = read("", tmp_path, monkeypatch)
+    assert read(sample(), tmp_path, monkeypatch) == defaults
+    keys = {
+        key.replace("-", "_") for key in tomllib.loads(re.sub(r"^# (?=[a-z-]+ = )", "", sample(), flags=re.MULTILINE))
+    }
+    assert keys == {option.key.replace("-", "_") for option in options()} | {"model", "vllm"}
+
+
+def test_examples_of_the_sample_file_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = re.sub(r"^# (?=[a-z-]+ = )", "", sample(), flags=re.MULTILINE)
+    text = re.sub(r"^(\S+) = .*  # for example (.*)$", r"\1 = \2", text, flags=re.MULTILINE)
+    settings = read(text, tmp_path, monkeypatch)
+    assert (settings["allow_host"], settings["max_log_len"]) == (["gpubox"], 1000)
+
+
+def test_help_has_types_and_defaults_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["-h"])
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "--store-ttl TIME time for which responses are stored (default: 30d)" in shown
+    assert not re.search(r"\[str|null|lambda|2592000|\bNone\b", shown)
 
 
 def with_tables(page: str) -> str:
@@ -116,7 +160,7 @@ OF_VLLM = {
 def test_other_options_on_a_page_exist(page: str) -> None:
     text = (ROOT / "api" / page).read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - NEEDLESS.keys() - INSTEAD.keys()
-    ours = {option for _, option, _ in options()}
+    ours = {option.flag for option in options()}
     assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM == set()
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
@@ -49,6 +49,16 @@ class UnknownModel(errors.CannotStart):
 
 class NoVllm(errors.CannotStart):
     """vLLM is not installed."""
+
+
+class WrongOption(errors.CannotStart):
+    """VLLM does not take its options; ``unknown`` is one that it does not have, and ``known`` are those that it has."""
+
+    def __init__(self, message: str, known: Iterable[str]) -> None:
+        super().__init__(message)
+        match = re.match(r"unrecognized arguments: (\S+?)(=|\s|$)", message)
+        self.unknown = match[1] if match else None
+        self.known = known
 
 
 @dataclass(frozen=True)
@@ -343,7 +353,7 @@ def default_sampling(config: VllmConfig) -> Mapping[str, float]:
 def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
     """Parse ``arguments`` with vLLM's own parser, and load the config of ``model``.
 
-    Exits with a message for arguments that vLLM does not know.  Raises `NoVllm` if vLLM is not installed.
+    Raises `WrongOption` for arguments that vLLM does not take, and `NoVllm` if vLLM is not installed.
     """
     if find_spec("vllm") is None:
         raise NoVllm("vLLM is not installed here: install vllm, or name an engine elsewhere with --engine URL.")
@@ -365,15 +375,21 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     from vllm.entrypoints.launchers.cli_args import LoRAParserAction
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    def refuse(message: str) -> NoReturn:
+        names = vars(parser.parse_known_args([])[0])
+        raise WrongOption(message, [f"--{name.replace('_', '-')}" for name in names])
+
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
+    parser.error = refuse  # its own prints all of vLLM's options
     parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
     parser.set_defaults(stream_interval=None)
     namespace: Namespace = parser.parse_args(arguments)
     if namespace.lora_modules and not namespace.enable_lora:
-        raise SystemExit("penstock: --lora-modules needs --enable-lora")
+        raise WrongOption("--lora-modules needs --enable-lora", ())
     engine_args = AsyncEngineArgs.from_cli_args(namespace)
     structured = engine_args.structured_outputs_config
     if structured.backend not in {"auto", "guidance"}:
-        raise SystemExit(f"penstock: structured output needs the backend guidance, not {structured.backend}")
+        reason = f"structured output needs the backend guidance, not {structured.backend}"
+        raise WrongOption(f"--structured-outputs-config: {reason}", ())
     structured.backend = "guidance"  # our grammars use its dialect
     return engine_args, namespace.lora_modules

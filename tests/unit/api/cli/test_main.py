@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -27,6 +28,18 @@ def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:
     ended = penstock("reply")
     assert ended.status == 2
     assert all(f"\n  {command} " in ended.err for command in COMMANDS)
+
+
+def test_versions_are_named(penstock: RunCommand) -> None:
+    assert penstock("--version").out.decode().startswith(f"penstock {version('penstock')}, ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_names_it(command: str, penstock: RunCommand) -> None:
+    for flag in ("-h", "--help"):
+        shown = penstock(command, flag)
+        assert (shown.status, shown.err) == (0, "")
+        assert shown.out.decode().startswith(f"usage: penstock {command} ")
 
 
 @pytest.mark.io

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.api.cli.mistakes import wrong_option
 from penstock.api.cli.serve import read_settings
 from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
+from penstock.stages.services.engines.vllm import WrongOption, plan_vllm
 
 
 @pytest.mark.parametrize("option", NEEDLESS)
@@ -70,3 +72,19 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
     of_server = {option.replace("--no-", "--") for option in switches if not needless(option)}
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
     assert of_server - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-modellen", "3"], "--max-modellen: there is no such option: did you mean --max-model-len?"),
+        (["--max-model-len", "long"], "argument --max-model-len: invalid "),
+    ],
+)
+def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(WrongOption) as refused:
+        plan_vllm("tiny", arguments)
+    shown = wrong_option(refused.value, arguments)
+    assert shown.startswith(message)
+    assert "\n" not in shown

@@ -1,0 +1,60 @@
+"""Config: print a ``penstock.toml`` with all settings and their defaults."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from penstock.api.options import Option, options
+
+_HEAD = """\
+# The settings of penstock serve, with their defaults. Keep the lines that you change, in penstock.toml in the working
+# directory. A variable (PENSTOCK_STORE_TTL) wins over this file, and an option (--store-ttl) over both.
+# Keys belong into the environment: PENSTOCK_API_KEYS, PENSTOCK_ENGINE_KEY and PENSTOCK_WEB_SEARCH_KEY.
+
+# model = "openai/gpt-oss-20b"
+"""
+_TAIL = """
+# Options of vLLM's engine in this process, as on its command line; last, as it is a table.
+[vllm]
+# max-model-len = 8192
+# enable-lora = true
+# lora-modules = ["name=folder"]
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the file."""
+    argparse.ArgumentParser(prog="penstock config", description=__doc__).parse_args(arguments)
+    print(sample(), end="")
+
+
+def sample() -> str:
+    """Return the file.  A setting without a default is a comment, with an example."""
+    return _HEAD + "".join(_lines()) + _TAIL
+
+
+def _lines() -> Iterator[str]:
+    for section, members in groupby(options(), lambda option: option.section):
+        yield f"\n## {section}\n"
+        for option in members:
+            yield f"\n{textwrap.fill(option.description, 110, initial_indent='# ', subsequent_indent='# ')}\n"
+            yield _line(option)
+
+
+def _line(option: Option) -> str:
+    if option.default is None:
+        return f"# {option.key} = {_toml(option.example)}\n"
+    example = f"  # for example {_toml(option.example)}" if option.default in ([], {}) else ""
+    return f"{option.key} = {_toml(option.default)}{example}\n"
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, which has JSON's texts, numbers, lists and truth values."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(entry)}' for key, entry in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)

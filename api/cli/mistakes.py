@@ -1,0 +1,74 @@
+"""Mistakes in the settings, as the operator reads them: where each was made, what was expected, and what was meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from penstock.api.cli.vllm_options import option_name
+from penstock.api.options import options
+from penstock.api.settings import OF_VLLM, Settings
+from penstock.api.sources import FILE, PREFIX, keys, nearest, places, variable
+from penstock.stages.services.engines.vllm import WrongOption
+
+
+def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
+    """Describe what is wrong with the settings, in one line for each of them."""
+    return "\n".join(_mistake(each, arguments) for each in error.errors())
+
+
+def place(key: str, arguments: Sequence[str]) -> str:
+    """Return where a setting was made: the option, the variable, or the key and line of ``penstock.toml``."""
+    option = f"--{key.replace('_', '-')}"
+    if option in (option_name(argument).replace("--no-", "--") for argument in arguments):
+        return option
+    variables = [name for name in os.environ if name.upper() == variable(key)]
+    in_file = places(FILE).get(key.replace("-", "_"))
+    of_vllm = [name for name, setting in OF_VLLM.items() if setting == key and name in os.environ]
+    found = [*variables, *([in_file] if in_file else []), *of_vllm]
+    return found[0] if found else "MODEL" if key == "model" else option
+
+
+def placed(message: str, arguments: Sequence[str]) -> str:
+    """Return a message in which each option of penstock or vLLM is named as the operator set it."""
+    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda option: place(option[1].replace("-", "_"), arguments), message)
+
+
+def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
+    """Describe an option that vLLM does not take, and penstock does not have."""
+    if error.unknown is None:
+        return placed(str(error), arguments)
+    known = [*(option.flag for option in options()), *error.known]
+    return f"{placed(error.unknown, arguments)}: there is no such option{nearest(error.unknown, known)}"
+
+
+def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
+    if not error["loc"]:  # settings that do not fit together: the message names them by their options
+        return placed(error["msg"].removeprefix("Value error, "), arguments)
+    key = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return _unknown(key)
+    return f"{place(key, arguments)}: {_expected(key, error)}"
+
+
+def _unknown(key: str) -> str:
+    if key.upper().startswith(PREFIX):
+        return f"{key}: there is no such variable{nearest(key.upper(), map(variable, keys(Settings.model_fields)))}"
+    known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
+    near = nearest(key, known) or "."
+    return (
+        f"{places(FILE)[key.replace('-', '_')]}: there is no such setting{near} Options of vLLM stand in a table [vllm]"
+    )
+
+
+def _expected(key: str, error: ErrorDetails) -> str:
+    message = error["msg"]
+    if error["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    examples = [option.example for option in options() if option.key == key.replace("_", "-")]
+    is_listed = error["type"] == "literal_error"
+    return f"{message}, for example {examples[0]}" if examples and not is_listed else message

@@ -1,0 +1,78 @@
+"""The places where settings are made, besides the command line: the environment and ``penstock.toml``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from penstock.pipeline.errors import CannotRun
+
+PREFIX = "PENSTOCK_"
+"""The beginning of the environment variables of all settings."""
+
+FILE = Path("penstock.toml")
+"""The file of settings, in the working directory."""
+
+_KEY = re.compile(r"""\s*\[?["']?([\w-]+)["']?\s*[=.\]]""")
+"""The beginning of a line that sets a key or begins a table."""
+
+
+def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
+    """Return the names of the settings; ``engine_arguments`` is no setting, but the rest of the command line."""
+    return [field.alias or name for name, field in fields.items() if name != "engine_arguments"]
+
+
+def variable(key: str) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + key.upper().replace("-", "_")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, if one is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def unknown_variables(known: Iterable[str]) -> dict[str, str]:
+    """Return the variables with penstock's prefix that name no setting, without their values, which may be secret."""
+    variables = {variable(key) for key in known}
+    return {name: "" for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in variables}
+
+
+def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
+    """Read a file of settings, whose keys may have dashes or underscores; unknown keys are kept with dashes.
+
+    Raises `CannotRun` for a file that is not TOML, or has a setting twice.
+    """
+    if not file.exists():
+        return {}
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise CannotRun(f"{file}: {error}") from None
+    named = {key.replace("_", "-"): key for key in known}
+    settings: dict[str, Any] = {}
+    for typed, value in table.items():
+        dashed = typed.replace("_", "-")
+        key = named.get(dashed, dashed)
+        if key in settings:
+            raise CannotRun(f"{file}: {dashed} and {key} are one setting")
+        settings[key] = value
+    return settings
+
+
+def places(file: Path) -> dict[str, str]:
+    """Return each key of a file with its line, ``store-ttl (penstock.toml, line 3)``, by its name with underscores."""
+    found: dict[str, str] = {}
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if match := _KEY.match(line):
+            found.setdefault(match[1].replace("-", "_"), f"{match[1]} ({file}, line {number})")
+    return found

@@ -1,0 +1,174 @@
+"""Mistakes in the settings: each names its place and its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.api.cli.mistakes import wrong_option
+from penstock.api.cli.serve import read_settings
+from penstock.pipeline.errors import CannotRun
+from penstock.stages.services.engines.vllm import WrongOption
+
+ELSEWHERE = ("--engine", "http://a:8001")
+ELSE = "Options of vLLM's engine belong to the server of the engine, as --engine names a remote one"
+TYPO = "--keep-alvie: there is no such option: did you mean --keep-alive? " + ELSE
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, where ``penstock.toml`` is read."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mistake(*arguments: str) -> str:
+    with pytest.raises(CannotRun) as refused:
+        read_settings(arguments)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--store-ttl", "week"), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s"),
+        (("--store_ttl=week",), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s"),
+        (("--port", "high"), "--port: Input should be a valid integer, unable to parse string as an integer, "
+                             "for example 8000"),
+        (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        (("--port",), "--port: expected one argument"),
+        (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
+        ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
+        ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
+    ],
+)  # fmt: skip
+def test_wrong_option_is_named_with_its_cure(arguments: tuple[str, ...], message: str) -> None:
+    assert mistake(*arguments) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PENSTOCK_STORE_TTL", "week", "PENSTOCK_STORE_TTL: expected a duration, such as 30d, 12h, 5m or 90s"),
+        ("PENSTOCK_STORE_TLL", "7d", "PENSTOCK_STORE_TLL: there is no such variable: did you mean PENSTOCK_STORE_TTL?"),
+        ("PENSTOCK_ENGINE_ARGUMENTS", "x", "PENSTOCK_ENGINE_ARGUMENTS: there is no such variable"),
+        ("penstock_colour", "red", "penstock_colour: there is no such variable"),
+        ("PENSTOCK_ENGINE", "a:8001", "PENSTOCK_ENGINE: a:8001 must begin with http:// or https://, and name a host"),
+        ("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", "cook", "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS: "),
+    ],
+)
+def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert mistake().startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '# A comment\nstore-ttl = "7 days"',
+            "store-ttl (penstock.toml, line 2): expected a duration, such as 30d, 12h",
+        ),
+        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting: did you mean store-ttl?"),
+        (
+            "max_model_len = 5",
+            "max_model_len (penstock.toml, line 1): there is no such setting: did you mean max-log-len? Options of",
+        ),
+        ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
+        (
+            'host = "here"\nstore = 7d',
+            "penstock.toml: Expected newline or end of document after a statement (at line 2",
+        ),
+        ("[vllm]\nmodel = 'x'", "give MODEL as the first argument, or as model before the tables of penstock.toml"),
+        ("web-search = 'brave'", "web-search (penstock.toml, line 1) brave needs a key: set PENSTOCK_WEB_SEARCH_KEY"),
+        (
+            "engine_arguments = []",
+            "engine_arguments (penstock.toml, line 1): there is no such setting. Options of vLLM",
+        ),
+    ],
+)
+def test_wrong_line_of_the_file_is_named(text: str, message: str, folder: Path) -> None:
+    (folder / "penstock.toml").write_text(text)
+    assert mistake().startswith(message)
+
+
+def test_all_mistakes_are_named_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "penstock.toml").write_text("port = 'high'\nprot = 1")
+    monkeypatch.setenv("PENSTOCK_HEARTBEAT", "slow")
+    lines = mistake("--max-turns", "many").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "port (penstock.toml, line 1)",
+        "PENSTOCK_HEARTBEAT",
+        "--max-turns",
+        "prot (penstock.toml, line 2)",
+    ]
+
+
+def test_mistakes_show_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "penstock.toml").write_text("engine-key = 5311\napi-key = 'secret-5311'")
+    monkeypatch.setenv("PENSTOCK_WEB_SERCH_KEY", "secret-5311")
+    shown = mistake()
+    assert "PENSTOCK_WEB_SERCH_KEY" in shown
+    assert "5311" not in shown
+
+
+def test_file_takes_plain_texts_for_lists_dashes_and_options_of_vllm(folder: Path) -> None:
+    (folder / "penstock.toml").write_text(
+        """
+        with = "shout.py:install"
+        allow-origin = ["https://a", "https://b"]
+        allow_host = "gpubox"
+        store-ttl = "7d"
+        keep_alive = 3
+        [vllm]
+        max-model-len = 4096
+        enable_lora = true
+        enable-prefix-caching = false
+        lora-modules = ["a=/a", "b=/b"]
+        compilation-config = {level = 3}
+        """
+    )
+    settings = read_settings(["tiny", "--max-model-len", "8192"])
+    assert (settings.with_, settings.allow_origin, settings.allow_host, settings.store_ttl, settings.keep_alive) == (
+        ["shout.py:install"],
+        ["https://a", "https://b"],
+        ["gpubox"],
+        7 * 86400,
+        3,
+    )
+    assert settings.engine_options == [
+        "--max-model-len=4096",
+        "--enable-lora",
+        "--no-enable-prefix-caching",
+        *("--lora-modules", "a=/a", "b=/b"),
+        '--compilation-config={"level": 3}',
+        *("--max-model-len", "8192"),  # the last one wins
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "engines"),
+    [
+        ("http://a", ["http://a"]),
+        ("http://a,http://b", ["http://a", "http://b"]),
+        ('["http://a", "http://b"]', ["http://a", "http://b"]),
+    ],
+)
+def test_list_in_a_variable_is_text_or_json(value: str, engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ENGINE", value)
+    assert read_settings([]).engine == engines
+
+
+def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("[vllm]\nmax-modellen = 3")
+    typed = WrongOption("unrecognized arguments: --keep-alvie 3", ["--max-model-len"])
+    assert wrong_option(typed, ["--keep-alvie", "3"]) == (
+        "--keep-alvie: there is no such option: did you mean --keep-alive?"
+    )
+    in_file = WrongOption("unrecognized arguments: --max-modellen=3", ["--max-model-len"])
+    assert wrong_option(in_file, []) == (
+        "max-modellen (penstock.toml, line 2): there is no such option: did you mean --max-model-len?"
+    )
+    value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
+    assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
