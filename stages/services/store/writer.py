@@ -47,6 +47,9 @@ PAUSES = (0.1, 2.0)
 SLOW = 1.0
 """Seconds after which an unfinished attempt counts as degraded."""
 
+TICK = SLOW / 10
+"""Seconds between two ticks of `_Wait`."""
+
 READ_WAIT = 3.0
 """Seconds that a read waits for the changes that it must see."""
 
@@ -79,6 +82,46 @@ class _Change:
         return self.unit
 
 
+class _Wait:
+    """The time that an attempt waits for the database, without that in which the event loop was held.
+
+    A tick that comes late shows that the loop was held.  The database may have answered in that time, and the loop may
+    have missed a timeout of the driver: neither is a fault of the database.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Seconds of waiting on a free loop."""
+        self.held = 0.0
+        """Seconds for which the loop was held."""
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self.end()
+        self.seconds = self.held = 0.0
+        self._schedule()
+
+    def end(self) -> None:
+        """Stop measuring."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + TICK
+        self._timer = loop.call_at(self._due, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        late = loop.time() - self._due
+        if late > TICK:
+            self.held += late
+        else:
+            self.seconds += TICK
+        self._schedule()
+
+
 class Writer:
     """Writes changes to the database, one group after another."""
 
@@ -91,14 +134,14 @@ class Writer:
         self._one_by_one = 0  # changes to write one by one, after the database refused their group
         self._flushing: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
-        self._try_began = 0.0
+        self._wait = _Wait()  # of the current attempt
         self._outage_began: float | None = None
         self._closed = False
 
     @property
     def is_degraded(self) -> bool:
         """True if the last attempt found the database unavailable, or the current one takes longer than `SLOW`."""
-        is_slow = self._flushing is not None and time.monotonic() - self._try_began > SLOW
+        is_slow = self._flushing is not None and self._wait.seconds > SLOW - TICK / 2
         return is_slow or self._outage_began is not None
 
     def check(self) -> None:
@@ -137,7 +180,7 @@ class Writer:
             self._last.update(dict.fromkeys((None, *keys), change))
         self.backlog += change.size
         if self._flushing is None:
-            self._try_began = time.monotonic()
+            self._wait.begin()
             self._flushing = asyncio.create_task(self._flush())
         return change
 
@@ -183,6 +226,7 @@ class Writer:
                     await self._rest(pause)
                     pause = min(2 * pause, longest)
         finally:
+            self._wait.end()
             self._flushing = None
 
     async def _write_group(self) -> bool:
@@ -192,7 +236,7 @@ class Writer:
         """
         group = list(islice(self._queue, 1 if self._one_by_one else GROUP))
         self._wakened.clear()
-        self._try_began = time.monotonic()
+        self._wait.begin()
         try:
             counts = await self._database.write(await self._units(group))
         except DatabaseUnavailable as exc:
@@ -235,8 +279,11 @@ class Writer:
         return change.done
 
     def _outage(self, error: DatabaseUnavailable) -> None:
-        """Log the first failure of an outage, and withdraw the urgent changes."""
-        if self._outage_began is None:
+        """Log the first failure of an outage, and withdraw the urgent changes.
+
+        After a failure on a loop that was held, the next attempt decides if there is an outage.
+        """
+        if self._outage_began is None and self._wait.held < SLOW:
             self._outage_began = time.monotonic()
             _log.error("the store cannot be written, and changes wait in memory: %s", error)
         self._one_by_one = 0

@@ -11,7 +11,8 @@ import pytest
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import writer as module
 from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, Nowhere, Statement, Unit
-from penstock.stages.services.store.writer import GROUP, LIMIT, Writer
+from penstock.stages.services.store.writer import GROUP, LIMIT, TICK, Writer
+from tests.support.clock import Clock
 
 
 class Notebook(Nowhere):
@@ -123,6 +124,38 @@ async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
     assert not writer.is_degraded
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
     assert "no room" in caplog.text
+
+
+async def test_slow_database_is_degraded_and_held_loop_is_not(clock: Clock, writer: Writer, notebook: Notebook) -> None:
+    notebook.is_open.clear()
+    change = writer.queue(say("1"))
+    await clock.move(60.0)
+    assert not writer.is_degraded
+    for _ in range(10):
+        assert not writer.is_degraded
+        await clock.move(TICK)
+    assert writer.is_degraded
+    notebook.is_open.set()
+    await change
+    await clock.turn()
+    assert not writer.is_degraded
+
+
+async def test_timeout_on_held_loop_is_no_outage(
+    clock: Clock, writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture
+) -> None:
+    notebook.is_open.clear()
+    notebook.fault = DatabaseUnavailable("timeout")
+    change = writer.queue(say("1"))
+    await clock.move(60.0)
+    notebook.is_open.set()
+    await clock.turn()
+    assert (notebook.tries, writer.is_degraded, caplog.records) == (1, False, [])
+    await clock.move(1.0)
+    assert (notebook.tries, writer.is_degraded) == (2, True)
+    notebook.fault = None
+    await clock.move(1.0)
+    await change
 
 
 async def test_outage_is_logged_once(writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
