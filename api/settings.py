@@ -434,6 +434,11 @@ class Settings(BaseSettings):
         return self.api_key_file is not None or self.api_keys is not None
 
     @property
+    def is_open(self) -> bool:
+        """True if other machines can use the server without a key."""
+        return not self.has_keys and (self.host in ANY or not _is_here(self.host))
+
+    @property
     def recorded_if(self) -> Condition:
         """The condition under which a response is recorded."""
         return ALWAYS if self.record_if is None else Condition.parse(self.record_if)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from penstock.api.cli.mistakes import mistakes
+from penstock.api.cli.mistakes import mistakes, place
 from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
+from penstock.api.sources import FILE, places
 from penstock.pipeline.errors import CannotRun
 
 KEY_PLACES = {
@@ -24,6 +26,9 @@ KEY_PLACES = {
 }
 """Options that would show a key in the process list, each with the right place for the key."""
 
+SECRETS = {"api_keys", "engine_key", "web_search_key"}
+"""Settings that hold keys."""
+
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     """Read the settings of a command; raise `CannotRun` for wrong ones, and `SystemExit` for a key among them."""
@@ -31,8 +36,8 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
         print(help_text(command), end="")
         sys.exit(0)
     for argument in arguments:
-        if place := KEY_PLACES.get(name := option_name(argument)):
-            sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
+        if better := KEY_PLACES.get(name := option_name(argument)):
+            sys.exit(f"penstock: a command line shows its keys to all processes: use {better}")
         if advice := INSTEAD.get(name):
             raise CannotRun(f"{name} is an option of vllm serve. Instead: {advice}")
         if reason := needless(name):
@@ -46,9 +51,22 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
         raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
     if API_KEY in os.environ and not settings.has_keys:
         raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
-    for name in ENVIRONMENT.keys() & os.environ.keys():
-        print(f"penstock: {name} has no effect: {ENVIRONMENT[name]}", file=sys.stderr)
+    for warning in _warnings(settings, used):
+        print(f"penstock: {warning}", file=sys.stderr)
     return settings
+
+
+def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
+    for name in ENVIRONMENT.keys() & os.environ.keys():
+        yield f"{name} has no effect: {ENVIRONMENT[name]}"
+    if settings.is_open:
+        needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
+        yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"
+    files = [settings.api_key_file, FILE if SECRETS & places(FILE).keys() else None]
+    for file in filter(None, files):
+        if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"
 
 
 def _named(argument: str) -> str:

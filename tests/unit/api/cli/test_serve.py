@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.api.cli.mistakes import wrong_option
@@ -49,6 +52,32 @@ def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-sixteen-or-more")
     with pytest.raises(CannotRun, match="use PENSTOCK_API_KEYS or --api-key-file"):
         read_settings(["tiny"])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "gpubox"])
+def test_address_that_is_open_to_other_machines_is_named(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    read_settings(["--host", host])
+    assert capsys.readouterr().err == (
+        "penstock: --host: other machines can use this server without a key; "
+        "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file\n"
+    )
+    read_settings(["--host", "127.0.0.1"])
+    read_settings(["--host", host, "--api-key-file", "keys"])
+    assert not capsys.readouterr().err
+
+
+def test_files_of_keys_that_others_can_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys, settings = Path("keys"), Path("penstock.toml")
+    keys.touch()
+    settings.write_text('api-key-file = "keys"\nengine-key = "of-the-engine"')
+    for mode, names in ((0o600, []), (0o640, ["keys", "penstock.toml"]), (0o604, ["keys", "penstock.toml"])):
+        keys.chmod(mode)
+        settings.chmod(mode)
+        read_settings([])
+        assert re.findall(r"penstock: (\S+) holds keys, and other users", capsys.readouterr().err) == names
 
 
 @pytest.mark.vllm
