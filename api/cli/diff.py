@@ -6,14 +6,17 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.pipeline.plugins import load
+from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.comparison import Difference, Line, Place, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
@@ -31,16 +34,15 @@ _MARK = "\uffff"
 def main(arguments: Sequence[str]) -> None:
     """Print the first difference between two recordings.  Exit with status 1 if there is one."""
     chosen = _parser().parse_intermixed_args(arguments)
-    one, other = recorded_lines(chosen.one), _other(chosen)
-    stages = _common(one, other)
-    for stage in stages:
-        if difference := first_difference(one[stage], other[stage], exact=chosen.exact):
-            print(f"{FILES[stage][0]}:{difference.here.line}: {difference.problem}")
-            for shown in context(one[stage], other[stage], difference, chosen.context):
+    compared = list(comparisons(recorded_lines(chosen.one), _other(chosen)))
+    for each in compared:
+        if difference := first_difference(each.one, each.other, exact=chosen.exact):
+            print(f"{each.file}:{difference.here.line}: {difference.problem}{each.after}")
+            for shown in context(each.one, each.other, difference, chosen.context):
                 print(shown)
             sys.exit(1)
-    if others := [FILES[stage][0] for stage in stages if not is_chunked_alike(one[stage], other[stage])]:
-        print(f"the same, in other pieces: {', '.join(others)}")
+    if others := [each.file for each in compared if not is_chunked_alike(each.one, each.other)]:
+        print(f"the same, in other pieces: {', '.join(dict.fromkeys(others))}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,14 +62,44 @@ def _other(chosen: argparse.Namespace) -> Lines:
         return replayed_lines(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
-    return recorded_lines(chosen.other)
+    lines = recorded_lines(chosen.other)
+    return {**lines, "persist": _events(lines["emit"])} if "emit" in lines and "persist" not in lines else lines
 
 
-def _common(one: Lines, other: Lines) -> list[str]:
-    stages = [stage for stage in FILES if stage in one and stage in other]
-    if not stages:
+@dataclass(frozen=True)
+class Comparison:
+    """The lines of a file, and the other lines that are compared with them."""
+
+    file: str
+    one: list[Line]
+    other: list[Line]
+    after: str = ""
+    """The stage that gave the other lines, if the file is not its own, in words."""
+
+
+def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
+    """Yield what two recordings have in common, junction by junction, and then the events that came out last.
+
+    If those were not recorded, they were the events of ``emit``.  Raise `NoReplay` if there is nothing in common.
+    """
+    common = [stage for stage in FILES if stage in one and stage in other]
+    if not common:
         raise NoReplay(f"the recordings have no file in common: {_names(one)}, and {_names(other)}")
-    return stages
+    yield from (Comparison(FILES[stage][0], one[stage], other[stage]) for stage in common if stage != "persist")
+    if "persist" in one and "persist" in other:
+        yield Comparison(FILES["persist"][0], one["persist"], other[list(other)[-1]])
+    elif "emit" in common and "persist" in other:
+        events = _events(one["emit"])
+        later = list(other)[list(other).index("emit") + 1 :]
+        for stage in later:
+            yield Comparison(FILES["emit"][0], events, _events(other[stage]), f" (after {stage})")
+
+
+def _events(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of events, and the end."""
+    *frames, last = lines
+    events = [each for each in frames if isinstance(each.frame, Event)]
+    return [*events, Line(replace(last.frame, frames=len(events)), last.number)]
 
 
 def _names(lines: Lines) -> str:

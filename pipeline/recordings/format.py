@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread, unwritten
 
@@ -31,8 +32,13 @@ FILES: Mapping[str, tuple[str, Any]] = {
     "parse": ("parsed.jsonl", ParsedFrame),
     "converse": ("conversed.jsonl", ConversedFrame),
     "emit": ("events.jsonl", EmittedFrame),
+    "persist": ("sent.jsonl", ResponseEvent),
 }
-"""For each stage, the file with its recorded output, and the union type of the frames in it."""
+"""For each stage, the file with its recorded output, and the union type of the frames in it.
+
+The file of ``persist`` has what comes out last.  It exists only if a stage of the operator's after ``emit`` may change
+it: otherwise it only repeats the events.
+"""
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "converse": ("normalize",),

@@ -93,10 +93,17 @@ class Recorder:
         self._thread.start()
 
     def tapped(self, pipeline: Pipeline[CreateResponse, Any]) -> Pipeline[CreateResponse, Any]:
-        """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing."""
+        """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing.
+
+        The tap for ``persist`` is the last stage.
+        """
         try:
+            is_changed = any(step.guard for step in pipeline.following("emit").steps)
             for stage in FILES:
-                pipeline = pipeline.insert_after(stage, f"record {stage}", RecorderTap(self, stage))
+                if stage != "persist":
+                    pipeline = pipeline.insert_after(stage, f"record {stage}", RecorderTap(self, stage))
+            if is_changed:
+                pipeline = pipeline.then("record persist", RecorderTap(self, "persist"))
         except (LookupError, ValueError) as error:  # plug-ins may change names
             raise CannotRun(f"--record: {error.args[0]}") from error
         return pipeline.replace("normalize", KeepBody(pipeline.stage("normalize"), self.condition))
@@ -112,12 +119,9 @@ class Recorder:
 
     def enter(self, stage: str, frame: Any) -> JunctionFile | None:
         """Register a stream at a tap by its first frame.  Return its file, or None if it is not to be recorded."""
-        facts = getattr(frame, "facts", None)
-        if facts is None or not self.condition.chooses(facts.response.id, facts.origin):
-            return None
-        folder = self.folders.get(facts.response.id)
+        folder = self._folder(frame)
         if folder is None:
-            folder = self.folders[facts.response.id] = self._new_folder(facts.response)
+            return None
         folder.running += 1
         file = folder.junction(stage, self.after)
         file.failure, file.abandoned = None, False
@@ -156,6 +160,19 @@ class Recorder:
             file.failure = Failure.of(error)
         else:  # cancelled, or closed by its reader
             file.abandoned = True
+
+    def _folder(self, frame: Any) -> ResponseFolder | None:
+        """Return the folder of the response that a first frame belongs to, or None if it is not to be recorded."""
+        facts = getattr(frame, "facts", None)
+        if facts is None:  # an event, whose response has passed the tap after ``emit``
+            response = getattr(frame, "response", None)
+            return self.folders.get(response.id) if isinstance(response, Response) else None
+        if not self.condition.chooses(facts.response.id, facts.origin):
+            return None
+        folder = self.folders.get(facts.response.id)
+        if folder is None:
+            folder = self.folders[facts.response.id] = self._new_folder(facts.response)
+        return folder
 
     def _new_folder(self, response: Response) -> ResponseFolder:
         request_id, body = _latest_request.get()

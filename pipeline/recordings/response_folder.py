@@ -123,7 +123,9 @@ class JunctionFile:
 
     def _note(self, frame: Any) -> None:
         if isinstance(frame, TerminalEvent):
-            self.folder.response, self._is_complete = frame.response, True
+            self._is_complete = True
+            if self.stage == "emit":
+                self.folder.response = frame.response
             return
         is_turn = isinstance(frame, GenerationStarted)
         self._turns += is_turn

@@ -218,9 +218,8 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
 
 
 def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
-    recorded, now = (
-        [frame for frame in side if isinstance(frame, Event)] for side in (_frames(files, "emit"), replayed)
-    )
+    last = _frames(files, "persist" if "persist" in files else "emit")
+    recorded, now = ([frame for frame in side if isinstance(frame, Event)] for side in (last, replayed))
     if not recorded or not now or recorded == now:
         return ""
     one, other = (

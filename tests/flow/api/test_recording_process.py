@@ -48,7 +48,7 @@ async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("record", ""), ("record_after", "generate,persist"), ("record_if", "2.0")]
+    ("option", "value"), [("record", ""), ("record_after", "generate,nothing"), ("record_if", "2.0")]
 )
 def test_unusable_recording_options_are_refused(option: str, value: str) -> None:
     with pytest.raises(ValidationError):

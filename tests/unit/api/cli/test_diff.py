@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.diff import context, recorded_lines, replayed_lines
+from penstock.api.cli.diff import comparisons, context, recorded_lines, replayed_lines
 from penstock.api.cli.recorded_model import model_of
 from penstock.api.cli.replayer import replay_of
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference, is_chunked_alike
-from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, read_frames, write_frames
+from penstock.pipeline.recordings.format import FORMAT, End, Header, read_frames, write_frames
 from penstock.pipeline.trace import traced
 from tests.support.paths import CHAT, HARMONY
 from tests.support.processes import RunCommand
@@ -37,9 +37,7 @@ async def test_recording_equals_its_replay(case: Path) -> None:
     again = replayed_lines(await replay_of(case))
     for exact in (False, True):
         assert all(first_difference(lines[stage], lines[stage], exact=exact) is None for stage in lines)
-        assert all(
-            first_difference(lines[stage], again[stage], exact=exact) is None for stage in FILES if stage in again
-        )
+        assert all(first_difference(each.one, each.other, exact=exact) is None for each in comparisons(lines, again))
 
 
 def changed(frame: Any) -> Any:
@@ -150,6 +148,38 @@ def test_context_marks_the_first_different_character(before: str, after: str, ex
     assert difference is not None
     line, mark, other_line, other_mark = context(one, other, difference, 1)
     assert (line[mark.index("^")], other_line[other_mark.index("^")]) == ("a", "b")
+
+
+SHOUT = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from msgspec.structs import replace
+from penstock.pipeline.frames import EmittedFrame
+from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
+
+async def shout(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+    async for frame in source:
+        yield replace(frame, delta=frame.delta.upper()) if type(frame) in DELTAS else frame
+
+def install(pipeline):
+    return pipeline.insert_after("PLACE", "shout", shout)
+"""
+
+
+@pytest.mark.parametrize(("place", "frames"), [("emit", "EmittedFrame"), ("persist", "ResponseEvent")])
+def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, place: str, frames: str) -> None:
+    (tmp_path / "stage.py").write_text(SHOUT.replace("PLACE", place).replace("[Frame", f"[{frames}"))
+    with_stage = ("--with", f"{tmp_path / 'stage.py'}:install")
+    found = penstock("diff", RECORDING, *with_stage)
+    assert found.out == b"events.jsonl:8: response.reasoning_text.delta delta ' should' != ' SHOULD' (after shout)\n"
+    assert found.status == 1
+    assert penstock("diff", RECORDING, *with_stage, "--to", place).status == 0
+    recorded = shutil.copytree(RECORDING, tmp_path / "recorded")
+    (recorded / "sent.jsonl").write_bytes(penstock("replay", RECORDING, *with_stage, "--json").out)
+    assert penstock("diff", recorded, *with_stage).status == 0
+    for pair in ((recorded,), (recorded, RECORDING)):
+        found = penstock("diff", *pair)
+        assert found.out == b"sent.jsonl:7: response.reasoning_text.delta delta ' SHOULD' != ' should'\n"
+    assert penstock("diff", RECORDING, recorded).status == 1
 
 
 def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
 from penstock.pipeline.frames import EngineFrame, GenerationStarted, Prompt, ResolvedRequest, TokenChunk
+from penstock.pipeline.plugins import Install, guarded
+from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings import recorder as module
@@ -55,12 +58,11 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
         await taps.close()
 
 
-def flow(taps: Recorder, engine: ScriptedEngine) -> Pipeline[Any, Any]:
+def flow(taps: Recorder, engine: ScriptedEngine, install: Install = lambda pipeline: pipeline) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
     live = RunRegistry(Store(Nowhere()))
-    return taps.tapped(
-        responses_pipeline(harmony_stages(load_encoding()), engine, live, limits=Limits(retry_seconds=0.0))
-    )
+    declared = responses_pipeline(harmony_stages(load_encoding()), engine, live, limits=Limits(retry_seconds=0.0))
+    return taps.tapped(guarded(install(declared), declared))
 
 
 async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
@@ -147,6 +149,24 @@ async def test_conversed_frames_are_kept_if_recorded_alone(tmp_path: Path) -> No
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
         await answered(flow(taps, ScriptedEngine(script())))
     assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
+
+
+async def shout(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+    event: Any
+    async for event in source:
+        yield msgspec.structs.replace(event, delta=event.delta.upper()) if type(event) in DELTAS else event
+
+
+async def test_changed_events_are_recorded_as_sent(tmp_path: Path) -> None:
+    def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return pipeline.insert_after("persist", "shout", shout)
+
+    async with recorder(tmp_path / "r") as taps:
+        sent = await answered(flow(taps, ScriptedEngine(script()), install))
+    folder = only_recording(tmp_path / "r")
+    recording = read_stage(folder, "persist")
+    assert "".join(frame.delta for frame in recording.frames if type(frame) in DELTAS) == "A GREETING.HELLO!"
+    assert (list(recording.frames), recording.end) == (sent, End(len(sent)))
 
 
 async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:

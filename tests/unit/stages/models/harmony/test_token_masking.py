@@ -148,7 +148,7 @@ def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
 
 def test_chat_tokens_are_left_out() -> None:
     redaction = WithoutTexts(None)
-    assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
+    assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit", "persist"]
     folder = next(case for case in HARMONY_CASES if case.name == "function_call_result")
     for stage in ("normalize", "parse", "emit"):
         for frame in redacted(folder, stage, redaction):
