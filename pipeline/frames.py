@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
+from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.tools import ClientForm, McpServer, Toolset
 
@@ -215,12 +215,43 @@ class GenerationStarted(_Frame, frozen=True):
     prompt: TokenIds = ()
 
 
+AnyFrame = TypeVar("AnyFrame", bound=msgspec.Struct | CreateResponse)
 FactsFrame = TypeVar("FactsFrame", ResolvedRequest, ResponseStarted, Prompt, GenerationStarted)
+
+
+def replace(frame: AnyFrame, **changes: Any) -> AnyFrame:
+    """Return a copy of any frame, or of a struct inside one, with changed fields.
+
+    The parameters of a `CreateResponse` are validated as if a client had sent them.  Raises `TypeError` for a field
+    that does not exist, and `ValueError` for a wrong parameter.
+    """
+    return frame.replaced(changes) if isinstance(frame, CreateResponse) else msgspec.structs.replace(frame, **changes)
 
 
 def with_facts(frame: FactsFrame, **changes: Any) -> FactsFrame:
     """Return the frame with changed facts."""
     return replace(frame, facts=replace(frame.facts, **changes))
+
+
+_ECHOED = {
+    **{name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")},
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
+"""The fields of `Sampling` that the response shows, each with its name there."""
+
+
+def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
+    """Return the frame with changed `Sampling`, which the response shows to the client.
+
+    The engine reads ``facts.sampling`` and the client ``facts.response``: a change of the first alone hides from the
+    client how its answer was made.
+    """
+    shown = {_ECHOED[name]: value for name, value in changes.items() if name in _ECHOED}
+    if "top_logprobs" in shown:
+        shown["top_logprobs"] = shown["top_logprobs"] or 0
+    response = replace(frame.facts.response, **shown)
+    return with_facts(frame, sampling=replace(frame.facts.sampling, **changes), response=response)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):

@@ -220,6 +220,13 @@ class CreateResponse(Body):
 
     _envelope: Envelope = PrivateAttr(default=Envelope())
 
+    def replaced(self, changes: Mapping[str, Any]) -> Self:
+        """Return a copy with other parameters, each validated; raise `TypeError` for one that does not exist."""
+        if unknown := changes.keys() - type(self).model_fields.keys():
+            raise TypeError(f"there is no parameter {min(unknown)!r}")
+        valid = type(self).model_validate(changes)
+        return self.model_copy(update={name: getattr(valid, name) for name in changes})
+
     def inside(self, envelope: Envelope) -> Self:
         """Return a copy in this envelope."""
         copy = self.model_copy()

@@ -1,0 +1,53 @@
+"""Copies of frames, and changes of sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.pipeline.frames import ItemDelta, ResolvedRequest, replace, with_sampling
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
+from tests.support.stored_responses import facts, response
+
+
+def test_each_kind_of_frame_is_copied_alike() -> None:
+    request = CreateResponse(model="a", input="Hi").inside(Envelope(owner="me"))
+    copy = replace(request, model="b", text={"format": {"type": "json_object"}})
+    assert (copy.model, copy.input, copy.envelope.owner, request.model) == ("b", "Hi", "me", "a")
+    assert copy.text is not None
+    assert copy.text.format is not None
+    assert copy.text.format.type == "json_object"
+    assert replace(ItemDelta("a"), text="b") == ItemDelta("b")
+
+
+@pytest.mark.parametrize("frame", [CreateResponse(input="Hi"), ItemDelta("a")])
+def test_a_copy_refuses_fields_that_do_not_exist(frame: Any) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        replace(frame, temprature=1)
+
+
+def test_a_copy_of_a_request_refuses_what_a_client_may_not_send() -> None:
+    with pytest.raises(ValidationError, match="temperature"):
+        replace(CreateResponse(input="Hi"), temperature=3)
+
+
+SHOWN = {"temperature": 0.25, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        (SHOWN, SHOWN),
+        ({"max_tokens": 20}, {"max_output_tokens": 20}),
+        ({"logprobs": 3}, {"top_logprobs": 3}),
+        ({"logprobs": None}, {"top_logprobs": 0}),
+        ({"top_k": 5, "seed": 7}, {}),
+    ],
+)
+def test_changed_sampling_is_shown_to_the_client(changes: dict[str, Any], shown: dict[str, Any]) -> None:
+    before = ResolvedRequest(facts(response("resp_1"), input=()))
+    after = with_sampling(before, **changes)
+    assert after.facts.sampling == replace(before.facts.sampling, **changes)
+    assert after.facts.response == replace(before.facts.response, **shown)
