@@ -15,6 +15,7 @@ from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import Keys
 from penstock.api.http.bodies import Health, Model, Models, OpenApi
 from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
+from penstock.api.http.front.front import front
 from penstock.api.http.openapi import Operation, describe, operation
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
@@ -64,7 +65,11 @@ class Api:
     @cached_property
     def routes(self) -> list[web.RouteDef]:
         """All routes, those of the two APIs once under each base URL."""
-        routes = [web.get("/health", self.health), web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME)]
+        routes = [
+            web.get("/", front),
+            web.get("/health", self.health),
+            web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
+        ]
         for base, outgoing in DIALECTS.items():
             routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
             routes += Conversations(self.scheduler.store).routes(base)

@@ -26,7 +26,7 @@ OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 Only the owner of a response finds it.  An application around this one may set any other text.
 """
 
-OPEN = frozenset({"/health", "/openapi.json"})
+OPEN = frozenset({"/", "/health", "/openapi.json"})
 """The paths that need no key."""
 
 

@@ -83,7 +83,8 @@ class Origins:
         if self._allows(origin):
             return
         if origin is None:
-            if request.headers.get("Sec-Fetch-Site", "").lower() != "cross-site":
+            follows_link = is_open(request) and request.headers.get("Sec-Fetch-Mode", "").lower() == "navigate"
+            if follows_link or request.headers.get("Sec-Fetch-Site", "").lower() != "cross-site":
                 return
         elif origin.lower() in {f"{scheme}://{_host(request).lower()}" for scheme in ("http", "https")}:
             return

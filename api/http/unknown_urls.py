@@ -17,7 +17,7 @@ ELSEWHERE = {
     "/completions": f"{_RESPONSES} Its 'input' takes the 'prompt'; run `vllm serve` beside it for Completions.",
     "/(embeddings|rerank|score|pooling|classify)": f"{_RESPONSES} Run `vllm serve` beside it for this one.",
     "(?<!/v1)/(responses|conversations|models)(/.*)?": f"The routes are under /v1. {_ROUTES}",
-    "/(docs|redoc)": _ROUTES,
+    "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
     "/metrics": "This server has no metrics; its log has a line with the tokens and seconds of each request.",
     "/version": "GET /openapi.json has the version of this server.",
     "/(ping|healthz|livez|readyz)": "GET /health reports the state of this server.",

@@ -36,12 +36,11 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
         except StoreFailed:
             logger.exception("Expired responses could not be deleted")
         else:
-            logger.info(
-                "Stored: %s, %.1f MB, the oldest for %s; kept for %s, their streams for %s",
-                counted(stats.responses, "response"),
-                stats.bytes / 1e6,
-                *map(duration, (stats.oldest_age, keep_responses, keep_streams)),
-            )
+            oldest = f", the oldest for {duration(stats.oldest_age)}" if stats.responses else ""
+            number, megabytes = counted(stats.responses, "response"), stats.bytes / 1e6
+            kept = f"kept for {duration(keep_responses)}, their streams for {duration(keep_streams)}"
+            if store.keeps:
+                logger.info("Stored: %s, %.1f MB%s; %s", number, megabytes, oldest, kept)
         await asyncio.sleep(period)
 
 

@@ -1,4 +1,4 @@
-"""Web pages of other origins in a real browser, and the server as ``penstock serve`` starts it."""
+"""A real browser, and the server as ``penstock serve`` starts it: its own page, and pages of other origins."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
-from tests.support.paths import FIXTURES
+from tests.support.paths import BROWSER, FIXTURES
 from tests.support.processes import PATIENCE, free_port
 
 RECORDING = FIXTURES / "harmony" / "weather"
 REQUEST = json.loads((RECORDING / "request.json").read_bytes())
+
+AXE = BROWSER.parent / "axe-core" / "axe.min.js"
+KEY = "a-key-of-sixteen-or-more"
 
 POST = """async ([url, type, body, mode]) => {
     try {
@@ -104,3 +107,33 @@ def test_page_of_an_allowed_origin_reads_a_stream(page: Page, origin: str, tmp_p
         status, text = sent_by(page, url, "application/json")
     assert status == 200
     assert "response" in text
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_page_of_the_server_sends_a_request_and_shows_its_stream(
+    browser: Browser, tmp_path: Path, scheme: Any, width: int
+) -> None:
+    complaints: list[str] = []
+    (tmp_path / "keys").write_text(KEY)
+    with served(tmp_path, "--api-key-file", str(tmp_path / "keys")) as (url, _):
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        expect(page.locator("#models")).to_have_text("It needs an API key.")
+        page.fill("#key", KEY)
+        page.fill("#input", "Who are you?")
+        expect(page.locator("#models")).to_contain_text("It serves tiny-gpt-oss")
+        page.click("#send")
+        expect(page.locator("#outcome.failure")).to_contain_text("400: No recording answers this request.")
+        page.fill("#model", "weather")
+        page.click("#send")
+        expect(page.locator("#outcome")).to_contain_text("completed, ")
+        titles = page.locator("article h2").all_text_contents()
+        assert titles == ["reasoning", "message", "function call: get_weather"]
+        assert page.locator("article pre").last.text_content() == '{"city":"Madrid"}'
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.evaluate(AXE.read_text("utf-8"))
+        assert page.evaluate("axe.run().then(found => found.violations.map(each => each.id))") == []
+        context.close()
+    assert not complaints

@@ -1,0 +1,1 @@
+"""The page at ``/``, to try the server in a browser."""

@@ -1,0 +1,161 @@
+"use strict";
+const $ = id => document.getElementById(id);
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+const followSystem = () => (document.documentElement.dataset.theme = prefersDark.matches ? "dark" : "light");
+prefersDark.addEventListener("change", followSystem);
+followSystem();
+
+const base = new URL("v1", document.baseURI).href;
+const headers = () => {
+  const key = $("key").value.trim();
+  return key ? { Authorization: `Bearer ${key}` } : {};
+};
+
+/* The server's own words about a request that it refused. */
+async function refusal(answer) {
+  const text = await answer.text();
+  try {
+    const { message, param, code } = JSON.parse(text).error;
+    const facts = [param && `param ${param}`, code && `code ${code}`].filter(Boolean).join(", ");
+    return `${answer.status}: ${message}${facts ? ` (${facts})` : ""}`;
+  } catch {
+    return `${answer.status}: ${text.slice(0, 500)}`;
+  }
+}
+
+async function loadModels() {
+  try {
+    const answer = await fetch(`${base}/models`, { headers: headers() });
+    $("keyed").hidden &&= answer.status !== 401;
+    if (!answer.ok) {
+      const needsKey = answer.status === 401 && !$("key").value;
+      $("models").textContent = needsKey ? "It needs an API key." : await refusal(answer);
+      return;
+    }
+    const names = (await answer.json()).data.map(model => model.id);
+    $("models").textContent = `It serves ${names.slice(0, 5).join(", ")}${names.length > 5 ? `, and ${names.length - 5} more` : ""}.`;
+    $("names").replaceChildren(...names.map(name => Object.assign(document.createElement("option"), { value: name })));
+    $("model").value ||= names[0];
+  } catch (error) {
+    $("models").textContent = `The server cannot be reached: ${error.message}`;
+  }
+}
+
+/* Output items: each has a block, to which its deltas are added.  The finished item has the last word. */
+const KINDS = { message: "message", reasoning: "reasoning" };
+const blocks = new Map();
+
+function blockOf(index, item) {
+  if (blocks.has(index)) return blocks.get(index);
+  const block = document.createElement("article");
+  const title = document.createElement("h2");
+  const text = document.createElement("pre");
+  block.className = `item ${KINDS[item.type] ?? "call"}`;
+  title.textContent = [item.type.replaceAll("_", " "), item.name].filter(Boolean).join(": ");
+  block.append(title, text);
+  $("items").append(block);
+  blocks.set(index, text);
+  return text;
+}
+
+const written = parts => (parts ?? []).map(part => part.text ?? part.refusal ?? "").join("\n\n");
+
+function finished(item) {
+  if (item.type === "message") return written(item.content);
+  if (item.type === "reasoning") return written(item.summary) || written(item.content);
+  if (item.type === "function_call") return item.arguments;
+  if (item.type === "custom_tool_call") return item.input;
+  const { id, type, name, ...rest } = item;
+  return JSON.stringify(rest, null, 2);
+}
+
+function conclude(text, isFailure) {
+  $("outcome").textContent = text;
+  $("outcome").className = isFailure ? "failure" : "";
+}
+
+function show(event, started) {
+  if (event.item) {
+    const block = blockOf(event.output_index, event.item);
+    if (event.type === "response.output_item.done") block.textContent = finished(event.item);
+  } else if (typeof event.delta === "string" && blocks.has(event.output_index)) {
+    blocks.get(event.output_index).append(event.delta);
+  } else if (event.type === "error") {
+    conclude(event.message, true);
+    return true;
+  } else if (["response.completed", "response.incomplete", "response.failed"].includes(event.type)) {
+    const { status, usage, error, incomplete_details: details } = event.response;
+    const tokens = usage ? `, ${usage.input_tokens} tokens in, ${usage.output_tokens} out` : "";
+    const why = error ? `: ${error.message}` : details ? `: ${details.reason}` : "";
+    conclude(`${status}${why}${tokens}, ${((performance.now() - started) / 1000).toFixed(1)} s`, Boolean(error));
+    return true;
+  }
+  return false;
+}
+
+/* The events of a stream: each is some lines, of which those with "data:" are read, and an empty one. */
+async function* eventsOf(answer) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (const reader = answer.body.getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const frames = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+    rest = frames.pop();
+    for (const frame of frames) {
+      const data = frame.split("\n").filter(line => line.startsWith("data: ")).map(line => line.slice(6)).join("\n");
+      if (data && data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+let aborting = null;
+
+async function send() {
+  const started = performance.now();
+  let more = {};
+  try {
+    more = JSON.parse($("more").value.trim() || "{}");
+  } catch (error) {
+    conclude(`The additional parameters are not JSON: ${error.message}`, true);
+    return;
+  }
+  const body = { model: $("model").value.trim() || undefined, input: $("input").value, store: false, ...more, stream: true };
+  aborting = new AbortController();
+  const options = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body), signal: aborting.signal };
+  const answer = await fetch(`${base}/responses`, options);
+  if (!answer.ok) {
+    conclude(await refusal(answer), true);
+    return;
+  }
+  let isOver = false;
+  for await (const event of eventsOf(answer)) isOver = show(event, started) || isOver;
+  if (!isOver) conclude("The stream broke off.", true);
+}
+
+async function run() {
+  blocks.clear();
+  $("items").replaceChildren();
+  conclude("…", false);
+  $("send").disabled = !($("stop").disabled = false);
+  try {
+    await send();
+  } catch (error) {
+    if (error.name === "AbortError") conclude("Stopped.", false);
+    else conclude(`The server cannot be reached: ${error.message}`, true);
+  } finally {
+    $("send").disabled = !($("stop").disabled = true);
+  }
+}
+
+$("base").textContent = base;
+$("form").addEventListener("submit", event => {
+  event.preventDefault();
+  run();
+});
+$("input").addEventListener("keydown", event => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+});
+$("stop").addEventListener("click", () => aborting?.abort());
+$("key").addEventListener("change", loadModels);
+loadModels();
