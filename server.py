@@ -24,7 +24,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.cli.check import Check, all_pass, without_password
 from penstock.api.cli.loading import Loading
-from penstock.api.cli.mistakes import wrong_option
+from penstock.api.cli.mistakes import placed, wrong_option
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, listen, serving
@@ -431,7 +431,7 @@ def main(arguments: Sequence[str]) -> None:
         else:
             uvloop.run(serve(settings, start_and_show))
     except UNSTARTABLE as error:
-        cause = f"penstock: {error}"
+        cause = f"penstock: {placed(str(error), arguments)}"
     else:
         return
     gc.collect()  # objects of vLLM complain when they end: not after the last line
@@ -442,4 +442,4 @@ def check(arguments: Sequence[str]) -> None:
     """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
-    sys.exit(not uvloop.run(all_pass(checks(settings), (*UNSTARTABLE, CannotRun))))
+    sys.exit(not uvloop.run(all_pass(checks(settings), (*UNSTARTABLE, CannotRun), arguments)))

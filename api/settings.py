@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from penstock.api.sources import FILE, PREFIX, keys, nearest, read_file, unknown_variables
+from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, read_file, unknown_variables
 from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
@@ -67,12 +67,15 @@ def listed(value: Any) -> Any:
     """Return the entries of ``a,b`` or of a JSON list; leave what is no text to pydantic."""
     if not isinstance(value, str):
         return value
-    return json.loads(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+    return decoded(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
 
 
 def decoded(value: Any) -> Any:
     """Return the value of a JSON text; leave anything else to pydantic."""
-    return json.loads(value) if isinstance(value, str) else value
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"expected JSON: {error}") from error
 
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
@@ -392,7 +395,8 @@ class Settings(BaseSettings):
             return urls
         for url in urls:
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
-                raise ValueError(f"{url} must begin with http:// or https://, and name a host")
+                shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
+                raise ValueError(f"{shown} must begin with http:// or https://, and name a host")
         return urls
 
     @model_validator(mode="after")
@@ -405,7 +409,7 @@ class Settings(BaseSettings):
     def _engine_is_elsewhere(self) -> Self:
         if self.engine and self.engine_arguments:
             first = self.engine_arguments[0].split("=")[0]
-            near = nearest(first, (f"--{key.replace('_', '-')}" for key in keys(type(self).model_fields)))
+            near = nearest(first, flags(type(self).model_fields))
             reason = "Options of vLLM's engine belong to the server of the engine, as --engine names a remote one"
             raise ValueError(f"{first}: there is no such option{near or '.'} {reason}")
         return self

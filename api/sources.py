@@ -8,11 +8,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.errors import CannotRun
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 PREFIX = "PENSTOCK_"
 """The beginning of the environment variables of all settings."""
@@ -32,6 +33,12 @@ def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
 def variable(key: str) -> str:
     """Return the environment variable of a setting."""
     return PREFIX + key.upper().replace("-", "_")
+
+
+def flags(fields: Mapping[str, FieldInfo]) -> list[str]:
+    """Return the options of the settings, as they are typed."""
+    dashed = {(field.alias or name).replace("_", "-"): field.annotation for name, field in fields.items()}
+    return [f"--{key}" for key in dashed] + [f"--no-{key}" for key, annotation in dashed.items() if annotation is bool]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

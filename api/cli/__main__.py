@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from platform import python_version
 
+from penstock.api.sources import nearest
 from penstock.pipeline.errors import CannotRun
 
 # Each command imports its module when it runs: the imports of ``serve`` take longer than the other commands.
@@ -96,7 +97,8 @@ def main() -> None:
         if name in ("-h", "--help"):
             print(usage)
             return
-        print(usage, file=sys.stderr)
+        unknown = f"\npenstock: there is no command {name}{nearest(name, COMMANDS)}" if name else ""
+        print(usage + unknown, file=sys.stderr)
         sys.exit(2)
     try:
         with _quiet_without_a_reader():

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
+
+from penstock.api.cli.mistakes import placed
 
 Check: TypeAlias = Callable[[], Awaitable[str]]
 """A check: it describes what it found, or raises the error that ends the start of a server."""
 
 
-async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], ...]) -> bool:
-    """Run all checks, and print what each found; return False if one has raised any of ``errors``."""
+async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], ...], arguments: Sequence[str]) -> bool:
+    """Run all checks, and print what each found; return False if one has raised any of ``errors``.
+
+    Options that an error names are shown where the operator set them, on the command line ``arguments`` or elsewhere.
+    """
     failed = 0
     for name, check in checks.items():
         try:
             print(f"ok     {name}: {await check()}", flush=True)
         except errors as error:
             failed += 1
-            print(f"wrong  {name}: {error}", flush=True)
+            print(f"wrong  {name}: {placed(str(error), arguments)}", flush=True)
     return not failed
 
 

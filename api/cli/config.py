@@ -1,4 +1,4 @@
-"""Config: print a ``penstock.toml`` with all settings and their defaults."""
+"""Config: print a penstock.toml with all settings and their defaults."""
 
 from __future__ import annotations
 

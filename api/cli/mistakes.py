@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pydantic_core import ErrorDetails
 from penstock.api.cli.vllm_options import option_name
 from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, keys, nearest, places, variable
+from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, places, variable
 from penstock.stages.services.engines.vllm import WrongOption
 
 
@@ -42,7 +43,7 @@ def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
     """Describe an option that vLLM does not take, and penstock does not have."""
     if error.unknown is None:
         return placed(str(error), arguments)
-    known = [*(option.flag for option in options()), *error.known]
+    known = [*flags(Settings.model_fields), *error.known]
     return f"{placed(error.unknown, arguments)}: there is no such option{nearest(error.unknown, known)}"
 
 
@@ -69,6 +70,8 @@ def _expected(key: str, error: ErrorDetails) -> str:
     message = error["msg"]
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ")
+    if error["type"] == "literal_error":  # the message lists all values
+        return message
     examples = [option.example for option in options() if option.key == key.replace("_", "-")]
-    is_listed = error["type"] == "literal_error"
-    return f"{message}, for example {examples[0]}" if examples and not is_listed else message
+    shown = [each if isinstance(each, str) else json.dumps(each) for each in examples]
+    return f"{message}, for example {shown[0]}" if shown else message

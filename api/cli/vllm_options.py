@@ -38,7 +38,7 @@ INSTEAD = {
     "--allowed-headers": "--allow-origin allows all headers",
     "--allow-credentials": "clients send their key in the header Authorization, which --allow-origin allows",
     "--sse-keep-alive-interval": "use --keep-alive",
-    "--config": "write the options of penstock into penstock.toml",
+    "--config": "write the options into penstock.toml, those of vLLM into its table [vllm]",
     "--uvicorn-log-level": "use --log-level",
     "--disable-access-log-for-endpoints": "use --log-level WARNING, which leaves out all lines of requests",
     "--middleware": "insert a stage by --with, or a middleware into Api.app",

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store
 def checked(capsys: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings(**SETTINGS | {"port": free_port()} | settings)
-    passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun)))
+    passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun), ()))
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
 

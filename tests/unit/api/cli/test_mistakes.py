@@ -9,6 +9,7 @@ import pytest
 from penstock.api.cli.mistakes import wrong_option
 from penstock.api.cli.serve import read_settings
 from penstock.pipeline.errors import CannotRun
+from penstock.server import main
 from penstock.stages.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
@@ -38,6 +39,12 @@ def mistake(*arguments: str) -> str:
                              "for example 8000"),
         (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         (("--port",), "--port: expected one argument"),
+        (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host"),
+        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option: did you mean --no-sandbox? {ELSE}"),
+        (("--default-chat-template-kwargs", "[1]"), "--default-chat-template-kwargs: Input should be a valid "
+                                                    'dictionary, for example {"enable_thinking": false}'),
+        (("--default-chat-template-kwargs", "{"), "--default-chat-template-kwargs: expected JSON: Expecting property "
+                                                  "name enclosed in double quotes: line 1 column 2 (char 1)"),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
@@ -172,3 +179,11 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     )
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
+
+
+def test_later_failure_names_the_place_of_its_option(folder: Path) -> None:
+    (folder / "penstock.toml").write_text('engine = "replay:nowhere"\nwith = "nope.py:install"')
+    with pytest.raises(
+        SystemExit, match=r"^penstock: with \(penstock.toml, line 2\) nope.py:install: there is no file"
+    ):
+        main(["--store", "none"])
