@@ -33,23 +33,26 @@ class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True
 class Sampling(msgspec.Struct, frozen=True):
     """Sampling parameters of the request, named as in vLLM's ``SamplingParams``.
 
-    If ``max_tokens`` is None, only the end of the context limits the output.  Each text in ``stop`` ends generation
-    and is cut off.  ``logprobs`` is the number of alternatives to report with each token; None reports no log
-    probabilities.  The fields from ``stop_token_ids`` on are set only if the request has them.
+    The fields from ``stop_token_ids`` on are set only if the request has them.
     """
 
     temperature: float
     top_p: float
     max_tokens: int | None = None
+    """The most tokens of the answer; if it is None, only the end of the context limits it."""
     top_k: int = 0
+    """0 for all tokens."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    """Texts that end generation; they are cut off."""
     logprobs: int | None = None
+    """The number of alternatives to report with each token; None reports no log probabilities."""
     stop_token_ids: tuple[int, ...] | UnsetType = UNSET
+    """Tokens that end generation, besides those of the prompt."""
     min_tokens: int | UnsetType = UNSET
     bad_words: tuple[str, ...] | UnsetType = UNSET
     logit_bias: Mapping[int, float] | UnsetType = UNSET
@@ -64,29 +67,27 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """Engine options of the request that do not concern sampling.
-
-    Requests share the engine's prefix cache only with requests of the same ``cache_salt``.  Requests with a lower
-    ``priority`` run first.  ``trace_headers`` are the headers of W3C Trace Context, as the client sent them.
-    """
+    """Engine options of the request that do not concern sampling."""
 
     cache_salt: str | None = None
+    """Requests share the engine's prefix cache only with requests of the same salt."""
     priority: int = 0
+    """Requests with a lower number run first, if vLLM has ``--scheduling-policy priority``."""
     trace_headers: Mapping[str, str] = {}
+    """The headers of W3C Trace Context, as the client sent them."""
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The origin of a request; the store keeps ``owner`` and ``position`` with the response.
-
-    Only requests of the same ``owner`` find the stored response.  ``position`` is the end of the response's
-    conversation when it was read.  ``recorded`` is True if the request asks to be recorded.  ``request_id`` is the
-    client's own id of the request.
-    """
+    """The origin of a request; the store keeps ``owner`` and ``position`` with the response."""
 
     owner: str = ""
+    """Only requests of the same owner find the stored response."""
     position: int = 0
+    """The end of the response's conversation when it was read."""
     recorded: bool = False
+    """True if the request asks to be recorded."""
     request_id: str = ""
+    """The client's own id of the request."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -96,61 +97,63 @@ RawMessages: TypeAlias = tuple[dict[str, Any], ...]
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The request's options for the chat template: another template as ``source``, and variables for it."""
+    """The request's options for the chat template."""
 
     source: str | None = None
+    """Another template than the model's own."""
     variables: Mapping[str, Any] = {}
+    """Variables for the template."""
 
 
 NO_TEMPLATE_OPTIONS = TemplateOptions()
 
 
 class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The facts of a request, carried by the first frame of every junction.
-
-    ``response`` is the response object at its start.  ``input`` is what came with the request; after a turn with calls
-    of this server, the items of the turn follow.  ``date`` is the day of the request, as YYYY-MM-DD.  ``tools`` is read
-    from the tool parameters.  ``wants_raw_messages`` is True if the response shall include the raw messages, and
-    ``hides_reasoning`` if it shall have no reasoning items.  ``include`` is the request's parameter.  ``template`` is
-    for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's constraints on the
-    answer beside ``text.format``.  ``results`` are those of calls in ``input`` that came as raw messages, by item id.
-    ``hosted`` has the settings of the built-in tools that the request enables as MCP servers, labelled with the tool's
-    namespace.
-    """
+    """The facts of a request, carried by the first frame of every junction."""
 
     response: Response
+    """The response object at its start, as ``response.created`` shows it."""
     input: tuple[Item, ...]
+    """The items that came with the request; after a turn with calls of this server, the items of the turn follow."""
     sampling: Sampling
     date: str
+    """The day of the request, as YYYY-MM-DD."""
     tools: Toolset = Toolset()
+    """The tools, read from the tool parameters."""
     scheduling: Scheduling = Scheduling()
     origin: Origin = Origin()
     wants_raw_messages: bool = False
+    """True if the response shall include the raw messages."""
     include: tuple[str, ...] = ()
+    """The request's parameter ``include``."""
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
+    """For models with a chat template."""
     structured: Mapping[str, Any] = {}
+    """The request's ``structured_outputs``, vLLM's constraints on the answer beside ``text.format``."""
     hides_reasoning: bool = False
+    """True if the response shall have no reasoning items."""
+
+    results: Mapping[str, str] = {}
+    """The results of calls in ``input`` that came as raw messages, by item id."""
+    hosted: tuple[McpServer, ...] = ()
+    """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
 
     @property
     def engine_id(self) -> str:
         """The name of the request in the engine: the id of the response, which is unique, after that of the client."""
         return "-".join(filter(None, (self.origin.request_id, self.response.id)))
 
-    results: Mapping[str, str] = {}
-    hosted: tuple[McpServer, ...] = ()
-
 
 class ResolvedRequest(_Frame, frozen=True):
-    """The request, validated, with the ``history`` that it continues.
-
-    ``tokens`` maps item ids to the tokens that the engine generated for them (see `ItemTokens`), and ``results`` maps
-    ids of calls to the text that the model read (see `ItemResult`).
-    """
+    """The request, validated, with the history that it continues."""
 
     facts: RequestFacts
     history: tuple[Item, ...] = ()
+    """The items before those of the request: of earlier responses or of the conversation."""
     tokens: Mapping[str, TokenIds] = {}
+    """The tokens that the engine generated for items of the history, by item id (see `ItemTokens`)."""
     results: Mapping[str, str] = {}
+    """The text that the model read as the result of a call, by the call's id (see `ItemResult`)."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -172,47 +175,46 @@ the model's markup.
 
 
 class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts for parsing the output of a model with a chat template.
-
-    ``variables`` are the variables that the template was rendered with, and ``calls`` is the syntax of calls.
-    ``continues`` is True if the model continues the prompt's last message, and so does not think first.
-    """
+    """Facts for parsing the output of a model with a chat template."""
 
     variables: Mapping[str, Any] = {}
+    """The variables that the template was rendered with."""
     calls: CallSyntax = "native"
+    """The syntax of calls."""
     continues: bool = False
+    """True if the model continues the prompt's last message, and so does not think first."""
 
 
 class Prompt(_Frame, frozen=True):
-    """The prompt of a turn; generation stops at any of ``stop_token_ids``.
-
-    If there is a ``grammar``, in llguidance's dialect of Lark, the whole output must match it.  ``images`` are data
-    URLs, in the order of their placeholders.  ``chat`` is set for models with a chat template.
-    """
+    """The prompt of a turn."""
 
     facts: RequestFacts
     token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
+    """Generation stops at any of these tokens."""
     grammar: str | None = None
+    """A grammar in llguidance's dialect of Lark, which the whole output must match."""
     raw_messages: RawMessages | None = None
+    """The prompt as messages, if the request wants them."""
     images: tuple[str, ...] = ()
+    """Data URLs, in the order of their placeholders."""
     chat: ChatTurn | None = None
+    """Set for models with a chat template."""
 
 
 class GenerationStarted(_Frame, frozen=True):
-    """The engine has accepted the prompt of a turn; the first turn begins the response, if it has not begun yet.
-
-    ``raw_messages`` are the prompt's, or None if the request does not want them.  ``held_to_grammar`` is True if the
-    prompt has a grammar: output that does not match it was cut short by the engine.  ``chat`` is the prompt's; if it is
-    set, ``prompt`` holds the prompt's tokens, which show whether the model is in the middle of a thought.
-    """
+    """The engine has accepted the prompt of a turn; the first turn begins the response, unless it has begun."""
 
     facts: RequestFacts
     prompt_tokens: int
     raw_messages: RawMessages | None = None
+    """The prompt as messages; None if the request does not want them."""
     held_to_grammar: bool = False
+    """True if the prompt has a grammar: output that does not match it was cut short by the engine."""
     chat: ChatTurn | None = None
+    """The same as in the prompt."""
     prompt: TokenIds = ()
+    """The tokens of the prompt, if ``chat`` is set: they show whether the model is in the middle of a thought."""
 
 
 AnyFrame = TypeVar("AnyFrame", bound=msgspec.Struct | CreateResponse)
@@ -255,23 +257,20 @@ def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """The log probability of a token.
-
-    ``top`` holds the likeliest tokens in its place: pairs of token id and log probability, likeliest first.
-    """
+    """The log probability of a token."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens in its place: pairs of token id and log probability, likeliest first."""
 
 
 class TokenChunk(_Frame, frozen=True):
-    """All tokens that were ready, in order; never empty.  A slow reader gets bigger chunks.
-
-    ``logprobs`` has one entry for each token, or is empty if the request does not want them.
-    """
+    """All tokens that were ready, in order: a slow reader gets bigger chunks."""
 
     token_ids: tuple[int, ...]
+    """Never empty."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token; empty if the request does not want them."""
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled", "max_tool_calls", "max_turns"]
@@ -281,33 +280,29 @@ operator's own stages.  ``converse`` gives the last two if a turn needs more too
 
 
 class GenerationFinished(_Frame, frozen=True):
-    """The engine has finished the turn; ``duration`` is in seconds since it began.
-
-    ``prompt_tokens`` is the engine's own count for a prompt with images, which it expands to many tokens each.
-    """
+    """The engine has finished the turn."""
 
     reason: FinishReason
     cached_tokens: int
+    """Tokens of the prompt that the engine had in its prefix cache."""
     duration: float
+    """Seconds since the turn began."""
     prompt_tokens: int | None = None
+    """The engine's own count for a prompt with images, which it expands to many tokens each."""
 
 
 class ReasoningOpened(_Frame, frozen=True):
-    """The model begins to think.
-
-    ``recipient`` is set if the model addresses a tool that does not exist; the text then counts as reasoning.
-    """
+    """The model begins to think."""
 
     recipient: str | None = None
+    """Set if the model addresses a tool that does not exist; the text then counts as reasoning."""
 
 
 class MessageOpened(_Frame, frozen=True):
-    """The model begins to speak to the user.
-
-    ``phase`` is None if it is not known yet whether this is the final answer.
-    """
+    """The model begins to speak to the user."""
 
     phase: Phase | None = None
+    """None if it is not known yet whether this is the final answer."""
 
 
 class RefusalOpened(_Frame, frozen=True):
@@ -318,15 +313,14 @@ class RefusalOpened(_Frame, frozen=True):
 
 
 class FunctionCallOpened(_Frame, frozen=True):
-    """The model begins to write the arguments of a call for the client to run.
-
-    ``form`` selects the type of its item on the wire.  If ``is_async`` is True, the model goes on without the output.
-    """
+    """The model begins to write the arguments of a call for the client to run."""
 
     name: str
     namespace: str | None = None
     form: ClientForm = "function"
+    """Selects the type of its item on the wire."""
     is_async: bool = False
+    """True if the model goes on without the output."""
 
 
 class CustomToolCallOpened(_Frame, frozen=True):
@@ -343,11 +337,12 @@ class McpListToolsOpened(_Frame, frozen=True):
 
 
 class McpCallOpened(_Frame, frozen=True):
-    """The arguments of a call to an MCP server begin; ``approval_request_id`` is set if the client has approved it."""
+    """The arguments of a call to an MCP server begin."""
 
     server_label: str
     name: str
     approval_request_id: str | None = None
+    """Set if the client has approved the call."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -369,9 +364,10 @@ class CodeCallOpened(_Frame, frozen=True):
 
 
 class WebCallOpened(_Frame, frozen=True):
-    """The model begins to write the arguments of a call to the browser: ``name`` is search, open or find."""
+    """The model begins to write the arguments of a call to the browser."""
 
     name: str
+    """``search``, ``open`` or ``find``."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -390,12 +386,10 @@ class ShellOutputOpened(_Frame, frozen=True):
 
 
 class CallStarted(_Frame, frozen=True):
-    """The call of the open item begins to run.
-
-    ``action`` is set for a call to the browser, whose item shows an action instead of the text.
-    """
+    """The call of the open item begins to run."""
 
     action: dict[str, Any] | None = None
+    """Set for a call to the browser, whose item shows an action instead of the text."""
 
 
 class ListedTools(_Frame, frozen=True):
@@ -433,16 +427,16 @@ CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | 
 
 
 class CallFinished(_Frame, frozen=True):
-    """The call of the open item is done.
-
-    ``result`` is the text for the model, and ``error`` the reason if the call failed.  ``data`` is None if the item
-    shows nothing more.  ``ran`` is False if the call was refused, because of ``max_tool_calls``.
-    """
+    """The call of the open item is done."""
 
     result: str = ""
+    """The text for the model."""
     error: str | None = None
+    """The reason if the call failed."""
     data: CallData | None = None
+    """Content of the item beside the text of its call."""
     ran: bool = True
+    """False if the call was refused, because of ``max_tool_calls``."""
 
 
 def mcp_error(finished: CallFinished) -> dict[str, Any]:
@@ -453,14 +447,14 @@ def mcp_error(finished: CallFinished) -> dict[str, Any]:
 
 
 class ItemDelta(_Frame, frozen=True):
-    """More text of the open item; never empty.
-
-    ``logprobs`` belong to the tokens whose text ends in this delta.  They are empty unless the request wants them and
-    the item is a message; text that was recovered from a malformed header has none.
-    """
+    """More text of the open item."""
 
     text: str
+    """Never empty."""
     logprobs: tuple[Logprob, ...] = ()
+    """The log probabilities of the tokens whose text ends in this delta. Empty unless the request wants them and the item is a
+    message; text that was recovered from a malformed header has none.
+    """
 
 
 class AnnotationAdded(_Frame, frozen=True):
@@ -483,34 +477,32 @@ Repair: TypeAlias = Literal[
 
 
 class ItemClosed(_Frame, frozen=True):
-    """The open item ends; ``complete`` is False if generation was cut inside it.
-
-    ``repairs`` lists the errors in the model's markup, for logs and metrics; the item itself is in order.
-    ``token_ids`` are all tokens that the engine generated for the item, markup included.  They are empty if the item
-    was repaired or cut, so that later prompts render it in correct markup.  For models with a chat template, the
-    tokens of a turn's items add up to all that the model generated in the turn; a token between two items may belong
-    to either.
-    """
+    """The open item ends."""
 
     complete: bool
+    """False if generation was cut inside the item."""
     repairs: tuple[Repair, ...] = ()
+    """The errors in the model's markup, for logs and metrics; the item itself is in order."""
     token_ids: TokenIds = ()
+    """All tokens that the engine generated for the item, markup included. Empty if the item was repaired or cut, so
+    that later prompts render it in correct markup. For models with a chat template, the tokens of a turn's items
+    add up to all that the model generated in the turn; a token between two items may belong to either.
+    """
 
 
 class TurnFinished(_Frame, frozen=True):
-    """The model's turn is over.
-
-    Tokens are counted as in `Usage`; ``prompt_tokens`` comes from `GenerationFinished`.  ``raw_messages`` are the
-    model's output, or None if the request does not want them.
-    """
+    """The model's turn is over; tokens are counted as in `Usage`."""
 
     reason: FinishReason
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int
     duration: float
+    """Seconds since the turn began."""
     raw_messages: RawMessages | None = None
+    """The model's output; None if the request does not want it."""
     prompt_tokens: int | None = None
+    """The engine's own count, from `GenerationFinished`."""
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished

@@ -1,0 +1,117 @@
+"""`pipeline/FRAMES.md`, whose lists of frames are made from the code; ``--regen`` writes them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
+
+import pytest
+
+from penstock.pipeline import frames
+from penstock.pipeline.protocol import events
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "pipeline" / "FRAMES.md"
+MARK = re.compile(r"(<!-- (\w+) -->\n).*?(?=\n## |\Z)", re.DOTALL)
+
+FACTS = (frames.RequestFacts, frames.Sampling, frames.Scheduling, frames.Origin, frames.TemplateOptions)
+JUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ResolvedRequest": (frames.ResolvedRequest,),
+    "Prompt": (frames.Prompt, frames.ChatTurn),
+    "TokenFrame": (*get_args(frames.TokenFrame), frames.TokenLogprob),
+    "ParsedFrame": get_args(frames.ParsedFrame)[1:],
+    "ConversedFrame": (
+        frames.ResponseStarted,
+        *(kind for kind in get_args(frames.ConversedFrame) if kind not in get_args(frames.ParsedFrame)),
+        *get_args(frames.CallData),
+    ),
+    "EmittedFrame": (frames.ItemTokens, frames.ItemResult),
+    "ResponseEvent": (),
+    "facts": FACTS,
+}
+"""The classes that the page describes for each junction; frames of an earlier junction are not repeated."""
+
+ALIASES = {
+    "Prompt": ("CallSyntax",),
+    "TokenFrame": ("FinishReason",),
+    "ParsedFrame": ("ItemFrame", "Repair"),
+    "ConversedFrame": ("ToolFrame",),
+}
+"""The types of fields, and the parts of grammars, that the page describes too."""
+
+
+@cache
+def statements(module: Any) -> list[ast.stmt]:
+    return ast.parse(
+        (ROOT / "pipeline" / f"{module.__name__.rpartition('penstock.pipeline.')[2].replace('.', '/')}.py").read_text()
+    ).body
+
+
+def docstring_after(body: list[ast.stmt], name: str) -> str:
+    """Return the docstring that follows an assignment to ``name``, or an empty text."""
+    for statement, following in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
+            match following:
+                case ast.Expr(ast.Constant(str(text))):
+                    return text
+                case _:
+                    return ""
+    return ""
+
+
+def plain(text: str) -> str:
+    return re.sub(r"``|(?<!`)`(?!`)", "`", re.sub(r"\s+", " ", text)).strip()
+
+
+def described(kind: type) -> Iterator[str]:
+    [body] = [each.body for each in statements(frames) if isinstance(each, ast.ClassDef) and each.name == kind.__name__]
+    yield f"**`{kind.__name__}`**: {plain(kind.__doc__ or '')}"
+    fields = [
+        each for each in body if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
+    ]
+    if fields:
+        yield "| field | type | |\n|---|---|---|\n" + "\n".join(row(body, field) for field in fields)
+
+
+def row(body: list[ast.stmt], field: ast.AnnAssign) -> str:
+    name, annotation = ast.unparse(field.target), ast.unparse(field.annotation).replace("|", "\\|")
+    given = "" if field.value is None else f" = {ast.unparse(field.value)}"
+    return f"| `{name}` | `{annotation}{given}` | {plain(docstring_after(body, name))} |"
+
+
+def alias(name: str) -> str:
+    [value] = [
+        ast.unparse(each.value)
+        for each in statements(frames)
+        if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == name
+    ]
+    values = f"`{value}`. " if value.startswith("Literal") else ""
+    return f"**`{name}`**: {values}{plain(docstring_after(statements(frames), name))}"
+
+
+def generated(junction: str) -> str:
+    grammar = plain(docstring_after(statements(frames), junction))
+    if junction == "ResponseEvent":
+        grammar = plain(docstring_after(statements(events), junction))
+    parts = [grammar] if grammar else []
+    for kind in JUNCTIONS[junction]:
+        parts += described(kind)
+    parts += map(alias, ALIASES.get(junction, ()))
+    return "\n" + "\n\n".join(parts) + "\n"
+
+
+def test_page_describes_all_frames(pytestconfig: pytest.Config) -> None:
+    page = MARK.sub(lambda mark: mark[1] + generated(mark[2]), PAGE.read_text())
+    if pytestconfig.getoption("--regen"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page
+
+
+def test_page_leaves_no_frame_out() -> None:
+    unions = (frames.TokenFrame, frames.ParsedFrame, frames.ConversedFrame, frames.EmittedFrame)
+    all_frames = {kind for union in unions for kind in get_args(union)} - set(get_args(events.ResponseEvent))
+    assert all_frames <= {kind for kinds in JUNCTIONS.values() for kind in kinds}
+    assert set(re.findall(r"<!-- (\w+) -->", PAGE.read_text())) == set(JUNCTIONS)
