@@ -452,8 +452,10 @@ class ItemDelta(_Frame, frozen=True):
     text: str
     """Never empty."""
     logprobs: tuple[Logprob, ...] = ()
-    """The log probabilities of the tokens whose text ends in this delta. Empty unless the request wants them and the item is a
-    message; text that was recovered from a malformed header has none.
+    """The log probabilities of the tokens whose text ends in this delta.
+
+    Empty unless the request wants them and the item is a message; text that was recovered from a malformed header has
+    none.
     """
 
 
