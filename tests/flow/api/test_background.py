@@ -109,7 +109,7 @@ async def test_background_responses_run_in_order(where: str, limit: int) -> None
 
 async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
-    served.scheduler.background.limit, served.scheduler.background.longest = 1, 4
+    served.scheduler.background.limit, served.scheduler.background.longest = 1, 3
     for _ in range(3):
         await served.start_background()
     wanted = {"input": "Hi", "background": True}
