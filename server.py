@@ -10,11 +10,11 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 from uuid import uuid4
 
 import uvloop
@@ -419,17 +419,31 @@ def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
     return f"{model} {running.model.description}{place}.\n\n{pipeline.drawn(partly_run(pipeline))}"
 
 
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Raise SystemExit for a signal, which unwinds the start, until the server handles the signals itself."""
+    handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run ``penstock serve`` with the ``arguments`` that follow it."""
-    # Until the server handles SIGTERM itself, the signal raises SystemExit, which unwinds the start.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         settings = read_settings(arguments)
         log_to_stderr(settings.log_level)
-        if settings.print_pipeline:
-            print(uvloop.run(drawn(settings)))
-        else:
-            uvloop.run(serve(settings, start_and_show))
+        with _signals_raised():
+            if settings.print_pipeline:
+                print(uvloop.run(drawn(settings)))
+            else:
+                uvloop.run(serve(settings, start_and_show))
     except UNSTARTABLE as error:
         cause = f"penstock: {placed(str(error), arguments)}"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from contextvars import ContextVar
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
@@ -19,12 +20,26 @@ def name_response(record: logging.LogRecord) -> bool:
     return True
 
 
+class Coloured(logging.Formatter):
+    """Lines for a terminal: warnings in yellow, and errors in red."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        line, colour = super().format(record), _COLOURS.get(record.levelno)
+        return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
+
+
+_COLOURS = {logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
+
+
 def log_to_stderr(level: str) -> None:
     """Write the log to stderr, vLLM's included; each line of penstock names the response that it is about."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
+        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+            handler.setFormatter(Coloured(FORMAT))
 
 
 def counted(number: int, noun: str) -> str:

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.logs import FORMAT, counted, duration, name_response
+from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.logs import counted, duration, name_response
 from penstock.stages.services.engines.vllm_lines import STEPS, Step, cause_of, is_explained, level_of, step_of
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ OURS = __name__.partition(".")[0]
 _DRAINED = b"\0"
 """Written into the pipe by this process: all lines before it have been read when it arrives."""
 
-_TERMINATED = 128 + signal.SIGTERM
+STOPPED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
+"""The statuses of a command that a signal ended: that is no failure."""
 
 _LINE_END = re.compile(rb"\r*\n")
 
@@ -77,12 +78,11 @@ class Loading:
             self._drain()  # the last lines of the workers
             return
         self._restore()
-        if isinstance(error, CannotStart):  # its message says all that the operator needs
-            return
-        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code != _TERMINATED)
+        is_ours = isinstance(error, CannotStart | CannotRun)  # its message says all that the operator needs
+        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code not in STOPPED)
         if is_failure and not self._is_verbose:
-            self._print(self._kept)
-        if isinstance(error, Exception):
+            self._print(_errors(self._kept) if is_ours else self._kept)
+        if isinstance(error, Exception) and not is_ours:
             if not is_explained(error, self._kept):
                 traceback.print_exception(error)
             raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error
@@ -91,7 +91,8 @@ class Loading:
         """Give stdout and stderr back to this process: the model is loaded."""
         self._restore()
         levels = [level_of(line) for line in self._kept]
-        self._print([line for line, level in zip(self._kept, levels, strict=True) if level in ("ERROR", "CRITICAL")])
+        if not self._is_verbose:
+            self._print(_errors(self._kept))
         seconds = duration(time.monotonic() - self._started)
         hidden = f"{counted(len(levels), 'line')} of vLLM, {counted(levels.count('WARNING'), 'warning')} among them"
         logger.info(
@@ -166,7 +167,14 @@ class _Bar:
 
     def __init__(self, terminal: IO[str], model: str) -> None:
         columns = TextColumn(f"Loading {model}", markup=False), BarColumn(), TextColumn("{task.description}")
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(file=terminal), transient=True)
+        self._progress = Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,  # they lead into the pipe
+            redirect_stderr=False,
+        )
         self._task = self._progress.add_task("", total=len(STEPS))
         self._progress.start()
         self.file = FileProxy(self._progress.console, terminal)
@@ -187,13 +195,12 @@ class _Diverted:
     def __init__(self, shown: IO[str] | FileProxy) -> None:
         root = logging.getLogger()
         self._own = logging.StreamHandler(shown)
-        self._own.setFormatter(logging.Formatter(FORMAT))
         self._own.addFilter(_is_ours)
         self._own.addFilter(name_response)
         self._others = [each for each in root.handlers if getattr(each, "stream", None) is sys.stderr]
         for handler in self._others:
             handler.addFilter(_is_foreign)
-        if self._others:
+            self._own.setFormatter(handler.formatter)
             root.addHandler(self._own)
 
     def end(self) -> None:
@@ -208,6 +215,10 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 def _is_foreign(record: logging.LogRecord) -> bool:
     return not _is_ours(record)
+
+
+def _errors(lines: list[str]) -> list[str]:
+    return [line for line in lines if level_of(line) in ("ERROR", "CRITICAL")]
 
 
 def _flush() -> None:

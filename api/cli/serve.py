@@ -81,7 +81,8 @@ def greeting(settings: Settings, model: str) -> str:
     """The message that is printed once the server is up, with a first request to try."""
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.port}/v1"
+    page = f"http://{host}:{settings.port}"
+    url = f"{page}/v1"
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"Serving {model} at {url}. Try:\n\n  {command}\n"
+    return f"Serving {model} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -50,13 +51,16 @@ try:
         print("of this process")
         if "fails" in sys.argv:
             raise RuntimeError("Engine core initialization failed. See root cause above.")
-        if "stops" in sys.argv:
-            sys.exit(143)
+        if "ours" in sys.argv:
+            raise CannotStart("There is a wrong option.")
+        if sys.argv[-1].isdecimal():
+            sys.exit(int(sys.argv[-1]))
         loading.finish()
         print("serving", flush=True)
         worker.communicate(b"")
 except CannotStart as error:
-    worker.communicate(b"")
+    worker.kill()
+    worker.wait()
     sys.exit(f"penstock: {error}")
 """
 
@@ -113,15 +117,23 @@ def test_failure_ends_with_its_cause_after_all_lines() -> None:
     assert lines[-1] == "penstock: tiny cannot be served: It is too large."
 
 
+def test_mistake_of_the_operator_is_not_buried_under_lines_of_vllm() -> None:
+    output = loaded("ours")
+    assert output.err.endswith("It is too large.\npenstock: There is a wrong option.\n")
+    assert "It may be slow" not in output.err
+
+
 def test_verbose_shows_each_line_once() -> None:
     for output in (loaded("verbose"), loaded("verbose", "fails")):
-        assert output.err.count("It may be slow.") == output.err.count("of this process") == 1
+        for shown in ("It may be slow.", "of this process", "ValueError: It is too large."):
+            assert output.err.count(shown) == 1
         assert "loading the weights, 30 %" in output.steps
 
 
-def test_termination_while_loading_is_quiet() -> None:
-    output = loaded("stops")
-    assert output.status == 143
+@pytest.mark.parametrize("signal", [signal.SIGTERM, signal.SIGINT])
+def test_command_ended_by_a_signal_is_quiet(signal: int) -> None:
+    output = loaded(str(128 + signal))
+    assert output.status == 128 + signal
     assert "It may be slow" not in output.err
 
 
@@ -143,5 +155,6 @@ def test_terminal_shows_a_bar() -> None:
     text = shown.decode()
     assert "Loading tiny" in text
     assert "\u2501" in text
-    assert "(1 of 8)" not in text
+    for hidden in ("(1 of 8)", "It may be slow", "of this process", "of another library"):
+        assert hidden not in text
     assert text.index("Loaded tiny in") < text.index("serving")
