@@ -211,15 +211,15 @@ class ServerBusy(StageError):
 
 
 class StageFault(StageError):
-    """A stage of the operator's made a mistake, such as a frame out of order.
+    """A stage of the operator's broke a rule, such as the order of frames, or raised `SystemExit`.
 
-    The client gets its name and the ``rule``.  The operator also gets the ``details`` (the place in the code, and the
-    last frames), as part of ``str(error)``.
+    The client gets its name and the ``problem``.  ``str(error)``, for the operator, also has the ``details``: the place
+    in the code, and the last frames.
     """
 
-    def __init__(self, stage: str, rule: str, details: str) -> None:
-        super().__init__(f"The stage {stage!r} of this server made a mistake: {rule}.")
-        self.args = (f"the stage {stage!r} made a mistake: {rule} ({details})",)
+    def __init__(self, stage: str, problem: str, details: str) -> None:
+        super().__init__(f"The stage {stage!r} of this server {problem}.")
+        self.args = (f"the stage {stage!r} {problem} ({details})",)
 
 
 class EngineFailed(StageError):

@@ -5,39 +5,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol, get_args
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, get_args
 
 from penstock.pipeline import frames
 from penstock.pipeline.frames import ItemDelta, TokenChunk
 from penstock.pipeline.lifecycle.order import StreamOrder
-from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import Event, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 
-class Order(Protocol):
+class Order(ABC):
     """The state machine for the frames that one stage gives."""
 
+    def taken_from(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        """Return what the stage shall take its frames from: ``source``, or a stand-in that tells the order about it."""
+        return source
+
+    @abstractmethod
     def feed(self, frame: Any) -> None:
         """Take the next frame; raise `InvariantBroken` if it is out of order."""
 
+    @abstractmethod
     def finish(self) -> None:
         """End the frames; raise `InvariantBroken` if some are missing."""
 
 
-class OneForOne:
+class OneForOne(Order):
     """One frame for each that the stage takes: requests and prompts."""
 
     def __init__(self) -> None:
         self._taken = self._given = 0
 
-    def counted(self, source: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Return the source of the stage, whose frames are counted as the stage takes them."""
+    def taken_from(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        """Return the source, counted."""
         return _Counted(source, self._take)
-
-    def _take(self) -> None:
-        self._taken += 1
 
     def feed(self, _frame: Any) -> None:
         """Take the next frame."""
@@ -47,6 +51,9 @@ class OneForOne:
     def finish(self) -> None:
         """End the frames."""
         rule(0 < self._given == self._taken, "a stage gives one frame for each that it takes here")
+
+    def _take(self) -> None:
+        self._taken += 1
 
 
 class _Counted:
@@ -65,7 +72,7 @@ class _Counted:
         return frame
 
 
-class TokenOrder:
+class TokenOrder(Order):
     """The order of `frames.TokenFrame`, for one turn or several."""
 
     def __init__(self) -> None:
@@ -73,12 +80,13 @@ class TokenOrder:
 
     def feed(self, frame: frames.TokenFrame) -> None:
         """Take the next frame."""
-        if type(frame) is TokenChunk and self._is_open and frame.token_ids:
+        if type(frame) is TokenChunk and self._is_open and frame.token_ids and not frame.logprobs:
             return
         match frame:
             case frames.TokenChunk():
                 rule(self._is_open, "tokens come between GenerationStarted and GenerationFinished")
                 rule(bool(frame.token_ids), "a TokenChunk is never empty")
+                rule(len(frame.logprobs) in (0, len(frame.token_ids)), "each token has a logprob, or none has one")
             case frames.GenerationStarted():
                 rule(not self._is_open, "a generation ends with GenerationFinished before the next begins")
                 self._is_open = self._has_begun = True
@@ -92,7 +100,7 @@ class TokenOrder:
         rule(not self._is_open, "a generation ends with GenerationFinished")
 
 
-class ItemOrder:
+class ItemOrder(Order):
     """The order of `frames.ParsedFrame` and `frames.ConversedFrame`, for one turn or several."""
 
     def __init__(self) -> None:
@@ -158,28 +166,50 @@ class ItemOrder:
         self._has_begun = True
 
 
-class EmittedOrder:
-    """The order of `frames.EmittedFrame`."""
+class EventOrder(Order):
+    """The order of `ResponseEvent` after ``persist``.
+
+    If the source ends without a terminal event, the response was ended from outside: its readers get that from the log.
+    """
+
+    _source: Any = None
 
     def __init__(self) -> None:
-        self._events: StreamOrder | None = None
+        self._events = StreamOrder()
 
-    def feed(self, frame: frames.EmittedFrame) -> None:
+    def taken_from(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        """Remember the source, and return it."""
+        self._source = source
+        return source
+
+    def feed(self, frame: ResponseEvent) -> None:
         """Take the next frame."""
-        if isinstance(frame, Event):
-            rule(self._events is not None, "ResponseStarted comes first")
-            assert self._events is not None
-            self._events.feed(frame)
-        elif isinstance(frame, frames.ResponseStarted):
-            rule(self._events is None, "ResponseStarted comes once")
-            self._events = StreamOrder()
-        else:
-            rule(self._events is not None, "ResponseStarted comes first")
+        self._events.feed(frame)
 
     def finish(self) -> None:
         """End the frames."""
-        if self._events is None:
-            raise InvariantBroken("ResponseStarted comes first")
+        if getattr(self._source, "ag_frame", None) is not None:  # it has not ended
+            self._events.finish()
+
+
+class EmittedOrder(Order):
+    """The order of `frames.EmittedFrame`."""
+
+    def __init__(self) -> None:
+        self._events = StreamOrder()
+        self._has_begun = False
+
+    def feed(self, frame: frames.EmittedFrame) -> None:
+        """Take the next frame."""
+        if self._has_begun and isinstance(frame, Event):
+            self._events.feed(frame)
+            return
+        is_first = isinstance(frame, frames.ResponseStarted)
+        rule(is_first != self._has_begun, "ResponseStarted comes first, and once")
+        self._has_begun = True
+
+    def finish(self) -> None:
+        """End the frames."""
         self._events.finish()
 
 
@@ -196,7 +226,7 @@ ORDERS: Mapping[frozenset[type], Callable[[], Order]] = {
         (frames.ParsedFrame, ItemOrder),
         (frames.ConversedFrame, ItemOrder),
         (frames.EmittedFrame, EmittedOrder),
-        (ResponseEvent, StreamOrder),
+        (ResponseEvent, EventOrder),
     )
 }
 """The state machine for each junction, by the classes of its frames."""

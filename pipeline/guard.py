@@ -15,9 +15,10 @@ from typing import Any
 
 from penstock.pipeline.errors import StageFault
 from penstock.pipeline.faults import name_stage, note_stage
-from penstock.pipeline.field_types import check_fields
-from penstock.pipeline.grammar import OneForOne, Order
-from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.field_types import WrongType, check_fields
+from penstock.pipeline.grammar import Order
+from penstock.pipeline.junction import Junction
+from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 SHOWN = 4
 """The number of last frames that a fault names."""
@@ -31,21 +32,24 @@ class Guard:
     """
 
     name: str
-    accepted: tuple[type, ...]
+    accepted: Junction
     order: Callable[[], Order] | None
 
     def open(self, stage: Any, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:
         """Return the running stage, and the running guard that reads it."""
         order = self.order() if self.order else None
-        stream = stage(order.counted(source) if isinstance(order, OneForOne) else source)
+        try:
+            stream = stage(order.taken_from(source) if order else source)
+        except Exception as error:  # noqa: BLE001 - `_failing` raises it when the first frame is taken
+            return [_failing(error)]
         if not isinstance(stream, AsyncGenerator):
-            problem = f"it returned {_described(stream)} instead of an async generator"
-            return [_failed(self._fault(problem, _place(stage)))]
+            problem = f"returned {_described(stream)} instead of an async generator"
+            return [_failing(self._fault(problem, _place(stage)))]
         return [stream, self._checked(stream, order)]
 
     async def _checked(self, stream: AsyncGenerator[Any, None], order: Order | None) -> AsyncGenerator[Any, None]:
         last: deque[Any] = deque(maxlen=SHOWN)
-        note, accepted, feed = last.append, frozenset(self.accepted), order.feed if order else _unordered
+        note, accepted, feed = last.append, self.accepted.frames, order.feed if order else _unordered
         try:
             async for frame in stream:
                 note(frame)
@@ -55,22 +59,23 @@ class Guard:
                     check_fields(frame)
                     feed(frame)
                 except InvariantBroken as broken:
-                    raise self._fault(str(broken), _place(stream), last) from None
+                    raise self._fault(f"broke a rule: {broken}", _place(stream), last) from None
+                except WrongType as wrong:
+                    raise self._fault(f"gave a wrong type: {wrong}", _place(stream), last) from None
                 yield frame
         except (SystemExit, asyncio.CancelledError) as error:
-            if name_stage(error) != self.name or _is_cancelled(error):
+            if _is_cancelled(error) or name_stage(error) != self.name:
                 raise
-            raise self._fault(f"it raised {type(error).__name__}", _place(stream, error), last) from error
+            raise self._fault(f"raised {type(error).__name__}", _place(stream, error), last) from error
         try:
             if order is not None:
                 order.finish()
         except InvariantBroken as broken:
-            raise self._fault(f"it ended too early: {broken}", _place(stream), last) from None
+            raise self._fault(f"ended too early: {broken}", _place(stream), last) from None
 
     def _check_class(self, frame: Any) -> None:
-        names = " | ".join(sorted(kind.__name__ for kind in self.accepted))
-        is_accepted = isinstance(frame, self.accepted)
-        rule(is_accepted, f"it gave {_described(frame)} instead of {names if len(names) < 200 else 'a frame'}")
+        if not isinstance(frame, tuple(self.accepted.frames)):
+            raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
 
     def _fault(self, problem: str, place: str, last: Iterable[Any] = ()) -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"
@@ -79,8 +84,8 @@ class Guard:
         return fault
 
 
-async def _failed(fault: StageFault) -> AsyncGenerator[Any, None]:
-    raise fault
+async def _failing(error: Exception) -> AsyncGenerator[Any, None]:
+    raise error
     yield
 
 
@@ -111,7 +116,7 @@ def _place(stage: Any, error: BaseException | None = None) -> str:
 def _described(frame: Any) -> str:
     """Return the class of a frame and its size; its text may be private."""
     name = type(frame).__name__
-    for field, unit in (("text", "characters"), ("delta", "characters"), ("token_ids", "tokens")):
+    for field, unit in (("text", "character"), ("delta", "character"), ("token_ids", "token")):
         if isinstance(value := getattr(frame, field, None), str | tuple | list):
-            return f"{name} of {len(value)} {unit}"
+            return f"{name} of {len(value)} {unit}{'' if len(value) == 1 else 's'}"
     return name

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 class JunctionError(TypeError):
     """Two neighbouring stages do not agree on the frames that pass between them."""
@@ -48,7 +50,7 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
         raise JunctionError(f"stage {name!r} is the class {stage.__name__}: give an instance, {stage.__name__}(...)")
     function = _annotated(stage)
     if inspect.iscoroutinefunction(function):
-        raise JunctionError(f"stage {name!r} is no generator: it has no yield, and may return none of its frames")
+        raise JunctionError(f"stage {name!r} is no generator: it has no yield")
     if inspect.isgeneratorfunction(function):
         raise JunctionError(f"stage {name!r} is no async generator: begin it with `async def` instead of `def`")
     try:
@@ -56,7 +58,13 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     except NameError as error:
         raise JunctionError(f"stage {name!r} has an annotation that its module does not define: {error}") from error
     raw_hints = inspect.get_annotations(function)
-    source = next(iter(inspect.signature(stage).parameters), None)
+    parameters = [*inspect.signature(stage).parameters.values()]
+    source = parameters[0].name if parameters else None
+    if needed := [each.name for each in parameters[1:] if each.default is each.empty and each.kind not in _OPTIONAL]:
+        raise JunctionError(
+            f"stage {name!r} is called with its source alone, so bind its {' and '.join(needed)}"
+            " to a value, as functools.partial does"
+        )
     if source not in hints or "return" not in hints:
         raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames that it takes and gives")
     known = getattr(function, "__globals__", {})

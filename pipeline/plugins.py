@@ -90,14 +90,14 @@ def _guarded(pipeline: Pipeline[Any, Any], known: Sequence[NamedStage], taken: J
     """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
     steps: list[NamedStage] = []
     for step in reversed(pipeline.steps):
-        within = inner_junctions(type(step.stage)) if step.inner else None
-        inner = step.inner and _guarded(step.inner, known, within[1] if within else step.inner.emits())
-        guarded_step = step if inner is None else step.with_inner(inner)
-        if any(_is_same(step, other) for other in known):
+        guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken)
+        if step.inner:
+            within = inner_junctions(type(step.stage))
+            inner = _guarded(step.inner, known, within[1] if within else step.inner.emits())
+            step = step.with_inner(inner)  # noqa: PLW2901
+        steps.append(replace(step, guard=guard or step.guard))
+        if not guard or step.accepts().frames in ORDERS:
             taken = taken if step.accepts().is_open else step.accepts()
-        else:
-            guarded_step = replace(guarded_step, guard=_guard(step, taken))
-        steps.append(guarded_step)
     return Pipeline(tuple(reversed(steps)))
 
 
@@ -114,8 +114,7 @@ def _is_same(step: NamedStage, other: NamedStage) -> bool:
 def _guard(step: NamedStage, taken: Junction) -> Guard:
     """Return the guard for a stage; its order is that of the frames ``taken`` by the next stage of the server."""
     own = step.emits()
-    given = taken.frames if own.is_open or Any in own.frames else own.frames
-    return Guard(step.name, tuple(given), ORDERS.get(taken.frames))
+    return Guard(step.name, taken if own.is_open or Any in own.frames else own, ORDERS.get(taken.frames))
 
 
 def _function(name: str) -> Install:

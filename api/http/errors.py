@@ -91,7 +91,8 @@ def refusal(error: errors.StageError) -> web.Response:
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
     if not isinstance(error, errors.InvalidRequest):
-        logger.warning("%s", error, exc_info=error.__cause__)
+        level = logging.ERROR if isinstance(error, errors.StageFault) else logging.WARNING
+        logger.log(level, "%s", error, exc_info=error.__cause__)
     return answer
 
 

@@ -29,11 +29,13 @@ DETAILS = ("tokens", "chat")
 
 
 async def details(name: str) -> dict[str, str]:
-    """Return a table of penstock alone, by title; no goal depends on it."""
+    """Return tables of penstock alone, by title; no goal depends on it."""
     from tests.bench.chat import chat_figures  # noqa: PLC0415 - each imports a lot
-    from tests.bench.tokens import variant_table  # noqa: PLC0415
+    from tests.bench.tokens import guard_table, variant_table  # noqa: PLC0415
 
-    return {"Chat models": await chat_figures()} if name == "chat" else {"Items of every kind": await variant_table()}
+    if name == "chat":
+        return {"Chat models": await chat_figures()}
+    return {"Items of every kind": await variant_table(), "A stage of the operator's": await guard_table()}
 
 
 async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a token in our stages after the engine, for items of every kind.
+"""The cost of a token in our stages after the engine, for items of every kind, and with a stage of the operator's.
 
 Figures are medians of CPU time; variants are interleaved.
 """
@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from penstock.pipeline.core import source_of
+from penstock.api.cli.replayer import unedited
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob, with_facts
+from penstock.pipeline.plugins import Install, guarded
 from penstock.pipeline.protocol.events import Delta, to_sse
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.recordings.converse import passed
 from penstock.stages.responses import recorded_responses
 from tests.bench.core import RECORDING, recorded_text
 
 MEASURED = 4_096
 ROUNDS = 15
+
+PLACES = ("generate", "parse", "converse", "emit", "persist")
+"""The stages after which a stage of the operator's is measured."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,9 @@ def variants() -> dict[str, Stream]:
     }
 
 
-async def cost(frames: list[TokenFrame]) -> float:
+async def cost(frames: list[TokenFrame], install: Install = unedited) -> float:
     """Return microseconds per token from ids to SSE bytes."""
-    pipeline = recorded_responses().from_stage("parse")
+    pipeline = install(recorded_responses()).following("generate")
     async with pipeline.open(source_of(frames)) as events:
         while not isinstance(await anext(events), Delta):
             pass
@@ -74,13 +83,44 @@ async def cost(frames: list[TokenFrame]) -> float:
         return (time.process_time_ns() - started) / 1e3 / MEASURED
 
 
-async def variant_table() -> str:
-    figures: dict[str, list[float]] = {name: [] for name in variants()}
-    frames = {name: stream.frames() for name, stream in variants().items()}
+async def medians(measures: Mapping[str, Callable[[], Awaitable[float]]]) -> dict[str, float]:
+    figures: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(ROUNDS):
         for name, costs in figures.items():
-            costs.append(await cost(frames[name]))
-    medians = {name: statistics.median(costs) for name, costs in figures.items()}
+            costs.append(await measures[name]())
+    return {name: statistics.median(costs) for name, costs in figures.items()}
+
+
+async def variant_table() -> str:
+    streams = {name: stream.frames() for name, stream in variants().items()}
+    found = await medians({name: partial(cost, frames) for name, frames in streams.items()})
     lines = ["1 token per chunk               us per token   to a message"]
-    lines += [f"{name:30s}{figure:14.2f}{figure / medians['a message']:15.2f}" for name, figure in medians.items()]
+    lines += [f"{name:30s}{figure:14.2f}{figure / found['a message']:15.2f}" for name, figure in found.items()]
+    return "\n".join(lines)
+
+
+def inserted(place: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Insert a stage of the operator's that passes all frames on, without a guard."""
+    return pipeline.insert_after(place, "passed", passed)
+
+
+def inserted_by_operator(place: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Insert the same stage as ``--with`` does."""
+    return guarded(inserted(place, pipeline), pipeline)
+
+
+async def guard_table() -> str:
+    """Return the costs of a stage of the operator's, with its guard and without."""
+    frames = variants()["a message"].frames()
+    measures = {"": partial(cost, frames)}
+    for place in PLACES:
+        measures[place] = partial(cost, frames, partial(inserted, place))
+        measures[f"{place}, guarded"] = partial(cost, frames, partial(inserted_by_operator, place))
+    found = await medians(measures)
+    lines = ["a stage that passes on   us per token   with its guard   ratio   the stage adds   its guard adds"]
+    lines.append(f"{'none':22s}{found['']:15.2f}")
+    for place in PLACES:
+        bare, checked = found[place], found[f"{place}, guarded"]
+        added = f"{checked / bare:8.2f}{bare - found['']:17.2f}{checked - bare:17.2f}"
+        lines.append(f"{f'after {place}':22s}{bare:15.2f}{checked:17.2f}{added}")
     return "\n".join(lines)

@@ -52,8 +52,33 @@ async def no_generator(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[Par
     return
 
 
+def no_async(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    yield
+
+
+class Shout:
+    async def __call__(self, source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        yield
+
+
+async def needing(source: AsyncIterator[ParsedFrame], words) -> AsyncGenerator[ParsedFrame, None]:
+    yield
+
+
 def install(pipeline):
     return pipeline.insert_after("parse", "shout", shout)
+
+
+def generator(pipeline):
+    return pipeline.insert_after("parse", "generator", no_async)
+
+
+def of_class(pipeline):
+    return pipeline.insert_after("parse", "of class", Shout)
+
+
+def unbound(pipeline):
+    return pipeline.insert_after("parse", "unbound", needing)
 
 
 def again(pipeline):
@@ -224,6 +249,9 @@ def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
         ("nowhere", "no stage named 'prase'; there are normalize, converse, render, generate, parse, emit, persist"),
         ("bare", "stage 'bare', "),
         ("unready", "stage 'unready' is no generator: it has no yield"),
+        ("generator", "stage 'generator' is no async generator: begin it with `async def` instead of `def`"),
+        ("of_class", "stage 'of class' is the class Shout: give an instance, Shout(...)"),
+        ("unbound", "stage 'unbound' is called with its source alone, so bind its words"),
         ("nothing", "it returned None instead of a pipeline"),
         ("shout", "it returned <async_generator object shout"),
         ("torn", "the server needs persist: `replace` it instead of removing it"),

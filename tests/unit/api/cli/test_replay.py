@@ -148,20 +148,20 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
 
 @pytest.mark.parametrize("output", ["--json", "--sse", "--full"])
 @pytest.mark.parametrize(
-    ("stage", "rule"),
+    ("stage", "problem"),
     [
-        ("lose", "it ended too early: every turn ends with TurnFinished"),
-        ("count", "ItemDelta.text has a wrong type: expected `str`, got `int`"),
-        ("leave", "it raised SystemExit"),
+        ("lose", "ended too early: every turn ends with TurnFinished"),
+        ("count", "gave a wrong type: ItemDelta.text: expected `str`, got `int`"),
+        ("leave", "raised SystemExit"),
     ],
 )
 def test_mistake_of_a_stage_is_reported_with_its_place(
-    stage: str, rule: str, output: str, penstock: RunCommand, install: Callable[[str], str]
+    stage: str, problem: str, output: str, penstock: RunCommand, install: Callable[[str], str]
 ) -> None:
     replayed = penstock("replay", RECORDING, output, "--with", install(stage))
     if output == "--sse":
         assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
-    assert f": the stage {stage!r} made a mistake: {rule} (at " in replayed.err
+    assert f": the stage {stage!r} {problem} (at " in replayed.err
     assert re.search(rf"{stage}.py:\d+; its last frames: [A-Z]", replayed.err)
     assert (replayed.status, replayed.err.count("\n")) == (1, 1)
 
