@@ -37,6 +37,9 @@ _DRAINED = b"\0"
 STOPPED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
 """The statuses of a command that a signal ended: that is no failure."""
 
+PATIENCE = 10.0
+"""The most seconds to wait for the thread."""
+
 _LINE_END = re.compile(rb"\r*\n")
 
 
@@ -68,7 +71,7 @@ class Loading:
         self._bar = None if self._is_verbose or not self._terminal.isatty() else _Bar(self._terminal, self._model)
         self._log = _Diverted(self._bar.file if self._bar else self._terminal)
         self._show(Step(1, next(iter(STEPS))))
-        Thread(target=self._read, args=(source,), name="vLLM's output", daemon=True).start()
+        Thread(target=self._pump, args=(source,), name="vLLM's output", daemon=True).start()
         return self
 
     def __exit__(
@@ -115,9 +118,20 @@ class Loading:
     def _drain(self) -> None:
         self._drained.clear()
         os.write(self._pipe, _DRAINED)
-        self._drained.wait()
+        self._drained.wait(PATIENCE)
 
     # The thread
+
+    def _pump(self, source: int) -> None:
+        try:
+            self._read(source)
+        except Exception:
+            logger.exception("The output of vLLM is shown as it is")
+            while chunk := os.read(source, 65536):  # a full pipe would stop the workers
+                with suppress(OSError):
+                    os.write(self._saved[1], chunk.replace(_DRAINED, b""))
+                if _DRAINED in chunk:
+                    self._drained.set()
 
     def _read(self, source: int) -> None:
         rest = b""
@@ -131,6 +145,9 @@ class Loading:
                 rest = rest.rstrip(b"\r").rpartition(b"\r")[2]
                 self._report(rest)
             if is_drained:
+                if rest:  # the last words of a process that crashed may lack a line end
+                    self._take(rest)
+                    rest = b""
                 self._drained.set()
 
     def _take(self, line: bytes) -> None:

@@ -28,6 +28,7 @@ for percent in range(0, 101, 10):
 print("\nfrom a library in C", flush=True)
 log("WARNING", "It may be slow.")
 log("ERROR", "ValueError: It is too large.")
+print("terminate called", end="", flush=True)
 print("done", file=open(sys.argv[1], "w"), flush=True)
 sys.stdin.read()
 log("INFO", "It lives.")
@@ -36,15 +37,20 @@ log("WARNING", "It complains.")
 
 COMMAND = r"""
 import logging, os, subprocess, sys, tempfile
-from penstock.api.cli.loading import Loading
+from penstock.api.cli import loading
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import log_to_stderr
 
+def fail(line):
+    raise ValueError("the fault of a test")
+
+if "FAULT" in os.environ:
+    loading.step_of = fail
 log_to_stderr("INFO")
 fifo = os.path.join(tempfile.mkdtemp(), "fifo")
 os.mkfifo(fifo)
 try:
-    with Loading("tiny", is_verbose="verbose" in sys.argv) as loading:
+    with loading.Loading("tiny", is_verbose="verbose" in sys.argv) as block:
         worker = subprocess.Popen([sys.executable, "-c", os.environ["WORKER"], fifo], stdin=subprocess.PIPE)
         open(fifo).read()
         logging.getLogger("other").info("of another library")
@@ -55,7 +61,7 @@ try:
             raise CannotStart("There is a wrong option.")
         if sys.argv[-1].isdecimal():
             sys.exit(int(sys.argv[-1]))
-        loading.finish()
+        block.finish()
         print("serving", flush=True)
         worker.communicate(b"")
 except CannotStart as error:
@@ -76,9 +82,9 @@ class Output:
         return re.findall(r"penstock\.api\.cli\.loading: Loading tiny: (.*) \(\d of \d\)", self.err)
 
 
-def loaded(*flags: str) -> Output:
-    command = [sys.executable, "-c", COMMAND, *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "WORKER": WORKER}, check=False)
+def loaded(*flags: str, **variables: str) -> Output:
+    command, environment = [sys.executable, "-c", COMMAND, *flags], {**os.environ, "WORKER": WORKER, **variables}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return Output(ended.returncode, ended.stdout, ended.stderr)
 
 
@@ -109,8 +115,8 @@ def test_failure_ends_with_its_cause_after_all_lines() -> None:
     output = loaded("fails")
     assert (output.status, output.out) == (1, "")
     lines = output.err.splitlines()
-    for kept in ("from a library in C", "of this process"):
-        assert kept in lines
+    for kept in ("from a library in C", "terminate called", "of this process"):
+        assert any(kept in line for line in lines)
     assert any("of another library" in line for line in lines)
     assert any("It may be slow." in line for line in lines)
     assert sum("Capturing CUDA graphs" in line for line in lines) == 1  # a bar, of which only the last state is left
@@ -135,6 +141,14 @@ def test_command_ended_by_a_signal_is_quiet(signal: int) -> None:
     output = loaded(str(128 + signal))
     assert output.status == 128 + signal
     assert "It may be slow" not in output.err
+
+
+def test_fault_in_the_progress_does_not_stop_the_workers() -> None:
+    """They would wait for ever to write a line if nothing read the pipe."""
+    output = loaded(FAULT="1")
+    assert (output.status, output.out) == (0, "serving\n")
+    assert "It complains." in output.err
+    assert "the fault of a test" in output.err
 
 
 def test_terminal_shows_a_bar() -> None:

@@ -117,3 +117,8 @@ def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) ->
     shown = wrong_option(refused.value, arguments)
     assert shown.startswith(message)
     assert "\n" not in shown
+
+
+@pytest.mark.parametrize("option", ["-v", "--verbose"])
+def test_verbose_has_a_short_form(option: str) -> None:
+    assert read_settings(["tiny", option]).verbose
