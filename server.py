@@ -332,7 +332,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         tune_gc()
-        print(greeting(settings, api.models[0]), flush=True)
+        print(greeting(settings, api.models), flush=True)
         await _signal_to_stop()
         if running_now := scheduler.in_flight.count:
             logger.info("Stopping: %s get %g s", counted(running_now, "running response"), settings.drain_timeout)

@@ -77,12 +77,16 @@ def _named(argument: str) -> str:
     return f"{documented}{separator}{value}" if is_ours else argument
 
 
-def greeting(settings: Settings, model: str) -> str:
-    """The message that is printed once the server is up, with a first request to try."""
+def greeting(settings: Settings, models: Sequence[str]) -> str:
+    """The message that is printed once the server is up, with a first request to try.
+
+    The last of the models of a server of recordings is the name of one, which answers any request.
+    """
+    model = models[-1] if settings.recordings else models[0]
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     page = f"http://{host}:{settings.port}"
     url = f"{page}/v1"
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"Serving {model} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"
+    return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.cli.mistakes import wrong_option
-from penstock.api.cli.serve import read_settings
+from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
@@ -122,3 +122,11 @@ def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) ->
 @pytest.mark.parametrize("option", ["-v", "--verbose"])
 def test_verbose_has_a_short_form(option: str) -> None:
     assert read_settings(["tiny", option]).verbose
+
+
+@pytest.mark.parametrize(("options", "model"), [([], "tiny"), (["--engine", "replay:recordings"], "weather")])
+def test_first_request_to_try_is_answered(options: list[str], model: str) -> None:
+    """Recordings answer any request that names one of them, and else only those that were recorded."""
+    message = greeting(read_settings(options), ("tiny", "weather"))
+    assert message.startswith("Serving tiny at http://127.0.0.1:8000/v1.")
+    assert f'"model": "{model}"' in message
