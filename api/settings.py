@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, read_file, unknown_variables
+from penstock.api.sources import FILE, PREFIX, flags, keys, read_file, unknown_option, unknown_variables
 from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
@@ -409,9 +409,9 @@ class Settings(BaseSettings):
     def _engine_is_elsewhere(self) -> Self:
         if self.engine and self.engine_arguments:
             first = self.engine_arguments[0].split("=")[0]
-            near = nearest(first, flags(type(self).model_fields))
-            reason = "Options of vLLM's engine belong to the server of the engine, as --engine names a remote one"
-            raise ValueError(f"{first}: there is no such option{near or '.'} {reason}")
+            reason = unknown_option(first, flags(type(self).model_fields)).removesuffix("?")
+            remote = "options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
+            raise ValueError(f"{first}: {reason}; {remote}")
         return self
 
     @model_validator(mode="after")

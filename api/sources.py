@@ -47,6 +47,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
+def unknown_option(argument: str, known: Iterable[str]) -> str:
+    """Return the reason why an argument is refused that is not one of the ``known`` options."""
+    if not argument.startswith("-"):
+        return "it is neither an option nor the value of one, and MODEL is there already"
+    return f"there is no such option{nearest(argument, known)}"
+
+
 def unknown_variables(known: Iterable[str]) -> dict[str, str]:
     """Return the variables with penstock's prefix that name no setting, without their values, which may be secret."""
     variables = {variable(key) for key in known}
@@ -64,6 +71,8 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
         table = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise CannotRun(f"{file}: {error}") from None
+    except OSError as error:
+        raise CannotRun(f"{file}: {error.strerror}") from None
     named = {key.replace("_", "-"): key for key in known}
     settings: dict[str, Any] = {}
     for typed, value in table.items():

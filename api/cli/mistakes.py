@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.api.cli.vllm_options import option_name
+from penstock.api.cli.vllm_options import INSTEAD, needless, option_name
 from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, places, variable
+from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, places, unknown_option, variable
 from penstock.stages.services.engines.vllm import WrongOption
 
 
@@ -43,8 +43,11 @@ def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
     """Describe an option that vLLM does not take, and penstock does not have."""
     if error.unknown is None:
         return placed(str(error), arguments)
-    known = [*flags(Settings.model_fields), *error.known]
-    return f"{placed(error.unknown, arguments)}: there is no such option{nearest(error.unknown, known)}"
+    if advice := INSTEAD.get(error.unknown) or needless(error.unknown):  # in penstock.toml
+        reason = f"this option of vllm serve is not taken: {advice}"
+    else:
+        reason = unknown_option(error.unknown, [*flags(Settings.model_fields), *error.known])
+    return f"{placed(error.unknown, arguments)}: {reason}"
 
 
 def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
@@ -60,10 +63,9 @@ def _unknown(key: str) -> str:
     if key.upper().startswith(PREFIX):
         return f"{key}: there is no such variable{nearest(key.upper(), map(variable, keys(Settings.model_fields)))}"
     known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
-    near = nearest(key, known) or "."
-    return (
-        f"{places(FILE)[key.replace('-', '_')]}: there is no such setting{near} Options of vLLM stand in a table [vllm]"
-    )
+    where = places(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
+    near = nearest(key, known).removesuffix("?")
+    return f"{where}: there is no such setting{near}; options of vLLM stand in a table [vllm]"
 
 
 def _expected(key: str, error: ErrorDetails) -> str:

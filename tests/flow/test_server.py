@@ -265,7 +265,7 @@ def test_engine_urls_select_http_engines() -> None:
     [
         (
             ["--engine", "http://a:8001", "--max-model-len", "8192"],
-            "Options of vLLM's engine belong to the server of the engine",
+            "options of vLLM's engine belong to the engine's own server",
         ),
         (["--engine", "a:8001"], "a:8001 must begin with http"),
         (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host"),
@@ -284,7 +284,7 @@ def test_senseless_engine_options_are_refused(arguments: list[str], message: str
         (["--port", "a", "--heartbeat", "b"], "\n--heartbeat: expected a duration"),
         (
             ["--engine", "http://a", "--max-model-len", "5"],
-            "Options of vLLM's engine belong to the server of the engine",
+            "options of vLLM's engine belong to the engine's own server",
         ),
     ],
 )

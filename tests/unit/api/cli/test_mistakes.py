@@ -13,8 +13,8 @@ from penstock.server import main
 from penstock.stages.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
-ELSE = "Options of vLLM's engine belong to the server of the engine, as --engine names a remote one"
-TYPO = "--keep-alvie: there is no such option: did you mean --keep-alive? " + ELSE
+ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
+TYPO = "--keep-alvie: there is no such option: did you mean --keep-alive" + ELSE
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,9 @@ def mistake(*arguments: str) -> str:
         (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         (("--port",), "--port: expected one argument"),
         (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host"),
-        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option: did you mean --no-sandbox? {ELSE}"),
+        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option: did you mean --no-sandbox{ELSE}"),
+        ((*ELSEWHERE, "tiny", "more"), "more: it is neither an option nor the value of one, and MODEL is there already"
+                                       f"{ELSE}"),
         (("--default-chat-template-kwargs", "[1]"), "--default-chat-template-kwargs: Input should be a valid "
                                                     'dictionary, for example {"enable_thinking": false}'),
         (("--default-chat-template-kwargs", "{"), "--default-chat-template-kwargs: expected JSON: Expecting property "
@@ -77,10 +79,10 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
             '# A comment\nstore-ttl = "7 days"',
             "store-ttl (penstock.toml, line 2): expected a duration, such as 30d, 12h",
         ),
-        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting: did you mean store-ttl?"),
+        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting: did you mean store-ttl;"),
         (
             "max_model_len = 5",
-            "max_model_len (penstock.toml, line 1): there is no such setting: did you mean max-log-len? Options of",
+            "max_model_len (penstock.toml, line 1): there is no such setting: did you mean max-log-len; options of",
         ),
         ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
         (
@@ -91,7 +93,7 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
         ("web-search = 'brave'", "web-search (penstock.toml, line 1) brave needs a key: set PENSTOCK_WEB_SEARCH_KEY"),
         (
             "engine_arguments = []",
-            "engine_arguments (penstock.toml, line 1): there is no such setting. Options of vLLM",
+            "engine_arguments (penstock.toml, line 1): there is no such setting; options of vLLM",
         ),
     ],
 )
@@ -176,6 +178,11 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     in_file = WrongOption("unrecognized arguments: --max-modellen=3", ["--max-model-len"])
     assert wrong_option(in_file, []) == (
         "max-modellen (penstock.toml, line 2): there is no such option: did you mean --max-model-len?"
+    )
+    of_server = WrongOption("unrecognized arguments: --enable-auto-tool-choice", ())
+    assert wrong_option(of_server, []) == (
+        "--enable-auto-tool-choice: this option of vllm serve is not taken: "
+        "the model may always choose among the tools of a request"
     )
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
