@@ -33,6 +33,7 @@ from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.recording import recorder
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.watchdog import watching
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
@@ -301,7 +302,8 @@ async def pipeline(
         open_scheduler(settings, keys, start_engine) as scheduler,
         join_servers(settings, keys, scheduler, _unreachable()),
     ):
-        yield scheduler.pipeline
+        with watching(scheduler.pipeline, settings.slow_callback):
+            yield scheduler.pipeline
 
 
 async def application(settings: Settings, start_engine: EngineStarter = start) -> web.Application:
@@ -314,6 +316,7 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
         scheduler = await started.enter_async_context(open_scheduler(settings, keys, start_engine))
         url = settings.peer_url or _unreachable()
         api = await started.enter_async_context(join_servers(settings, keys, scheduler, url))
+        started.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         closing = started.pop_all()
     app = api.app(settings.max_body_bytes)
     app.on_shutdown.append(lambda _: scheduler.drain(settings.drain_timeout))
@@ -332,6 +335,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         tune_gc()
+        closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         print(greeting(settings, api.models), flush=True)
         await _signal_to_stop()
         if running_now := scheduler.in_flight.count:

@@ -293,6 +293,11 @@ class Settings(BaseSettings):
     print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
     verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
+    slow_callback: Duration = Field(
+        "0.25s",
+        validate_default=True,
+        description="time for which code may hold the event loop before the log names it; 0: never",
+    )
     log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
     log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
     max_log_len: int | None = Field(

@@ -5,10 +5,13 @@ The stage is read from the traceback after the error, so that nothing has to wra
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from logging import Logger
 from traceback import walk_tb
+from types import CodeType
 from typing import Any, TypeVar
 
 from penstock.pipeline.errors import StageError, StageFault
@@ -30,6 +33,14 @@ def place_of(stream: Any, *known: dict[Any, str]) -> Any:
     """
     code = getattr(stream, "ag_code", None)
     return getattr(stream, "ag_frame", None) if any(code in names for names in known) else code
+
+
+def code_of(stage: Any) -> CodeType | None:
+    """Return the code of a stage, which need not run; None if it is no Python function."""
+    while isinstance(stage, functools.partial):
+        stage = stage.func
+    function = inspect.unwrap(stage if inspect.isroutine(stage) else type(stage).__call__)
+    return getattr(function, "__code__", None)
 
 
 def name_stage(error: BaseException) -> str:

@@ -6,22 +6,50 @@ Without a guard, a mistake of such a stage would show in a later stage, as a bug
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from penstock.pipeline.errors import StageFault
-from penstock.pipeline.faults import name_stage, note_stage
+from penstock.pipeline.faults import code_of, name_stage, note_stage
 from penstock.pipeline.field_types import WrongType, check_fields
 from penstock.pipeline.grammar import Order
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.logs import current_response
 
 SHOWN = 4
 """The number of last frames that a fault names."""
+
+
+@dataclass(eq=False)
+class RunningStage:
+    """A stage that runs under a guard, and the ``last`` frames that it gave."""
+
+    stream: AsyncGenerator[Any, None]
+    source: AsyncGenerator[Any, None]
+    last: deque[Any]
+    response_id: str
+    is_named: bool = False
+    """True once the log has named it as silent."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while the stage is to give a frame, and does not wait for one of its source."""
+        return _is_asked(self.stream) and not _is_asked(self.source)
+
+    @property
+    def last_frame(self) -> Any:
+        """The last frame that the stage gave; None if it gave none."""
+        return self.last[-1] if self.last else None
+
+    @property
+    def place(self) -> str:
+        """The file and the line at which the stage stands."""
+        return _place(self.stream)
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,8 @@ class Guard:
     name: str
     accepted: Junction
     order: Callable[[], Order] | None
+    running: set[RunningStage] = field(default_factory=set, compare=False, repr=False)
+    """The stages that run now, one for each response."""
 
     def open(self, stage: Any, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:
         """Return the running stage, and the running guard that reads it."""
@@ -45,10 +75,13 @@ class Guard:
         if not isinstance(stream, AsyncGenerator):
             problem = f"returned {_described(stream)} instead of an async generator"
             return [_failing(self._fault(problem, _place(stage)))]
-        return [stream, self._checked(stream, order)]
+        running = RunningStage(stream, source, deque(maxlen=SHOWN), current_response.get())
+        return [stream, self.checked(running, order)]
 
-    async def _checked(self, stream: AsyncGenerator[Any, None], order: Order | None) -> AsyncGenerator[Any, None]:
-        last: deque[Any] = deque(maxlen=SHOWN)
+    async def checked(self, stage: RunningStage, order: Order | None) -> AsyncGenerator[Any, None]:
+        """Yield the frames of ``stage`` after their checks."""
+        self.running.add(stage)
+        stream, last = stage.stream, stage.last
         note, accepted, feed = last.append, self.accepted.frames, order.feed if order else _unordered
         try:
             async for frame in stream:
@@ -67,6 +100,8 @@ class Guard:
             if _is_cancelled(error) or name_stage(error) != self.name:
                 raise
             raise self._fault(f"raised {type(error).__name__}", _place(stream, error), last) from error
+        finally:
+            self.running.discard(stage)
         try:
             if order is not None:
                 order.finish()
@@ -84,9 +119,19 @@ class Guard:
         return fault
 
 
+def guard_in(frame: FrameType | None) -> Guard | None:
+    """Return the guard that runs in ``frame``; None if another function does."""
+    return frame.f_locals["self"] if frame and frame.f_code is Guard.checked.__code__ else None
+
+
 async def _failing(error: Exception) -> AsyncGenerator[Any, None]:
     raise error
     yield
+
+
+def _is_asked(stream: Any) -> bool:
+    """Return True while a reader waits for the next frame of a generator."""
+    return getattr(stream, "ag_running", False)
 
 
 def _unordered(_frame: Any) -> None:
@@ -103,8 +148,7 @@ def _place(stage: Any, error: BaseException | None = None) -> str:
     """Return the file and the line where ``error`` was raised in a stage, where it stands, or else where it begins."""
     code = getattr(stage, "ag_code", None)
     if code is None:
-        function = inspect.unwrap(stage if inspect.isroutine(stage) else type(stage).__call__)
-        code = getattr(function, "__code__", None)
+        code = code_of(stage)
     if code is None:
         return repr(type(stage))
     raised = [line for frame, line in walk_tb(error.__traceback__ if error else None) if frame.f_code is code]
@@ -116,7 +160,7 @@ def _place(stage: Any, error: BaseException | None = None) -> str:
 def _described(frame: Any) -> str:
     """Return the class of a frame and its size; its text may be private."""
     name = type(frame).__name__
-    for field, unit in (("text", "character"), ("delta", "character"), ("token_ids", "token")):
-        if isinstance(value := getattr(frame, field, None), str | tuple | list):
+    for attribute, unit in (("text", "character"), ("delta", "character"), ("token_ids", "token")):
+        if isinstance(value := getattr(frame, attribute, None), str | tuple | list):
             return f"{name} of {len(value)} {unit}{'' if len(value) == 1 else 's'}"
     return name
