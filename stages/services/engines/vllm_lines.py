@@ -40,6 +40,7 @@ _PREFIX = re.compile(r"\(\w\S* pid=\d+\) (?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) 
 _EXCEPTION = re.compile(r"((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (.+)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _REFERS = re.compile("root cause|died unexpectedly", re.IGNORECASE)
+_LISTED = re.compile(r" Supported architectures: .*")
 _KILLED = re.compile(r"Failed core proc\(s\): \{.*?: -(\d+)")
 
 PLAIN = (OSError, RuntimeError, ValueError)
@@ -117,5 +118,5 @@ def _message(error: BaseException) -> str:
 def _described(kind: str, message: str) -> str:
     """Return an error in one line; its type is left out if the message explains itself."""
     name = kind.rpartition(".")[2]
-    plain = shortened(" ".join(message.split()), 600)
+    plain = shortened(_LISTED.sub("", " ".join(message.split())), 600)
     return f"{name}: {plain}" if name and name not in {each.__name__ for each in PLAIN} else plain

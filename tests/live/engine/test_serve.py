@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -11,6 +12,15 @@ from tests.support.serve_command import Command
 @pytest.fixture
 def client(server: Command) -> openai.OpenAI:
     return server.client
+
+
+def test_log_has_the_steps_of_loading_and_no_other_lines_of_vllm(server: Command) -> None:
+    """The steps are read from vLLM's lines, which a new version may change."""
+    log = server.store.with_name("serve.log").read_text()
+    for step in ("starting the engine", "loading the weights", "reserving the KV cache", "warming up"):
+        assert f": {step}" in log
+    assert "Loaded " in log
+    assert not re.search(r"pid=\d+\) INFO", log)
 
 
 def test_second_question_sees_the_first(client: openai.OpenAI) -> None:

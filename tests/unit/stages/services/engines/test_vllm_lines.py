@@ -89,6 +89,10 @@ def test_killed_worker_is_reported_with_its_signal() -> None:
     [
         (OSError("x is not a local folder\nand is not a valid model identifier"), None),
         (KeyError("architectures"), "KeyError: 'architectures'"),
+        (
+            ValueError("['Foo'] are not supported. Supported architectures: dict_keys(['A'])"),
+            "['Foo'] are not supported.",
+        ),
     ],
 )
 def test_cause_is_one_line(error: Exception, cause: str | None) -> None:
