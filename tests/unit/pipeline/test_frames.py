@@ -24,8 +24,8 @@ def test_each_kind_of_frame_is_copied_alike() -> None:
 
 @pytest.mark.parametrize("frame", [CreateResponse(input="Hi"), ItemDelta("a")])
 def test_a_copy_refuses_fields_that_do_not_exist(frame: Any) -> None:
-    with pytest.raises(TypeError, match="temprature"):
-        replace(frame, temprature=1)
+    with pytest.raises(TypeError, match="coldness"):
+        replace(frame, coldness=1)
 
 
 def test_a_copy_of_a_request_refuses_what_a_client_may_not_send() -> None:
