@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
+from penstock.api.cli.stage_log import stage_log
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -56,9 +57,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _other(chosen: argparse.Namespace) -> Lines:
     if chosen.other is None:
-        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+        with stage_log() as errors:
+            replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
         for note in replay.notes:
             print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
+        errors.report(chosen.one, replay.trace.fault, replay.recording.end)
         return replayed_lines(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.api.cli.arguments import PLUGINS
 from penstock.api.cli.page.layout import layout_of
 from penstock.api.cli.page.page import page_of
+from penstock.api.cli.stage_log import stage_log
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import load
@@ -28,7 +29,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     chosen = parser.parse_intermixed_args(arguments)
     name = chosen.recording.resolve().name
-    timeline = asyncio.run(replayed_or_recorded(chosen.recording, load(chosen.plugins)))
+    with stage_log() as errors:
+        timeline = asyncio.run(replayed_or_recorded(chosen.recording, load(chosen.plugins)))
+    errors.report(timeline.path, timeline.fault, timeline.end)
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:
         with private_files():

@@ -33,6 +33,7 @@ class RecordedModel:
     """
 
     pipeline: Pipeline[Any, Any]
+    runs: RunRegistry
     spelling: Spelling | None = None
     is_mark: Callable[[int], bool] = bool
     missing: str = ""
@@ -49,18 +50,20 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     runs = RunRegistry(Store(Nowhere()))
     harmony = responses_pipeline(harmony_stages(encoding_on_demand()), engine, runs)
     if header.encoding == "harmony":
-        return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
+        return RecordedModel(harmony, runs, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
     if header.source is None:
-        return RecordedModel(harmony, missing="the recording does not say where its model is")
+        return RecordedModel(harmony, runs, missing="the recording does not say where its model is")
     if unknown := header.options.keys() - {option.name for option in fields(ChatOptions)}:
-        return RecordedModel(harmony, missing=f"this version does not know its options {', '.join(sorted(unknown))}")
+        return RecordedModel(
+            harmony, runs, missing=f"this version does not know its options {', '.join(sorted(unknown))}"
+        )
     try:
         chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
     except (CannotStart, OSError, ValueError) as error:
-        return RecordedModel(harmony, missing=str(error))
+        return RecordedModel(harmony, runs, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())
     pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, runs)
-    return RecordedModel(pipeline, _chat_spelling(chat), marks.__contains__)
+    return RecordedModel(pipeline, runs, _chat_spelling(chat), marks.__contains__)
 
 
 def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:

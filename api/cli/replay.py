@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay
+from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
-from penstock.pipeline.errors import StageFault
-from penstock.pipeline.faults import name_stage
 from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.protocol.events import DONE, Event, to_sse
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
@@ -28,11 +25,10 @@ def main(arguments: Sequence[str]) -> None:
     """Replay recordings and show the result.  Exit with status 1 if a stage raised an error."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
-    bugs = _Bugs()
-    logging.getLogger("penstock.stages").addHandler(bugs)  # other messages only repeat the output
     try:
-        install = load(chosen.plugins)
-        faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
+        with stage_log(chosen.log_level) as errors:
+            install = load(chosen.plugins)
+            faults = [_replay(path, chosen, install, errors) for path in chosen.paths]
     except KeyboardInterrupt:
         sys.exit(130)
     if any(faults):
@@ -44,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a recording's folder, or one of its files")
     parser.add_argument(
         "--speed", type=_speed, help="1x: in the recorded time; 2x: twice as fast; max: without waiting"
+    )
+    parser.add_argument(
+        "--log-level", choices=LEVELS, default="INFO", help="least level of log lines of your stages, on stderr (INFO)"
     )
     parser.add_argument("--full", action="store_true", help="do not shorten prompts and results of tools")
     output = parser.add_mutually_exclusive_group()
@@ -64,20 +63,7 @@ def _speed(text: str) -> float | None:
     return speed
 
 
-class _Bugs(logging.Handler):
-    """Collects errors that a stage logs and turns into an event, as `emit` does if a stage before it loses a frame."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.met: list[Exception] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and isinstance(record.exc_info[1], Exception):
-            self.met.append(record.exc_info[1])
-
-
-def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
-    bugs.met.clear()
+def _replay(path: Path, chosen: argparse.Namespace, install: Install, errors: StageErrors) -> bool:
     timeline = asyncio.run(timeline_of(path, chosen.since, chosen.upto, install))
     for note in timeline.notes:
         print(f"penstock: {timeline.path}: {note}", file=sys.stderr)
@@ -89,18 +75,7 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bug
         from penstock.api.cli.terminal import show  # noqa: PLC0415 - import rich only if it is used
 
         show(paced, timeline, chosen.speed, full=chosen.full)
-    if timeline.fault or (bugs.met and not (timeline.end and timeline.end.failure)):
-        stage, error = timeline.fault or (name_stage(bugs.met[0]), bugs.met[0])
-        print(f"penstock: {timeline.path}: {_described(stage, error)}", file=sys.stderr)
-        return True
-    return False
-
-
-def _described(stage: str, error: Exception) -> str:
-    if isinstance(error, StageFault):
-        return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+    return errors.report(timeline.path, timeline.fault, timeline.end)
 
 
 def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:

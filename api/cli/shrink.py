@@ -41,6 +41,7 @@ from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_
 from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
 from penstock.pipeline.recordings.response_folder import private_files
 from penstock.pipeline.trace import traced
+from penstock.stages.services.runs.run import RunRegistry
 
 CANNOT_SAY = (125, 126, 127)
 """Exit statuses that count as no failure: 125 skips a recording, as for ``git bisect run``.
@@ -78,10 +79,12 @@ def main(arguments: Sequence[str]) -> None:
     fails = CommandTest(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     if not fails and not model.spelling:
         raise CannotRun(f"{model.problem}; give --fails COMMAND")
-    trial = Trial(fails or Stages(plugins.load(chosen.plugins)(model.pipeline)), chosen.tries)
+    trial = Trial(fails or Stages(plugins.load(chosen.plugins)(model.pipeline), model.runs), chosen.tries)
     if not trial(case):
         subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
+    if isinstance(trial.fails, Stages):
+        print(f"penstock: {chosen.recording}: {trial.fails.fault}", file=sys.stderr)
     ended = smallest(trial, model)
     with private_files():
         write(trial, case, out, chosen.recording)
@@ -132,6 +135,7 @@ class Stages:
     """A recording fails if the stages show the same fault as on the first one, so that shrinking keeps to one fault."""
 
     pipeline: Pipeline[Any, Any]
+    runs: RunRegistry
     fault: str = ""
     """The first fault found: the stage and its error, or the broken rule; empty before that."""
 
@@ -148,6 +152,8 @@ class Stages:
         steps = self.pipeline.following("generate").steps
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
+        for run in self.runs:  # left by a failure after ``persist``; the next try has the same id
+            self.runs.discard(run)
         for pipeline in (before_emit, whole):
             trace = await traced(pipeline, source_of_recording(recording), "generate")
             if recording.end.failure and pipeline is before_emit and trace.error:
@@ -156,7 +162,7 @@ class Stages:
                 if isinstance(trace.error, StageFault):
                     return trace.error.message
                 detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
-                return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{detail}"
+                return f"stage {name_stage(trace.error)} raised {type(trace.error).__name__}{detail}"
         return ""
 
 

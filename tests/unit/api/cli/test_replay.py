@@ -36,6 +36,7 @@ SERVED = HARMONY / "served_python"
 CHAT_CALL = CHAT / "gemma4_call"
 
 PLUGINS = """
+import logging
 from penstock.pipeline.frames import ItemDelta, TurnFinished
 
 async def shout(source):
@@ -47,6 +48,12 @@ async def fail(source):
         if isinstance(frame, ItemDelta):
             raise ValueError("not this one")
         yield frame
+
+async def log(source):
+    async for frame in source:
+        yield frame
+    logging.getLogger("mine").info("it ends")
+    logging.getLogger("mine").debug("it has ended")
 
 async def lose(source):
     async for frame in source:
@@ -135,6 +142,26 @@ def install(tmp_path: Path) -> Callable[[str], str]:
 def test_plugin_stage_takes_part_in_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
     assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
+
+
+@pytest.mark.parametrize(("level", "lines"), [([], 1), (["--log-level", "DEBUG"], 2), (["--log-level", "ERROR"], 0)])
+def test_log_of_stages_is_shown_beside_the_output(
+    penstock: RunCommand, install: Callable[[str], str], level: list[str], lines: int
+) -> None:
+    replayed = penstock("replay", RECORDING, "--json", "--with", install("log"), *level)
+    shown = [entry for entry in replayed.err.splitlines() if "asyncio" not in entry]
+    assert shown == ["INFO mine: it ends", "DEBUG mine: it has ended"][:lines]
+    assert (replayed.status, replayed.out) == (0, penstock("replay", RECORDING, "--json").out)
+
+
+@pytest.mark.parametrize(("command", "status"), [("inspect", 0), ("diff", 1)])
+def test_other_commands_report_an_error_as_a_replay_does(
+    penstock: RunCommand, install: Callable[[str], str], command: str, status: int, tmp_path: Path
+) -> None:
+    with_stage = ("--with", install("fail"))
+    page = (tmp_path / "page.html",) if command == "inspect" else ()
+    ended = penstock(command, RECORDING, *with_stage, *page)
+    assert (ended.status, ended.err) == (status, penstock("replay", RECORDING, *with_stage).err)
 
 
 def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:

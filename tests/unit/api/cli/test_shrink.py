@@ -105,6 +105,28 @@ def test_stage_bug_shrinks_to_its_trigger(
     assert tokens_of(tmp_path / "again") == tokens_of(out)
 
 
+GAPPED = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from penstock.pipeline.protocol.events import ResponseEvent
+
+async def drop(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+    async for event in source:
+        if event.sequence_number != 5:
+            yield event
+
+def install(pipeline):
+    return pipeline.insert_after("persist", "drop", drop)
+"""
+
+
+def test_bug_in_the_last_stage_shrinks(tmp_path: Path, penstock: RunCommand) -> None:
+    (tmp_path / "gapped.py").write_text(GAPPED)
+    plugin, out = f"{tmp_path / 'gapped.py'}:install", tmp_path / "out"
+    ended = penstock("shrink", HARMONY / "greeting", "--with", plugin, "-o", out)
+    assert "'drop' of this server broke a rule: sequence numbers count from 0 without gaps" in ended.err.splitlines()[0]
+    assert len(tokens_of(out)) == 1
+
+
 def test_command_decides_which_candidates_fail(tmp_path: Path, penstock: RunCommand) -> None:
     recording = HARMONY / "unicode_final"
     command = judge(tmp_path, "sys.exit(1 if 200008 in tokens and len(tokens) > 2 else 0)")
