@@ -67,7 +67,8 @@ def listed(value: Any) -> Any:
     """Return the entries of ``a,b`` or of a JSON list; leave what is no text to pydantic."""
     if not isinstance(value, str):
         return value
-    return decoded(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+    is_json = re.match(r'\s*\[\s*["\]]', value)  # and not an address as in [::1]
+    return decoded(value) if is_json else [part.strip() for part in value.split(",") if part.strip()]
 
 
 def decoded(value: Any) -> Any:
@@ -428,8 +429,12 @@ class Settings(BaseSettings):
 
     @property
     def engine_options(self) -> list[str]:
-        """The options of vLLM: those of the table ``[vllm]``, then those of the command line, which win."""
-        return [part for name, value in self.vllm.items() for part in _option(name, value)] + self.engine_arguments
+        """The options of vLLM: those of the command line, after those of the table ``[vllm]`` that it leaves."""
+        typed = {
+            argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in self.engine_arguments
+        }
+        left = ((name, value) for name, value in self.vllm.items() if f"--{name.replace('_', '-')}" not in typed)
+        return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
 
     @property
     def recordings(self) -> Path | None:

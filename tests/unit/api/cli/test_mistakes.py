@@ -8,6 +8,7 @@ import pytest
 
 from penstock.api.cli.mistakes import wrong_option
 from penstock.api.cli.serve import read_settings
+from penstock.api.settings import listed
 from penstock.pipeline.errors import CannotRun
 from penstock.server import main
 from penstock.stages.services.engines.vllm import WrongOption
@@ -138,7 +139,7 @@ def test_file_takes_plain_texts_for_lists_dashes_and_options_of_vllm(folder: Pat
         compilation-config = {level = 3}
         """
     )
-    settings = read_settings(["tiny", "--max-model-len", "8192"])
+    settings = read_settings(["tiny", "--max_model_len", "8192", "--no-enable-lora"])
     assert (settings.with_, settings.allow_origin, settings.allow_host, settings.store_ttl, settings.keep_alive) == (
         ["shout.py:install"],
         ["https://a", "https://b"],
@@ -147,12 +148,10 @@ def test_file_takes_plain_texts_for_lists_dashes_and_options_of_vllm(folder: Pat
         3,
     )
     assert settings.engine_options == [
-        "--max-model-len=4096",
-        "--enable-lora",
         "--no-enable-prefix-caching",
         *("--lora-modules", "a=/a", "b=/b"),
         '--compilation-config={"level": 3}',
-        *("--max-model-len", "8192"),  # the last one wins
+        *("--max_model_len", "8192", "--no-enable-lora"),
     ]
 
 
@@ -167,6 +166,10 @@ def test_file_takes_plain_texts_for_lists_dashes_and_options_of_vllm(folder: Pat
 def test_list_in_a_variable_is_text_or_json(value: str, engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_ENGINE", value)
     assert read_settings([]).engine == engines
+
+
+def test_address_in_brackets_is_no_json() -> None:
+    assert listed("[::1], a") == ["[::1]", "a"]
 
 
 def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> None:
