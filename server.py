@@ -59,8 +59,10 @@ from penstock.stages.responses import (
     harmony_stages,
     recorded_stages,
     responses_pipeline,
+    text_stages,
 )
-from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.custom import open_engine
+from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import (
     ANYTHING,
@@ -95,7 +97,7 @@ ENGINE_WAIT, CHECK_WAIT = 600.0, 3.0
 class RunningEngine:
     """A running engine, the stages for its model, and tools that replace those of the settings, if given."""
 
-    engine: Engine
+    engine: Engine | TextBackend
     model: ModelStages
     toolbox: Toolbox | None = None
 
@@ -108,6 +110,8 @@ def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     """Start the engine that the settings name, for the length of a block."""
     if settings.recordings:
         return from_recordings(settings, settings.recordings)
+    if settings.engine_factory:
+        return of_operator(settings, settings.engine_factory)
     return over_http(settings) if settings.engine else in_this_process(settings)
 
 
@@ -160,12 +164,25 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
     try:
-        config = None if engine.speaks_harmony else read_config(settings.model or engine.root)
-        chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
-        sampling = default_sampling(config) if config else NO_DEFAULTS
-        yield RunningEngine(engine, stages(settings, chat, sampling))
+        model = None if engine.speaks_harmony else settings.model or engine.root
+        yield RunningEngine(engine, stages_elsewhere(settings, model))
     finally:
         await engine.close()
+
+
+@asynccontextmanager
+async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[RunningEngine, None]:
+    """Run an engine of the operator's own; it speaks Harmony, unless the config of MODEL says otherwise."""
+    async with open_engine(factory, settings) as engine:
+        is_text = isinstance(engine, TextBackend)
+        yield RunningEngine(engine, text_stages() if is_text else stages_elsewhere(settings, settings.model))
+
+
+def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:
+    """Return the stages for the ``model`` of an engine elsewhere by its config, or for Harmony if it is None."""
+    config = read_config(model) if model else None
+    chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
+    return stages(settings, chat, default_sampling(config) if config else NO_DEFAULTS)
 
 
 @asynccontextmanager
@@ -220,6 +237,8 @@ def assembled(
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     if settings.log_prompts:
+        if "render" not in pipeline.names():
+            raise CannotStart("--log-prompts: there is no stage render here, which makes prompts")
         decode = running.model.decode
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
@@ -410,10 +429,10 @@ async def drawn(settings: Settings) -> str:
         with loading(settings):
             model = planned(settings)[1]
         return _drawn(settings, RunningEngine(ScriptedEngine(), model), "vLLM in this process")
-    async with (
-        from_recordings(settings, settings.recordings) if settings.recordings else over_http(settings, wait=CHECK_WAIT)
-    ) as running:
-        return _drawn(settings, running, f"vLLM at {' and '.join(settings.engine)}")
+    own = settings.recordings or settings.engine_factory
+    async with start(settings) if own else over_http(settings, wait=CHECK_WAIT) as running:
+        at = "" if own else "vLLM at "
+        return _drawn(settings, running, f"{at}{' and '.join(settings.engine)}")
 
 
 def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:

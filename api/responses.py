@@ -85,7 +85,10 @@ class Responses:
     recorded_if: Condition = ALWAYS
 
     def __post_init__(self) -> None:
-        self._rendering: Pipeline[CreateResponse, Prompt] = self.scheduler.pipeline.through("render")
+        pipeline = self.scheduler.pipeline
+        self._rendering: Pipeline[CreateResponse, Prompt] | None = None
+        if "render" in pipeline.names():
+            self._rendering = pipeline.through("render")
 
     @property
     def store(self) -> Store:
@@ -125,6 +128,10 @@ class Responses:
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
+        if self._rendering is None:
+            raise errors.InvalidRequest(
+                "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
+            )
         body = await receive(request)
         with self.scheduler.in_flight:
             create_request = await self._read(request, body)

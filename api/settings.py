@@ -39,6 +39,9 @@ ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 REPLAY = "replay:"
 """The prefix of a folder of recordings that answer in place of an engine."""
 
+FACTORY = r"(?!replay:)[^:]+:[A-Za-z_][\w.]*"
+"""The form of the name of a function that makes an engine; a URL has ``//`` after its colon."""
+
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -151,7 +154,8 @@ class Settings(BaseSettings):
     )
     engine: Texts = Field(
         [],
-        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings",
+        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings; "
+        "or file.py:function or module:function, for an engine of your own",
         examples=["http://127.0.0.1:8001"],
     )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
@@ -399,10 +403,14 @@ class Settings(BaseSettings):
             if urls == [REPLAY]:
                 raise ValueError(f"{REPLAY}DIR needs a folder")
             return urls
+        if len(urls) == 1 and re.fullmatch(FACTORY, urls[0]):
+            return urls
         for url in urls:
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
                 shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
-                raise ValueError(f"{shown} must begin with http:// or https://, and name a host")
+                raise ValueError(
+                    f"{shown} must begin with http:// or https://, and name a host, or be file.py:function"
+                )
         return urls
 
     @model_validator(mode="after")
@@ -417,7 +425,8 @@ class Settings(BaseSettings):
             first = self.engine_arguments[0].split("=")[0]
             reason = unknown_option(first, flags(type(self).model_fields)).removesuffix("?")
             remote = "options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
-            raise ValueError(f"{first}: {reason}; {remote}")
+            own = "options of vLLM's engine have no effect on an engine of your own"
+            raise ValueError(f"{first}: {reason}; {own if self.engine_factory else remote}")
         return self
 
     @model_validator(mode="after")
@@ -441,6 +450,11 @@ class Settings(BaseSettings):
         """The folder of recordings to answer from; None if an engine generates."""
         folders = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
         return folders[0] if folders else None
+
+    @property
+    def engine_factory(self) -> str | None:
+        """The function that makes an engine of the operator's own, as ``file.py:function`` or ``module:function``."""
+        return self.engine[0] if self.engine and re.fullmatch(FACTORY, self.engine[0]) else None
 
     @property
     def has_keys(self) -> bool:

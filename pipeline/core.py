@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,9 +145,10 @@ class Pipeline(Generic[In, Out]):
         """Insert a stage after ``anchor``."""
         return self._edited(anchor, lambda step: (step, NamedStage(name, stage)))
 
-    def replace(self, anchor: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Replace the stage ``anchor``; the new stage takes its name."""
-        return self._edited(anchor, lambda step: (NamedStage(step.name, stage),))
+    def replace(self, anchor: str, stage: Stage[Any, Any], *, first: str | None = None) -> Pipeline[In, Out]:
+        """Replace the stage ``anchor``, or all from ``first`` to it; the new stage takes the name of ``anchor``."""
+        names = _neighbours(self.steps, first, anchor) if first else (anchor,)
+        return self._edited(anchor, lambda step: (NamedStage(step.name, stage),), names[:-1])
 
     def remove(self, anchor: str) -> Pipeline[In, Out]:
         """Remove the stage ``anchor``."""
@@ -256,10 +257,10 @@ class Pipeline(Generic[In, Out]):
             arriving = arriving if step.emits().is_open else step.emits()
             upstream = step.name
 
-    def _edited(self, anchor: str, edit: _Edit) -> Pipeline[In, Out]:
-        """Replace the step ``anchor``, at any depth, with the steps that ``edit`` returns."""
+    def _edited(self, anchor: str, edit: _Edit, dropped: Collection[str] = ()) -> Pipeline[In, Out]:
+        """Replace the step ``anchor``, at any depth, with the steps that ``edit`` returns; leave out ``dropped``."""
         self._holding(anchor)
-        return Pipeline(_edited(self.steps, anchor, edit))
+        return Pipeline(_edited(self.steps, anchor, edit, dropped))
 
     def _holding(self, anchor: str) -> tuple[int, NamedStage]:
         """The position and the step of ``anchor``, or of the composite step around it."""
@@ -279,14 +280,28 @@ async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
             await _close(streams)
 
 
-def _edited(steps: tuple[NamedStage, ...], anchor: str, edit: _Edit) -> tuple[NamedStage, ...]:
+def _neighbours(steps: tuple[NamedStage, ...], first: str, last: str) -> list[str]:
+    """The names of the stages from ``first`` to ``last``, which stand in one pipeline, in this order."""
+    for step in steps:
+        if step.inner and first in step.inner.names():
+            return _neighbours(step.inner.steps, first, last)
+    names = [step.name for step in steps]
+    between = names[names.index(first) : names.index(last) + 1] if {first, last} <= {*names} else []
+    if not between:
+        raise LookupError(f"no stage named {last!r} comes with or after {first!r} in its pipeline")
+    return between
+
+
+def _edited(
+    steps: tuple[NamedStage, ...], anchor: str, edit: _Edit, dropped: Collection[str]
+) -> tuple[NamedStage, ...]:
     edited: list[NamedStage] = []
     for step in steps:
         if step.name == anchor:
             edited += edit(step)
         elif step.inner and anchor in step.names():
-            edited.append(step.with_inner(Pipeline(_edited(step.inner.steps, anchor, edit))))
-        else:
+            edited.append(step.with_inner(Pipeline(_edited(step.inner.steps, anchor, edit, dropped))))
+        elif step.name not in dropped:
             edited.append(step)
     return tuple(edited)
 

@@ -26,18 +26,21 @@ from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 GROUP = "penstock.stages"
 """The group of entry points for plug-ins."""
 
-NEEDED = ("normalize", "render", "persist")
-"""Stages that must stay: a server cuts its pipeline at the first two, and ``persist`` keeps its responses."""
+NEEDED = ("normalize", "persist")
+"""Stages that must stay: a server cuts its pipeline at the first, and ``persist`` keeps its responses."""
+
+WITH = "--with"
+"""The option that names a plug-in."""
 
 Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
 """A plug-in: a function that returns the pipeline, edited."""
 
 
 class WrongPlugin(CannotRun):
-    """A plug-in cannot be found, or cannot be installed."""
+    """A plug-in cannot be found, or cannot be installed; ``option`` is the option that names it."""
 
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(f"--with {name}: {problem}")
+    def __init__(self, name: str, problem: str, option: str = WITH) -> None:
+        super().__init__(f"{option} {name}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Plugin:
         try:
             edited = self.install(pipeline)
         except (Exception, SystemExit) as error:
-            raise WrongPlugin(self.name, _described(error, "it raised ")) from error
+            raise WrongPlugin(self.name, described(error, "it raised ")) from error
         if not isinstance(edited, Pipeline):
             raise WrongPlugin(self.name, f"it returned {edited!r} instead of a pipeline")
         self._check(pipeline, edited)
@@ -77,7 +80,7 @@ def load(names: Iterable[str]) -> Install:
 
     Both this function and the returned one raise `WrongPlugin`.
     """
-    plugins = [Plugin(name, _function(name)) for name in names]
+    plugins = [Plugin(name, function_named(name)) for name in names]
     return lambda pipeline: guarded(reduce(lambda edited, plugin: plugin(edited), plugins, pipeline), pipeline)
 
 
@@ -117,20 +120,24 @@ def _guard(step: NamedStage, taken: Junction) -> Guard:
     return Guard(step.name, taken if own.is_open or Any in own.frames else own, ORDERS.get(taken.frames))
 
 
-def _function(name: str) -> Install:
+def function_named(name: str, option: str = WITH) -> Callable[..., Any]:
+    """Return the function that an ``option`` names: ``module:function``, ``file.py:function`` or an entry point.
+
+    Raises `WrongPlugin`.
+    """
     place, _, path = (name if ":" in name else _entry_point(name)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
-        raise WrongPlugin(name, f"there is no file {place}")
+        raise WrongPlugin(name, f"there is no file {place}", option)
     try:
         module = _module(place)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-            raise WrongPlugin(name, f"there is no module {error.name}") from error
-        raise WrongPlugin(name, _described(error, "importing it raised ")) from error
-    install: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
-    if not callable(install):
-        raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}")
-    return install  # type: ignore[no-any-return]
+            raise WrongPlugin(name, f"there is no module {error.name}", option) from error
+        raise WrongPlugin(name, described(error, "importing it raised "), option) from error
+    function: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
+    if not callable(function):
+        raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}", option)
+    return function  # type: ignore[no-any-return]
 
 
 def _entry_point(name: str) -> str:
@@ -162,7 +169,7 @@ def _module(place: str) -> Any:
     return module
 
 
-def _described(error: BaseException, raised: str) -> str:
+def described(error: BaseException, raised: str) -> str:
     """Describe an error and its place; errors that this package raises about an edit need no place."""
     if isinstance(error, SyntaxError) and error.filename:  # raised by the import, not in the file
         return f"{raised}{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"

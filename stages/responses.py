@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
@@ -28,7 +28,7 @@ from penstock.stages.recordings.converse import ConverseAsRecorded, RenderIfReco
 from penstock.stages.recordings.recordings import Recordings
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.database import Nowhere
@@ -44,7 +44,7 @@ DEFAULT_SHARING = CacheSharing()
 
 def responses_pipeline(
     model: ModelStages,
-    engine: Engine,
+    engine: Engine | TextBackend,
     runs: RunRegistry,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
@@ -54,11 +54,11 @@ def responses_pipeline(
     normalize = Normalize(
         runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
     )
-    turn = (
-        Pipeline.start("render", model.render(engine.context_length))
-        .then("generate", Generate(engine))
-        .then("parse", model.parse)
-    )
+    if isinstance(engine, TextBackend):
+        turn = Pipeline.start("parse", engine.answer)
+    else:
+        render = Pipeline.start("render", model.render(engine.context_length))
+        turn = render.then("generate", Generate(engine)).then("parse", model.parse)
     return (
         Pipeline.start("normalize", normalize)
         .then("converse", model.converse(turn, toolbox, limits))
@@ -113,6 +113,12 @@ def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, floa
         ParseChat(chat),
         chat.vocabulary.decode,
     )
+
+
+def text_stages() -> ModelStages:
+    """Return the stages for a `TextBackend`, which renders, generates and parses by itself."""
+    stages = harmony_stages(encoding_on_demand())
+    return replace(stages, description="answers with texts", traits=ModelTraits(sees_images=True))
 
 
 def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: float | None = None) -> ModelStages:

@@ -29,7 +29,7 @@ from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.engine import Backend
 from penstock.stages.services.runs.run import Run, RunRegistry, RunReleased
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
@@ -79,7 +79,7 @@ class Scheduler:
     """
 
     pipeline: Pipeline[CreateResponse, ResponseEvent]
-    engine: Engine
+    engine: Backend
     runs: RunRegistry
     store: Store
     limit: int = 64
@@ -90,7 +90,9 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
         self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
-        self._rendering: Pipeline[ResolvedRequest, Prompt] = self._after_normalize.through("render")
+        self._rendering: Pipeline[ResolvedRequest, Prompt] | None = None
+        if "render" in self.pipeline.names():
+            self._rendering = self._after_normalize.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         self.background = BackgroundQueue(self._run, self.runs, self.store, self.in_flight, self.limit)
@@ -152,7 +154,9 @@ class Scheduler:
             raise errors.EngineDead("The engine has died.")
 
     async def _check_prompt(self, request: ResolvedRequest) -> None:
-        """Render the prompt once, to raise its errors now rather than when its turn comes."""
+        """Render the prompt once, if a stage renders, to raise its errors now rather than when its turn comes."""
+        if self._rendering is None:
+            return
         async with self._rendering.open(source_of([request])) as prompts:
             length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:

@@ -65,6 +65,10 @@ def make_folder(folder: Path) -> None:
         raise OSError(f"no recording can be written to {folder}: {error.strerror}") from error
 
 
+WITH_TOKENS = ("render", "generate")
+"""The stages that a pipeline does not have if its model takes and gives texts."""
+
+
 @dataclass
 class Recorder:
     """Records the responses chosen by ``condition`` into ``folder``.
@@ -95,12 +99,14 @@ class Recorder:
     def tapped(self, pipeline: Pipeline[CreateResponse, Any]) -> Pipeline[CreateResponse, Any]:
         """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing.
 
-        The tap for ``persist`` is the last stage.
+        The tap for ``persist`` is the last stage.  A pipeline without token ids has no ``render`` and no ``generate``.
         """
+        names = pipeline.names()
+        absent = () if any(stage in names for stage in WITH_TOKENS) else WITH_TOKENS
         try:
             is_changed = any(step.guard for step in pipeline.following("emit").steps)
             for stage in FILES:
-                if stage != "persist":
+                if stage != "persist" and stage not in absent:
                     pipeline = pipeline.insert_after(stage, f"record {stage}", RecorderTap(self, stage))
             if is_changed:
                 pipeline = pipeline.then("record persist", RecorderTap(self, "persist"))

@@ -268,7 +268,7 @@ def test_engine_urls_select_http_engines() -> None:
             "options of vLLM's engine belong to the engine's own server",
         ),
         (["--engine", "a:8001"], "a:8001 must begin with http"),
-        (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host"),
+        (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host, or be file.py:function"),
     ],
 )
 def test_senseless_engine_options_are_refused(arguments: list[str], message: str) -> None:

@@ -1,15 +1,15 @@
-"""The engine interface of the ``generate`` stage: token ids in, token ids out."""
+"""The interfaces of engines: `Engine` takes and gives token ids, and `TextBackend` conversations and items."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.pipeline.frames import EngineFrame, ParsedFrame, Prompt, ResolvedRequest
 
 PARAMETERS = {
     "logprobs": "top_logprobs",
@@ -30,8 +30,8 @@ def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-class Engine(Protocol):
-    """An inference engine: it generates tokens for prompts."""
+class Backend(Protocol):
+    """The part of an engine that starts, cancels and ends generations, whatever they consist of."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -44,22 +44,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def vocabulary_size(self) -> int:
-        """Upper bound (exclusive) of the token ids in a prompt.  A higher id may crash the engine."""
-        ...
-
-    @property
     def is_alive(self) -> bool:
         """True if the engine can serve requests."""
-        ...
-
-    def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
-        """Return a context manager that runs one generation.
-
-        Entering it returns once the engine has accepted the prompt, or raises `InvalidPrompt`, `EngineOverloaded`,
-        `ServerStopping` or `EngineDead`.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and
-        `EngineDead` may be raised between them.  Leaving the block early aborts the generation.
-        """
         ...
 
     async def cancel(self, response_id: str) -> bool:
@@ -78,4 +64,35 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release the engine's resources."""
+        ...
+
+
+class Engine(Backend, Protocol):
+    """An inference engine: it generates tokens for prompts."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Upper bound (exclusive) of the token ids in a prompt.  A higher id may crash the engine."""
+        ...
+
+    def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
+        """Return a context manager that runs one generation.
+
+        Entering it returns once the engine has accepted the prompt, or raises `InvalidPrompt`, `EngineOverloaded`,
+        `ServerStopping` or `EngineDead`.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and
+        `EngineDead` may be raised between them.  Leaving the block early aborts the generation.
+        """
+        ...
+
+
+@runtime_checkable
+class TextBackend(Backend, Protocol):
+    """A model behind an API of texts: it stands for the stages from ``render`` to ``parse``."""
+
+    def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+        """Yield the frames of one turn for each conversation: the stage ``parse`` of the pipeline.
+
+        Before the first frame it may raise what `Engine.open` raises.  Closing it aborts the turn.  If `cancel` does
+        nothing and returns False, the server closes the stage instead.
+        """
         ...

@@ -138,6 +138,16 @@ async def test_inner_stages_are_reached_by_name() -> None:
     assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
 
 
+async def test_one_stage_replaces_neighbours() -> None:
+    edited = nested().replace("shift", Add(0), first="double")
+    assert names(edited.inner("twice")) == ["shift"]
+    assert await run(edited) == [Number(v) for v in (1, 1, 2, 2, 3, 3)]
+    assert names(numbers().replace("add", count, first="count")) == ["add"]
+    for first, last in (("double", "add"), ("shift", "double"), ("count", "shift")):
+        with pytest.raises(LookupError, match=f"no stage named '{last}' comes with or after '{first}' in its pipeline"):
+            nested().replace(last, Add(0), first=first)
+
+
 def test_cut_inside_a_composite_leaves_the_composite_out() -> None:
     assert names(nested().from_stage("shift")) == ["shift", "add"]
     assert names(nested().through("double")) == ["count", "double"]

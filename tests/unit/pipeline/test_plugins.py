@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import ItemDelta, ParsedFrame, Prompt, ResolvedRequest
+from penstock.pipeline.frames import (
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    Prompt,
+    ResolvedRequest,
+    TurnFinished,
+)
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -353,6 +362,29 @@ async def test_plugins_surround_stages_at_which_the_server_cuts(tmp_path: Path) 
         status, counted = await served.post({"input": "Hi"}, "/v1/responses/input_tokens")
         assert first.usage is not None
         assert counted["input_tokens"] == first.usage.input_tokens
+
+
+async def answer(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+    async for request in source:
+        yield GenerationStarted(request.facts, prompt_tokens=0)
+        for frame in (MessageOpened("final_answer"), ItemDelta("Hello!"), ItemClosed(complete=True)):
+            yield frame
+        yield TurnFinished("stop", cached_tokens=0, output_tokens=1, reasoning_tokens=0, duration=0.0)
+
+
+def texts(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline.replace("parse", answer, first="render")
+
+
+@pytest.mark.io
+async def test_one_stage_stands_for_render_to_parse(tmp_path: Path) -> None:
+    async with running_server(ScriptedEngine(), tmp_path, edit=texts) as served:
+        assert item_texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["Hello!"]
+        status, queued = await served.post({"input": "Hi", "background": True})
+        assert (status, (await served.wait_for_end(queued["id"]))["status"]) == (200, "completed")
+        status, refused = await served.post({"input": "Hi"}, "/v1/responses/input_tokens")
+        cannot = "This server cannot count tokens: the prompt is made elsewhere."
+        assert (status, refused["error"]["message"]) == (400, cannot)
 
 
 @pytest.mark.io

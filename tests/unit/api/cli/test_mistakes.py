@@ -40,7 +40,8 @@ def mistake(*arguments: str) -> str:
                              "for example 8000"),
         (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         (("--port",), "--port: expected one argument"),
-        (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host"),
+        (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host, "
+                                       "or be file.py:function"),
         ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option: did you mean --no-sandbox{ELSE}"),
         ((*ELSEWHERE, "tiny", "more"), "more: it is neither an option nor the value of one, and MODEL is there already"
                                        f"{ELSE}"),
@@ -64,7 +65,11 @@ def test_wrong_option_is_named_with_its_cure(arguments: tuple[str, ...], message
         ("PENSTOCK_STORE_TLL", "7d", "PENSTOCK_STORE_TLL: there is no such variable: did you mean PENSTOCK_STORE_TTL?"),
         ("PENSTOCK_ENGINE_ARGUMENTS", "x", "PENSTOCK_ENGINE_ARGUMENTS: there is no such variable"),
         ("penstock_colour", "red", "penstock_colour: there is no such variable"),
-        ("PENSTOCK_ENGINE", "a:8001", "PENSTOCK_ENGINE: a:8001 must begin with http:// or https://, and name a host"),
+        (
+            "PENSTOCK_ENGINE",
+            "a:8001",
+            "PENSTOCK_ENGINE: a:8001 must begin with http:// or https://, and name a host, or be file.py:function",
+        ),
         ("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", "cook", "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS: "),
     ],
 )

@@ -23,7 +23,14 @@ import pytest
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
-from penstock.pipeline.frames import EngineFrame, GenerationStarted, Prompt, ResolvedRequest, TokenChunk
+from penstock.pipeline.frames import (
+    EngineFrame,
+    GenerationStarted,
+    ParsedFrame,
+    Prompt,
+    ResolvedRequest,
+    TokenChunk,
+)
 from penstock.pipeline.plugins import Install, guarded
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
@@ -304,6 +311,21 @@ async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, n
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{reason}"):
             taps.tapped(Pipeline(steps))
+
+
+async def answer(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+    async for _ in source:
+        raise NotImplementedError
+    nothing: tuple[ParsedFrame, ...] = ()
+    for frame in nothing:
+        yield frame
+
+
+async def test_turns_without_tokens_are_recorded_after_the_stage_that_makes_them(tmp_path: Path) -> None:
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
+    async with recorder(tmp_path / "r") as taps:
+        names = taps.tapped(pipeline.replace("parse", answer, first="render")).names()
+    assert names[2:5] == ["converse", "parse", "record parse"]
 
 
 @pytest.mark.parametrize("is_full", [False, True])
