@@ -87,6 +87,7 @@ def version() -> str:
 
 def main() -> None:
     """Run the command that the command line names."""
+    _open_missing_streams()
     name, *arguments = sys.argv[1:] or [""]
     if name == "--version":
         print(version())
@@ -106,6 +107,13 @@ def main() -> None:
     except CannotRun as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _open_missing_streams() -> None:
+    """Open the standard streams that the parent process closed: else a socket or a file would get their numbers."""
+    for name in ("stdin", "stdout", "stderr"):  # each gets the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115  (open until the end)
 
 
 @contextmanager

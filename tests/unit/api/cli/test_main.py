@@ -54,3 +54,18 @@ def test_command_ends_quietly_without_a_reader(arguments: list[str]) -> None:
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.io
+def test_command_runs_without_stderr() -> None:
+    """A supervisor may close it."""
+    options = ["--engine", "replay:fixtures/harmony/greeting", "--print-pipeline"]
+    command = [sys.executable, "-m", "penstock.api.cli", "serve", *options]
+    ended = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        check=False,
+        preexec_fn=lambda: os.close(2),
+    )
+    assert (ended.returncode, b"normalize" in ended.stdout) == (0, True)
