@@ -77,6 +77,13 @@ class MessageItem(_InputItem):
     content: _MessageContent
     phase: Phase | None = None
 
+    @property
+    def text(self) -> str:
+        """All of its text, without its images and files."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, InputTextPart | OutputTextPart))
+
 
 class ReasoningItem(_InputItem):
     type: Literal["reasoning"]

@@ -234,7 +234,7 @@ def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: 
     assert "Write to jo@example.org." in recorded
     assert "the events differ" not in " ".join(recorded.split())
     redacted = penstock(
-        "replay", tmp_path, "--with", f"{ROOT / 'tests/flow/examples/redact_emails.py'}:install"
+        "replay", tmp_path, "--with", f"{ROOT / 'tests/examples/redact_emails.py'}:install"
     ).out.decode()
     assert "│ Write to [e-mail]." in redacted
     assert "jo@" not in redacted[redacted.index("turn 1 begins") :]

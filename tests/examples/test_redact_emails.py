@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.items import Message, Reasoning
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.flow.examples.redact_emails import ADDRESS, install, redacted
+from tests.examples.redact_emails import ADDRESS, install, redacted
 from tests.support import fixture_cases
 from tests.support.event_streams import final, read_sse
 from tests.support.server import running_server, script

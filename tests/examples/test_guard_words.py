@@ -11,7 +11,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.flow.examples.guard_words import Guard, install
+from tests.examples.guard_words import Guard, install
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited
 from tests.support.server import Server, running_server, script

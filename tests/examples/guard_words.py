@@ -1,0 +1,54 @@
+"""End a response as `incomplete` (`content_filter`) at the first forbidden word of the model.
+
+    GUARD_WORDS="swordfish,open sesame" penstock serve --with guard_words.py:install
+
+The stage wraps `parse`, and ends the tokens that `parse` reads. So `parse` counts the tokens for the usage, and the
+engine stops. Text that was sent stays sent, and may include the beginning of the word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.pipeline import frames
+from penstock.pipeline.core import Pipeline, Stage
+
+
+@dataclass(frozen=True)
+class Guard:
+    parse: Stage[frames.TokenFrame, frames.ParsedFrame]
+    words: tuple[str, ...]
+
+    async def __call__(self, source: AsyncIterator[frames.TokenFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
+        pattern = re.compile("|".join(map(re.escape, self.words)), re.IGNORECASE)
+        tail, longest, is_found = "", max(map(len, self.words)), False
+
+        async def until_found() -> AsyncGenerator[frames.TokenFrame, None]:
+            async for frame in source:
+                yield frame
+                if is_found:
+                    yield frames.GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+
+        async with aclosing(until_found()) as tokens, aclosing(self.parse(tokens)) as parsed:
+            async for frame in parsed:
+                if is_found and isinstance(frame, frames.TurnFinished):
+                    yield frames.replace(frame, reason="content_filter", raw_messages=None)
+                    return
+                tail = tail[-longest:] + frame.text if isinstance(frame, frames.ItemDelta) else ""
+                if not is_found and pattern.search(tail):
+                    is_found = True
+                    yield frames.ItemClosed(complete=False)
+                elif not is_found:
+                    yield frame
+
+
+def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    words = tuple(filter(None, os.environ.get("GUARD_WORDS", "").split(",")))
+    if not words:
+        raise ValueError("GUARD_WORDS names no words")
+    return pipeline.replace("parse", Guard(pipeline.stage("parse"), words))

@@ -1,0 +1,60 @@
+"""`stages/RECIPES.md`, which is made from the files beside this one; ``--regen`` writes it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.plugins import load
+from penstock.stages.responses import recorded_responses
+from tests.support.paths import ROOT
+from tests.support.processes import free_port
+
+PAGE = ROOT / "stages" / "RECIPES.md"
+HERE = Path(__file__).parent
+RECIPES = ("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata")
+LONGEST = 40
+HEAD = """# Recipes
+
+Stages for common tasks. Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`.
+[README.md](README.md) explains the places where a stage can go, and [FRAMES.md](../pipeline/FRAMES.md) the frames.
+
+To try one without a model, run recorded responses through it, or serve them:
+
+```sh
+penstock replay fixtures/harmony/greeting --with redact_emails.py:install --sse
+penstock serve --engine replay:fixtures/harmony --with redact_emails.py:install
+```
+
+This page is made from [tests/examples](../tests/examples), where each file has its test beside it.
+"""
+
+
+def section(name: str) -> str:
+    source = (HERE / f"{name}.py").read_text()
+    module = ast.parse(source)
+    docstring = module.body[0].end_lineno
+    code = "\n".join(source.splitlines()[docstring:]).strip()
+    title = name.replace("_", " ").capitalize()
+    return f"\n## {title}\n\n{ast.get_docstring(module)}\n\n```python\n# {name}.py\n{code}\n```\n"
+
+
+def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
+    page = HEAD + "".join(map(section, RECIPES))
+    if pytestconfig.getoption("--regen"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page
+    shown = page + (PAGE.parent / "ENGINES.md").read_text()
+    assert [path.name for path in HERE.glob("*.py") if path.name not in shown and path.name[:5] != "test_"] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_short_and_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUARD_WORDS", "swordfish")
+    monkeypatch.setenv("METRICS_PORT", str(free_port()))
+    code = section(name).partition("```python\n")[2]
+    assert len([line for line in code.splitlines() if line]) <= LONGEST
+    edited = load([f"tests.examples.{name}:install"])(recorded_responses())
+    assert set(edited.names()) >= set(recorded_responses().names())
