@@ -9,11 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_settings import CLI_SUPPRESS
 
-from penstock.api.settings import Settings, seconds, size
+from penstock.api.settings import Settings
 
 SECTIONS = {
     "engine": "Engine",
@@ -80,13 +79,10 @@ class Option:
     def kind(self) -> str | None:
         """A word for the option's value; None for a switch."""
         annotation = self.field.annotation
-        [inner] = [part for part in get_args(annotation) if part is not type(None)][:1] or [annotation]
-        if get_origin(annotation) is Literal:
-            return f"{{{','.join(get_args(annotation))}}}"
-        validators = [part.func for part in self.field.metadata if isinstance(part, BeforeValidator)]
-        words = {bool: None, int: "N", Path: "PATH", dict: "JSON", seconds: "TIME", size: "SIZE"}
-        known = [each for each in (*validators, annotation, inner, get_origin(annotation)) if each in words]
-        return words[known[0]] if known else "VALUE"
+        if annotation is bool:
+            return None
+        values = ",".join(get_args(annotation)) if get_origin(annotation) is Literal else None
+        return self.field.title or (f"{{{values}}}" if values else "N")
 
 
 def options() -> Iterator[Option]:

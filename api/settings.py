@@ -82,13 +82,13 @@ def decoded(value: Any) -> Any:
         raise ValueError(f"expected JSON: {error}") from error
 
 
-Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
+Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False, title="TIME")]
 """A duration in seconds; as text it may have one of the units ``s``, ``m``, ``h`` and ``d``."""
 
 Texts = Annotated[list[str], NoDecode, BeforeValidator(listed)]
 """A list, whose text is one entry, entries with commas between them, or JSON."""
 
-Table = Annotated[dict[str, Any], NoDecode, BeforeValidator(decoded)]
+Table = Annotated[dict[str, Any], NoDecode, BeforeValidator(decoded), Field(title="JSON")]
 """A table, whose text is JSON."""
 
 
@@ -146,14 +146,16 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    # The examples are shown in mistakes, and in the file of ``penstock config`` if there is no default.
+    # The titles stand for the values in the help; the examples in mistakes, and without a default in `penstock config`.
     model: CliPositionalArg[str | None] = Field(
         None,
+        title="MODEL",
         description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine",
         examples=[DEFAULT_MODEL],
     )
     engine: Texts = Field(
         [],
+        title="URL",
         description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings; "
         "or file.py:function or module:function, for an engine of your own",
         examples=["http://127.0.0.1:8001"],
@@ -163,20 +165,26 @@ class Settings(BaseSettings):
         validate_default=True,
         gt=0,
         allow_inf_nan=False,
+        title="SPEED",
         description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
         examples=["2x"],
     )
     engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     reasoning_parser: str | None = Field(
         None,
+        title="NAME",
         description="vLLM's parser of reasoning, or none; by default chosen by the chat template",
         examples=["qwen3"],
     )
     tool_call_parser: str | None = Field(
-        None, description="vLLM's parser of calls, or none; by default chosen by the chat template", examples=["hermes"]
+        None,
+        title="NAME",
+        description="vLLM's parser of calls, or none; by default chosen by the chat template",
+        examples=["hermes"],
     )
     chat_template: str | None = Field(
         None,
+        title="FILE",
         description="a file with a chat template, or the template itself, instead of the model's own",
         examples=["template.jinja"],
     )
@@ -194,12 +202,13 @@ class Settings(BaseSettings):
         False, description="give gpt-oss the instructions in its system message, instead of the developer message"
     )
     vllm: CliSuppress[Table] = {}
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field("127.0.0.1", title="HOST", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     max_body_bytes: Annotated[int, BeforeValidator(size)] = Field(
         "32MiB",
         validate_default=True,
         gt=0,
+        title="SIZE",
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
     keep_alive: Duration = Field(
@@ -215,22 +224,26 @@ class Settings(BaseSettings):
     )
     api_key_file: Path | None = Field(
         None,
+        title="FILE",
         description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well",
         examples=["/etc/penstock/keys"],
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
     allow_host: Texts = Field(
         [],
+        title="NAME",
         description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable",
         examples=["gpubox"],
     )
     allow_origin: Texts = Field(
         [],
+        title="ORIGIN",
         description="an origin whose web pages may use this server, or * for all; repeatable",
         examples=["https://chat.example"],
     )
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
+        title="STORE",
         description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), or none",
     )
     store_ttl: Duration = Field("30d", validate_default=True, description="time for which responses are stored")
@@ -246,6 +259,7 @@ class Settings(BaseSettings):
     peer_url: str | None = Field(
         None,
         validate_default=True,
+        title="URL",
         description="URL at which the other servers of the store reach this one; by default http://HOST:PORT",
         examples=["http://10.0.0.2:8000"],
     )
@@ -256,25 +270,31 @@ class Settings(BaseSettings):
         "15s", validate_default=True, gt=0, description="time without a heartbeat after which a server counts as dead"
     )
     mcp_config: Path | None = Field(
-        None, description="a JSON file of MCP servers, in the format of most MCP clients", examples=["mcp.json"]
+        None,
+        title="FILE",
+        description="a JSON file of MCP servers, in the format of most MCP clients",
+        examples=["mcp.json"],
     )
     sandbox: bool = Field(
         True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
     )
     allow_tool: Texts = Field(
         [],
+        title="TOOL",
         description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; "
         "by default all; repeatable",
         examples=["web_search"],
     )
     web_search: str | None = Field(
         None,
+        title="ENGINE",
         description="search engine: brave, tavily, exa or searxng=URL; PENSTOCK_WEB_SEARCH_KEY holds its key",
         examples=["searxng=http://127.0.0.1:8888"],
     )
     web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     allow_address: Texts = Field(
         [],
+        title="ADDRESS",
         description="a network, address or host that URLs may reach although it is not public; repeatable",
         examples=["10.0.0.0/8"],
     )
@@ -292,6 +312,7 @@ class Settings(BaseSettings):
     with_: Texts = Field(
         [],
         alias="with",
+        title="STAGE",
         description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
         examples=["shout.py:install"],
     )
@@ -309,13 +330,14 @@ class Settings(BaseSettings):
         None, gt=0, description="most characters of one prompt or item in the log; by default all", examples=[1000]
     )
     record: Path | None = Field(
-        None, description="a folder that gets one recording per response", examples=["recordings"]
+        None, title="FOLDER", description="a folder that gets one recording per response", examples=["recordings"]
     )
     record_after: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)] = Field(
-        ",".join(FILES), validate_default=True, description="the stages whose output is recorded"
+        ",".join(FILES), validate_default=True, title="STAGES", description="the stages whose output is recorded"
     )
     record_if: str | None = Field(
         None,
+        title="CONDITION",
         description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
         examples=["0.01"],
     )

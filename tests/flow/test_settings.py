@@ -97,6 +97,7 @@ def test_each_option_has_a_section_a_description_and_an_example() -> None:
         assert option.section, option.key
         assert option.description, option.key
         assert option.example not in (None, [], {}), option.key
+        assert option.kind != "N" or "int" in str(option.field.annotation), f"{option.key} needs a title"
 
 
 def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
