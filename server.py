@@ -40,6 +40,7 @@ from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import Recorder, make_folder
 from penstock.stages.converse.tool_loop import Limits
@@ -190,6 +191,11 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Ru
     """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
     recordings = read_recordings(folder)
     models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
+    if texts := recordings.texts:
+        some = ", ".join(repr(shortened(text, 60)) for text in texts[:3])
+        logger.info(
+            "Recorded inputs without tools: %s%s", some, f" and {rest} more" if (rest := len(texts[3:])) else ""
+        )
     engine = ScriptedEngine(context_length=2**31 - 1, models=models)
     model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
     yield RunningEngine(engine, model, RecordedTools(recordings=recordings))

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
-from penstock.pipeline.protocol.items import Item, McpApprovalRequest, Reasoning
+from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.comparison import excerpt
 
@@ -65,6 +65,15 @@ class ComparableRequest:
     def items(self) -> tuple[str, ...]:
         """The known items of the conversation, each as normalized JSON."""
         return tuple(_normalized_json((*(self.history or ()), *self.input)))
+
+    @property
+    def text(self) -> str:
+        """The text of a request that has nothing else: no history, no images and no tools; empty for other requests."""
+        match self.input:
+            case [Message(role="user", content=[InputText(text)])] if self.history == () and not self.tools:
+                return text
+            case _:
+                return ""
 
     @cached_property
     def tools(self) -> tuple[str, ...]:

@@ -86,6 +86,11 @@ class Recordings:
         """The encodings of the recorded models."""
         return frozenset(recorded.header.encoding for recorded in self.all)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts to which recordings answer, in order of their names."""
+        return tuple(dict.fromkeys(filter(None, (recorded.request.text for recorded in self.all))))
+
     def next(self, request: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
         matches = self.find(request)

@@ -101,6 +101,21 @@ def test_difference_of_two_requests_is_described(recorded: ComparableRequest, pr
     assert problem in request(message("Hi.")).difference(recorded)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "text"),
+    [
+        (request(message("Hi.")), "Hi."),
+        (request(message("Hi."), tools=(tool("f"),)), ""),
+        (request(message("Hi."), message("Ho.")), ""),
+        (request(message("Hi."), call("1"), output("1")), ""),
+        (ComparableRequest(response("resp_1"), (message("Hi."),), None), ""),
+        (ComparableRequest(response("resp_1"), (message("Hi."),), (message("Ho."),)), ""),
+    ],
+)
+def test_text_alone_is_an_example_only_if_it_suffices(recorded: ComparableRequest, text: str) -> None:
+    assert recorded.text == text
+
+
 def test_recording_is_found_without_its_conversation(tmp_path: Path) -> None:
     for name in ("function_call", "function_call_result", "greeting"):
         folder = tmp_path / name
