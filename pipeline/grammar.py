@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from penstock.pipeline import frames
 from penstock.pipeline.frames import ItemDelta, TokenChunk
@@ -101,7 +101,10 @@ class TokenOrder(Order):
 
 
 class ItemOrder(Order):
-    """The order of `frames.ParsedFrame` and `frames.ConversedFrame`, for one turn or several."""
+    """The order of `frames.ParsedFrame`, for one turn or several."""
+
+    calls_run: ClassVar[bool] = False
+    """True if the calls of this server have run: their items are complete only then."""
 
     def __init__(self) -> None:
         self._takes_text = False
@@ -126,9 +129,14 @@ class ItemOrder(Order):
                 rule(self._open is frames.MessageOpened, "an annotation comes inside a message")
             case frames.ItemClosed():
                 rule(self._open is not None, "ItemClosed ends an open item, once")
+                is_done = self._call == "finished" or not self.calls_run or self._open not in _RUNNING
+                rule(
+                    is_done or not frame.complete,
+                    "a call that this server runs is finished before its item is complete",
+                )
                 self._open, self._takes_text, self._is_cut = None, False, not frame.complete
             case frames.CallStarted():
-                rule(self._open in _SERVED, "CallStarted comes inside the item of a call that this server runs")
+                rule(self._open in _RUNNING, "CallStarted comes inside the item of a call that this server runs")
                 rule(not self._call, "a call starts once")
                 self._call, self._takes_text = "started", False
             case frames.CallFinished():
@@ -164,6 +172,12 @@ class ItemOrder(Order):
                 self._open, self._call = type(frame), ""
                 self._takes_text = self._open not in _TEXTLESS
         self._has_begun = True
+
+
+class ConversedOrder(ItemOrder):
+    """The order of `frames.ConversedFrame`."""
+
+    calls_run = True
 
 
 class EventOrder(Order):
@@ -215,6 +229,7 @@ class EmittedOrder(Order):
 
 _TEXTLESS = (frames.McpListToolsOpened, frames.ShellOutputOpened)
 _SERVED = get_args(frames.ServedOpened)
+_RUNNING = tuple(kind for kind in _SERVED if kind is not frames.ShellCallOpened)  # its ShellOutputOpened is what runs
 
 ORDERS: Mapping[frozenset[type], Callable[[], Order]] = {
     frozenset(get_args(junction) or (junction,)): order
@@ -224,7 +239,7 @@ ORDERS: Mapping[frozenset[type], Callable[[], Order]] = {
         (frames.Prompt, OneForOne),
         (frames.TokenFrame, TokenOrder),
         (frames.ParsedFrame, ItemOrder),
-        (frames.ConversedFrame, ItemOrder),
+        (frames.ConversedFrame, ConversedOrder),
         (frames.EmittedFrame, EmittedOrder),
         (ResponseEvent, EventOrder),
     )
