@@ -364,7 +364,8 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         print(greeting(settings, api.models), flush=True)
         await _signal_to_stop()
         if running_now := scheduler.in_flight.count:
-            logger.info("Stopping: %s get %g s", counted(running_now, "running response"), settings.drain_timeout)
+            number = counted(running_now, "running response")
+            logger.info("Stopping: waiting up to %g s for %s", settings.drain_timeout, number)
         await scheduler.drain(settings.drain_timeout)
 
 

@@ -1,4 +1,4 @@
-"""Make vLLM's worker processes end with the server, even if it is killed.
+"""Make vLLM's worker processes end with the server, even if it is killed, and not before.
 
 vLLM itself does not notice that its parent process was killed.  Its workers would go on generating and keep the GPU
 memory, so that no other server could start.
@@ -29,7 +29,9 @@ def mark_workers() -> None:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent dies.
+    """Make the kernel kill this process when its parent dies, and leave the terminal's process group.
+
+    Ctrl-C would otherwise end the engine while the server still waits for running responses.
 
     This is a vLLM plugin (see ``pyproject.toml``): each vLLM process calls it first.  It does nothing in processes
     of other programs, and only works on Linux.
@@ -37,6 +39,7 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or MARK not in os.environ or sys.platform != "linux":
         return
+    os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent.pid:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""Worker processes end with the server that started them."""
+"""Worker processes end with the server that started them, and not with Ctrl-C, which only the server handles."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from multiprocessing.connection import Connection
 
@@ -39,6 +40,8 @@ def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatc
     assert reader.poll(60)
     worker = psutil.Process(reader.recv())
     assert worker.is_running()
+    gets_signals_of_the_terminal = os.getpgid(worker.pid) == os.getpgid(0)
+    assert gets_signals_of_the_terminal is not marks
     server.kill()
     server.join()
     _, left = psutil.wait_procs([worker], timeout=30 if marks else 1)
