@@ -24,6 +24,8 @@ running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=
 
 _IN = "in stage "
 
+UNKNOWN = "an unknown stage"
+
 
 def place_of(stream: Any, *known: dict[Any, str]) -> Any:
     """Return the object that identifies a stage's generator in a traceback.
@@ -56,7 +58,7 @@ def name_stage(error: BaseException) -> str:
     places = (frame if frame in names else frame.f_code for frame, _ in walk_tb(error.__traceback__))
     raised_in = [names[place] for place in places if place in names]
     if not raised_in:
-        return "an unknown stage"
+        return UNKNOWN
     note_stage(error, raised_in[-1])
     return raised_in[-1]
 

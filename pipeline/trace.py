@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.pipeline.core import Pipeline
+from penstock.pipeline.faults import UNKNOWN, name_stage
 from penstock.pipeline.recordings.format import Abandoned
 from penstock.pipeline.tap import Tap
 
@@ -57,7 +58,11 @@ class Trace:
         """The stage that raised, and its exception, even if a later stage turned that into an event."""
         if self.junctions[0].raised:
             return None
-        return next(((crossed.stage, crossed.raised) for crossed in self.junctions if crossed.raised), None)
+        for crossed in self.junctions:
+            if crossed.raised:
+                inner = name_stage(crossed.raised)
+                return crossed.stage if inner == UNKNOWN else inner, crossed.raised
+        return None
 
     def after(self, stage: str) -> Crossed:
         """Return the junction after ``stage``; raise `LookupError` if there is none."""
