@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
+from penstock import server as module
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
@@ -52,6 +54,7 @@ from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN
 from tests.support.processes import free_port
 from tests.support.sandboxes import available
+from tests.support.server import ENDLESS, script
 
 HARMONY = harmony_stages(encoding_on_demand())
 README = (ROOT / "README.md").read_text()
@@ -198,6 +201,34 @@ def servers(path: Path) -> list[str]:
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as connection:
         return [name for (name,) in connection.execute("select id from servers")]
     return []
+
+
+@pytest.mark.parametrize(("number", "line"), [(0, None), (1, "Stopping: waiting up to 0 s for 1 running response")])
+async def test_stopping_server_names_the_responses_for_which_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, line: str | None
+) -> None:
+    stopped, up = asyncio.Event(), asyncio.Event()
+
+    async def signal_to_stop() -> None:
+        up.set()
+        await stopped.wait()
+
+    monkeypatch.setattr(module, "_signal_to_stop", signal_to_stop)
+    monkeypatch.setattr(module, "tune_gc", list)
+    port = free_port()
+    settings = chosen(port=port, store=str(tmp_path / "store.sqlite3"), drain_timeout=0, sandbox=False)
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    with caplog.at_level(logging.INFO):
+        serving = asyncio.create_task(serve(settings, lambda _: nullcontext(RunningEngine(engine, HARMONY))))
+        await up.wait()
+        async with aiohttp.ClientSession() as client:
+            url, body = f"http://127.0.0.1:{port}/v1/responses", {"input": "Hi", "stream": True}
+            answers = [await client.post(url, json=body) for _ in range(number)]
+            stopped.set()
+            await serving
+            for answer in answers:
+                answer.close()
+    assert [each.getMessage() for each in caplog.records if "Stopping" in each.getMessage()] == ([line] if line else [])
 
 
 async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
