@@ -343,9 +343,6 @@ ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
     "ernie45_text_after_call": (THOUGHT, PARIS_CALL),
     "gemma4_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call('{"city": "'))),
     "kimi_k2_text_after_call": (THOUGHT, PARIS_CALL),
-    "llama3_cut_in_second_call": (THREE_DAYS_CALL, cut_item(weather_call('{"city": "R'))),
-    "llama3_text_after_call": (PARIS_CALL,),
-    "llama3_text_and_call": (message('I look it up.\n\n{"name": "get_weather", "parameters": {"city": "Paris"}}'),),
     "qwen3_coder_mark_in_text": (message("Write"), ExpectedItem("call", "{}", "name")),
     "step3_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call(""))),
     "step3_nested_arguments": (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.stages.models.chat.json_value import ValueEnd
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import ListedCalls, Syntax
+from penstock.stages.models.chat.syntaxes import ListedCalls, Restless, Syntax
 
 if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -68,7 +68,8 @@ class ParsedOutput:
         self._traits = traits
         self._syntax = syntax
         self._renew = renew
-        self.triggers = traits.triggers if parser else frozenset()
+        own = traits.triggers if parser else frozenset()
+        self.triggers = own if own is None or syntax is None else own | syntax.triggers
         self.is_at_rest = False
         self._batch: list[int] = []
         self._batched = ""
@@ -134,7 +135,7 @@ class ParsedOutput:
             case ReasoningPiece(last):
                 return last.endswith(text)
             case ContentPiece(last):
-                return self._syntax is None and last.endswith(text)
+                return last.endswith(text) and (self._syntax is None or self._syntax.is_at_rest)
             case _:
                 return False
 
@@ -217,7 +218,7 @@ class ParsedOutput:
                     yield piece
 
 
-class WholeOutput:
+class WholeOutput(Restless):
     """The syntax of a parser that only reads whole outputs: nothing is returned before the end.
 
     Such a parser finds nothing in a call that was cut.  The text after ``begins``, the pattern that starts calls, is

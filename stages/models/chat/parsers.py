@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
+from penstock.stages.models.chat.json_calls import JsonCalls, JsonForm
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
 from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
@@ -21,20 +22,27 @@ logger = logging.getLogger(__name__)
 Names: TypeAlias = tuple[str | None, str | None]
 """The names of the reasoning parser and the tool call parser."""
 
-_NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v4"})
+_NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v3", "hy_v4", "dots", "minicpm5"})
 """Parsers that accept tools only in the form of the Chat Completions API."""
 
-_ONLY_WHOLE: Mapping[str, str] = {
-    "phi4_mini_json": r"functools(?=\[)",
-    "jamba": "<tool_calls>",
-    "xlam": r'\A\s*(?=\[\s*\{\s*"name")',
-    "hunyuan_a13b": "<tool_calls>",
-    "internlm": r"<\|action_start\|>\s*<\|plugin\|>",
-}
+_ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])"}
 """Tool call parsers that lose or garble calls when streaming, with a pattern for the start of calls."""
 
-_ONLY_WHOLE_TOGETHER: Mapping[Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
-"""Pairs of parsers that do so only in combination."""
+_LLAMA = JsonForm(("<|python_tag|>",), is_bare=True)
+_LISTED = JsonForm(("<tool_calls>",), ("</tool_calls>",))
+_JSON_FORMS: Mapping[str, JsonForm] = {
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "granite": JsonForm(("<|tool_call|>", "<tool_call>")),
+    "granite-20b-fc": JsonForm(("<function_call>",)),
+    "apertus": JsonForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True),
+    "phi4_mini_json": JsonForm(("functools",)),
+    "jamba": _LISTED,
+    "hunyuan_a13b": _LISTED,
+    "xlam": JsonForm(("[TOOL_CALLS]", "```json", "```"), ("```",), is_bare=True),
+    "internlm": JsonForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
+}
+"""Tool call parsers whose calls are JSON, and which lose or garble calls, or take ever longer for each token."""
 
 _SPEAKS_ON = frozenset({"mistral"})
 """Parsers that return the text after a call as more of its arguments."""
@@ -95,8 +103,8 @@ class VllmParsers:
         elif chat.calls == "arguments":
             called = functions[0]["function"]["name"] if functions else ""
             names, syntax = (names[0], None), BareArguments(called)
-        elif names in _ONLY_WHOLE_TOGETHER:
-            names, syntax = (None, None), self._whole(names, _ONLY_WHOLE_TOGETHER[names], chat.variables, functions)
+        elif form := _JSON_FORMS.get(names[1] or ""):
+            names, syntax = (names[0], None), JsonCalls(form, {each["function"]["name"] for each in functions})
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
             whole = self._whole((None, names[1]), begins, chat.variables, functions)
             names, syntax = (names[0], None), whole

@@ -14,7 +14,13 @@ _PUNCTUATION = "[]{}, \t\r\n"
 
 
 class Syntax(Protocol):
-    """Reads calls from the answer text of the model."""
+    """Reads calls from the answer text of the model; see `OutputParser` for ``triggers`` and `is_at_rest`."""
+
+    @property
+    def triggers(self) -> frozenset[str]: ...
+
+    @property
+    def is_at_rest(self) -> bool: ...
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Take more of the answer; yield the pieces that are now certain."""
@@ -25,7 +31,14 @@ class Syntax(Protocol):
         ...
 
 
-class BareArguments:
+class Restless:
+    """A syntax that has to see all text."""
+
+    triggers: frozenset[str] = frozenset()
+    is_at_rest = False
+
+
+class BareArguments(Restless):
     """The whole answer is the JSON arguments of the only function that may be called."""
 
     def __init__(self, name: str) -> None:
@@ -43,7 +56,7 @@ class BareArguments:
         yield from ()
 
 
-class ListedCalls:
+class ListedCalls(Restless):
     """The answer is a JSON list of calls: objects with ``name`` and ``parameters``, in this order."""
 
     def __init__(self) -> None:

@@ -202,3 +202,10 @@ def test_truncated_list_is_no_text() -> None:
     assert parsed_output.items_in_brief(parsed_output.parse_cut_chat("granite", "I cannot", turn=turn)) == [
         ("Message", "", "I cannot")
     ]
+
+
+@pytest.mark.parametrize("tools", [Toolset(), parsed_output.CHAT_TOOLS])
+def test_a_json_answer_with_a_name_is_no_call(tools: Toolset) -> None:
+    answer = '{"name": "Ada", "age": 36}'
+    read = parsed_output.items_in_brief(parsed_output.parse_chat("llama3", answer, tools=tools))
+    assert read == [("Message", "", answer)]

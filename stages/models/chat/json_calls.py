@@ -1,0 +1,300 @@
+"""Calls that a model writes as JSON objects, with or without marks around them.
+
+One machine reads all of them; a `JsonForm` describes the marks and the objects of a family.  It reads each character
+once, whatever the text, so its cost per token does not grow with the length of a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from penstock.stages.models.chat.json_value import ValueEnd, unquoted
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
+
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+_FIRST_KEYS = _ARGUMENTS | {"name", "type", "id"}
+"""The keys that an object may begin with if it is a call."""
+
+_KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*(?=\S)')
+_PART_OF_KEY = re.compile(r'[\s,]*(?:"(?:[^"\\]|\\.)*\\?(?:"\s*(?::\s*)?)?)?')
+_OBJECT_END = re.compile(r"[\s,]*\}")
+_SCALAR = re.compile(r'[^\s,}\]"{\[]+(?=[\s,}\]])')
+_LONGEST_HEAD = 512
+"""Characters of a key, a name or a number after which the text is no call."""
+
+_BETWEEN = re.compile(r"[\s,;\[\]]*")
+
+
+@dataclass(frozen=True)
+class JsonForm:
+    """The form of a family's calls: objects with a name and arguments, each alone or in a list.
+
+    Calls begin after one of the marks ``begins``; the marks ``ends`` are dropped.  With ``is_bare``, an object at the
+    beginning of a line is a call, too, if it names a function that may be called.  With ``is_keyed``, the object has
+    the name as its only key, and the arguments as its value.
+    """
+
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    is_bare: bool = False
+    is_keyed: bool = False
+
+    @property
+    def triggers(self) -> frozenset[str]:
+        """The characters that calls may begin with, and the end of a line, after which a bare one may begin."""
+        return frozenset(mark[0] for mark in self.begins) | (frozenset("[{\n") if self.is_bare else frozenset())
+
+
+class _Place(Enum):
+    TEXT = auto()
+    BETWEEN = auto()
+    OBJECT = auto()
+
+
+class JsonCalls:
+    """Reads calls in a `JsonForm`; ``names`` are the functions that may be called."""
+
+    def __init__(self, form: JsonForm, names: Collection[str]) -> None:
+        self._form = form
+        self._names = names
+        self._begin = _any_of(form.begins)
+        self._end = _any_of(form.ends)
+        self._place = _Place.TEXT
+        self._at_line_start = True
+        self._held = ""
+        """Text that may still become a mark or a call."""
+        self._object: _CallObject | None = None
+        self._is_marked = False
+        """True after a mark: an object is then a call whatever its name."""
+        self._has_called = False
+        """True if a call was read since the latest mark."""
+        self._unused = ""
+        """The mark and the brackets that are text, too, if no call follows them."""
+
+    @property
+    def triggers(self) -> frozenset[str]:
+        return self._form.triggers
+
+    @property
+    def is_at_rest(self) -> bool:
+        return self._place is _Place.TEXT and not self._held
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        self._held += text
+        before = None
+        while self._held and before != (before := (self._place, self._held)):
+            match self._place:
+                case _Place.TEXT:
+                    yield from self._read_text()
+                case _Place.BETWEEN:
+                    yield from self._read_between()
+                case _Place.OBJECT:
+                    yield from self._read_object()
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        held, self._held = self._held, ""
+        if self._object:
+            drops = self._object.is_call or (cut and self._object.may_be_call)
+            held = "" if drops else self._unused + self._object.text + held
+        elif self._place is _Place.BETWEEN:
+            held = "" if self._has_called or cut else self._unused + held
+        yield from [ContentPiece(held)] if held else ()
+
+    # Text outside calls
+
+    def _read_text(self) -> Iterator[Piece]:
+        begun = self._begin.search(self._held) if self._begin else None
+        bare = self._bare_start(self._held[: begun.start()] if begun else self._held)
+        if bare is not None:
+            yield from self._give(bare)
+            self._begin_calls("")
+        elif begun:
+            yield from self._give(begun.start())
+            self._skip(len(begun[0]))
+            self._begin_calls(begun[0])
+        else:
+            yield from self._give(len(self._held) - _overlap(self._held, self._form.begins))
+
+    def _bare_start(self, text: str) -> int | None:
+        """Return the position of the first bracket at the beginning of a line, or None."""
+        if not (self._form.is_bare and self._names):
+            return None
+        for found in re.finditer(r"[\[{]", text):
+            line = text[: found.start()].rpartition("\n")
+            if not line[2].strip() and (line[1] or self._at_line_start):
+                return found.start()
+        return None
+
+    def _give(self, length: int) -> Iterator[Piece]:
+        text, self._held = self._held[:length], self._held[length:]
+        if text:
+            last = text.rpartition("\n")[2]
+            self._at_line_start = not last.strip() and ("\n" in text or self._at_line_start)
+            yield ContentPiece(text)
+
+    def _skip(self, length: int) -> None:
+        self._held = self._held[length:]
+
+    # Between and in calls
+
+    def _begin_calls(self, mark: str) -> None:
+        self._place, self._is_marked, self._has_called, self._unused = _Place.BETWEEN, bool(mark), False, mark
+
+    def _read_between(self) -> Iterator[Piece]:
+        """Read what stands before an object: brackets, commas, marks, or text after all calls."""
+        between = _BETWEEN.match(self._held)
+        assert between
+        rest = self._held[between.end() :]
+        if not rest:
+            yield from self._end_calls() if len(self._held) > _LONGEST_HEAD else ()
+        elif found := self._end and self._end.match(rest):
+            self._held, self._place, self._at_line_start = rest[found.end() :], _Place.TEXT, False
+            yield from [] if self._has_called else [ContentPiece(self._unused + between[0] + found[0])]
+        elif found := self._begin and self._begin.match(rest):
+            self._unused += between[0] + found[0]
+            self._held, self._is_marked, self._has_called = rest[found.end() :], True, False
+        elif rest[0] == "{":
+            self._object = _CallObject(self._names, is_marked=self._is_marked, is_keyed=self._form.is_keyed)
+            self._unused += between[0]
+            self._held, self._place = rest, _Place.OBJECT
+        elif _overlap(rest, (*self._form.ends, *self._form.begins)) < len(rest):
+            yield from self._end_calls()
+
+    def _end_calls(self) -> Iterator[Piece]:
+        """Go on with text; if no call was read, the mark and the brackets are text, too."""
+        self._place, self._at_line_start = _Place.TEXT, False
+        if self._has_called:
+            self._held = _BETWEEN.sub("", self._held, count=1)
+        else:
+            first, self._held = self._unused + self._held[:1], self._held[1:]
+            yield ContentPiece(first)
+
+    def _read_object(self) -> Iterator[Piece]:
+        read = self._object
+        assert read
+        self._skip((yield from read.feed(self._held)))
+        if not read.is_done:
+            return
+        self._object = None
+        if read.is_call:
+            self._has_called, self._place, self._unused = True, _Place.BETWEEN, ""
+        else:
+            self._place, self._at_line_start = _Place.TEXT, False
+            yield ContentPiece(self._unused + read.text)
+
+
+class _CallObject:
+    """Reads one JSON object; its call is announced once its name is known to be that of a call."""
+
+    def __init__(self, names: Collection[str], *, is_marked: bool, is_keyed: bool) -> None:
+        self._names = names
+        self._is_marked = is_marked
+        self._is_keyed = is_keyed
+        self.text = ""
+        """The text of the object, until it is a call."""
+        self.is_call = self.is_done = False
+        self._has_begun = False
+        self._key: str | None = None
+        """The key of the value that is being read."""
+        self._value = ValueEnd()
+        self._read = ""
+        """The text of that value, unless it streams."""
+        self._is_quoted = False
+        """True if the value is a string; arguments may be JSON in one."""
+        self._early = ""
+        """Arguments that stand before the name."""
+
+    @property
+    def may_be_call(self) -> bool:
+        """True if the rest of the text may still make a call of it."""
+        if self._key != "name" or self._is_marked:
+            return True
+        begun = self._read.lstrip()[1:]
+        return any(name.startswith(begun) for name in self._names)
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        """Read on, and return the number of characters that are read; the caller gives the others again."""
+        at, before = 0, -1
+        while at != before and at < len(text) and not self.is_done:
+            before = at
+            at = self._read_key(text, at) if self._key is None else (yield from self._read_value(text, at))
+        if not self.is_call:
+            self.text += text[:at]
+        return at
+
+    def _read_key(self, text: str, at: int) -> int:
+        if not self._has_begun:
+            self._has_begun = True
+            return at + 1
+        if end := _OBJECT_END.match(text, at):
+            self.is_done = True
+            return end.end()
+        if found := _KEY.match(text, at):
+            self._key, self._value, self._read = unquoted(found[1]), ValueEnd(), ""
+            self.is_done = not (self._is_marked or self.is_call or self._key in _FIRST_KEYS)
+            return found.end()
+        if len(text) - at > _LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
+            self.is_done = True
+        return at
+
+    def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
+        streams = self._is_keyed or self._key in _ARGUMENTS
+        if self._is_keyed and not self.is_call:
+            yield from self._announce(self._key or "")
+        if not self._value.began:
+            if text[at] not in '{["':
+                return self._read_scalar(text, at)
+            self._is_quoted = text[at] == '"'
+        length = self._value.feed(text[at:])
+        part = text[at:] if length is None else text[at : at + length]
+        if streams and self.is_call and not self._is_quoted:
+            yield ArgumentsPiece(part)
+        else:
+            self._read += part
+        if length is None:
+            return len(text)
+        yield from self._end_value(streams=streams)
+        return at + len(part)
+
+    def _end_value(self, *, streams: bool) -> Iterator[Piece]:
+        value, key = self._read, self._key
+        self._key, self._read = None, ""
+        if streams:
+            arguments = unquoted(value) if self._is_quoted else value
+            if self.is_call:
+                yield from [ArgumentsPiece(arguments)] if arguments else ()
+            else:
+                self._early = arguments
+        elif key == "name":
+            yield from self._announce(unquoted(value))
+
+    def _read_scalar(self, text: str, at: int) -> int:
+        if found := _SCALAR.match(text, at):
+            self._key = None
+            return found.end()
+        self.is_done = len(text) - at > _LONGEST_HEAD
+        return at
+
+    def _announce(self, name: str) -> Iterator[Piece]:
+        if self._is_marked or name in self._names:
+            self.is_call = True
+            yield CallPiece(name)
+            yield from [ArgumentsPiece(self._early)] if self._early else ()
+        else:
+            self.is_done = True
+
+
+def _any_of(marks: Collection[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, marks))) if marks else None
+
+
+def _overlap(text: str, marks: Collection[str]) -> int:
+    """Return the length of the longest end of ``text`` that may become a mark."""
+    longest = max(map(len, marks), default=0)
+    for length in range(min(len(text), longest - 1), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return length
+    return 0
