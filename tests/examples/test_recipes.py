@@ -14,7 +14,10 @@ from tests.support.processes import free_port
 
 PAGE = ROOT / "stages" / "RECIPES.md"
 HERE = Path(__file__).parent
-RECIPES = ("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata")
+RECIPES = (
+    *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
+    *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places"),
+)
 LONGEST = 40
 HEAD = """# Recipes
 

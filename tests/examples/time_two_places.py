@@ -1,0 +1,40 @@
+"""Put one stage at two places: log when the first frame came there, and the last.
+
+The line of `generate`, one for each turn, has the time of the engine; that of `emit` has the time of all stages.
+The type variable says that the stage passes frames of any kind on, so it fits everywhere. Its settings are the fields
+of the dataclass, and the state of a response is local to a call, so both places and all responses are independent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeVar
+
+from penstock.pipeline.core import Pipeline
+
+Frame = TypeVar("Frame")
+
+
+@dataclass(frozen=True)
+class LogTimes:
+    place: str
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        begun, first, count = monotonic(), 0.0, 0
+        try:
+            async for frame in source:
+                first = first or monotonic() - begun
+                count += 1
+                yield frame
+        finally:
+            last = monotonic() - begun
+            logging.getLogger(__name__).info("%s: first %.3f s, last %.3f s, %d", self.place, first, last, count)
+
+
+def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    for place in ("generate", "emit"):
+        pipeline = pipeline.insert_after(place, f"time_{place}", LogTimes(place))
+    return pipeline
