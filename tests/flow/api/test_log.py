@@ -18,6 +18,8 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json, wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
+SECRET = "canary-9f2c71d0"
+
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Generator[pytest.LogCaptureFixture, None, None]:
@@ -172,6 +174,26 @@ async def test_refusal_is_logged_with_its_reason_and_model(
     named = f"model {model}, " if model else ""
     assert re.fullmatch(rf"POST /v1/responses: {status} in [0-9.]+ s \(127\.0\.0\.1, {named}req_\w+\): {reason}", line)
     assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"authorization": [SECRET]},
+        {"authorization": f"{SECRET}\n"},
+        {"headers": SECRET},
+        {"headers": {"Authorization": f"{SECRET}\n"}},
+        {"server_url": f"https://user:{SECRET}@maps.example/mcp"},
+        {"authorization": SECRET, "require_approval": 1},
+    ],
+)
+async def test_secret_of_a_refused_request_is_not_logged(
+    served: ScriptedServer, log: pytest.LogCaptureFixture, wrong: Json
+) -> None:
+    tool = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp", **wrong}
+    assert (await served.post({"input": "Hi", "tools": [tool]}))[0] == 400
+    assert "param tools[0]." in log.text
+    assert SECRET not in log.text
 
 
 async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
