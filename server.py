@@ -62,7 +62,7 @@ from penstock.stages.responses import (
     responses_pipeline,
     text_stages,
 )
-from penstock.stages.services.engines.custom import open_engine
+from penstock.stages.services.engines.custom import guarded_engine, open_engine
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import (
@@ -242,6 +242,8 @@ def assembled(
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    if settings.engine_factory:
+        pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
         if "render" not in pipeline.names():
             raise CannotStart("--log-prompts: there is no stage render here, which makes prompts")

@@ -62,6 +62,8 @@ class Guard:
     name: str
     accepted: Junction
     order: Callable[[], Order] | None
+    function: Callable[..., Any] | None = None
+    """The operator's function that the stage runs, such as that of an engine; None if the stage is the operator's."""
     running: set[RunningStage] = field(default_factory=set, compare=False, repr=False)
     """The stages that run now, one for each response."""
 
@@ -92,21 +94,21 @@ class Guard:
                     check_fields(frame)
                     feed(frame)
                 except InvariantBroken as broken:
-                    raise self._fault(f"broke a rule: {broken}", _place(stream), last) from None
+                    raise self._fault(f"broke a rule: {broken}", self._place(stream), last) from None
                 except WrongType as wrong:
-                    raise self._fault(f"gave a wrong type: {wrong}", _place(stream), last) from None
+                    raise self._fault(f"gave a wrong type: {wrong}", self._place(stream), last) from None
                 yield frame
         except (SystemExit, asyncio.CancelledError) as error:
             if _is_cancelled(error) or name_stage(error) != self.name:
                 raise
-            raise self._fault(f"raised {type(error).__name__}", _place(stream, error), last) from error
+            raise self._fault(f"raised {type(error).__name__}", self._place(stream, error), last) from error
         finally:
             self.running.discard(stage)
         try:
             if order is not None:
                 order.finish()
         except InvariantBroken as broken:
-            raise self._fault(f"ended too early: {broken}", _place(stream), last) from None
+            raise self._fault(f"ended too early: {broken}", self._place(stream), last) from None
 
     def _check_class(self, frame: Any) -> None:
         if not isinstance(frame, tuple(self.accepted.frames)):
@@ -117,6 +119,10 @@ class Guard:
         fault = StageFault(self.name, problem, f"at {place}; its last frames: {frames}")
         note_stage(fault, self.name)
         return fault
+
+    def _place(self, stream: Any, error: BaseException | None = None) -> str:
+        is_own = self.function is None or code_of(self.function) is getattr(stream, "ag_code", None)
+        return _place(stream if is_own else self.function, error)
 
 
 def guard_in(frame: FrameType | None) -> Guard | None:

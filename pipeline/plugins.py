@@ -89,14 +89,25 @@ def guarded(edited: Pipeline[Any, Any], original: Pipeline[Any, Any]) -> Pipelin
     return edited if edited is original else _guarded(edited, list(original.every_step()), original.emits())
 
 
-def _guarded(pipeline: Pipeline[Any, Any], known: Sequence[NamedStage], taken: Junction) -> Pipeline[Any, Any]:
+def guarded_at(anchor: str, function: Callable[..., Any], pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Return the pipeline with a `Guard` on the stage ``anchor``, which runs a ``function`` of the operator's."""
+    known = [step for step in pipeline.every_step() if step.name != anchor]
+    return _guarded(pipeline, known, pipeline.emits(), function)
+
+
+def _guarded(
+    pipeline: Pipeline[Any, Any],
+    known: Sequence[NamedStage],
+    taken: Junction,
+    function: Callable[..., Any] | None = None,
+) -> Pipeline[Any, Any]:
     """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
     steps: list[NamedStage] = []
     for step in reversed(pipeline.steps):
-        guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken)
+        guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken, function)
         if step.inner:
             within = inner_junctions(type(step.stage))
-            inner = _guarded(step.inner, known, within[1] if within else step.inner.emits())
+            inner = _guarded(step.inner, known, within[1] if within else step.inner.emits(), function)
             step = step.with_inner(inner)  # noqa: PLW2901
         steps.append(replace(step, guard=guard or step.guard))
         if not guard or step.accepts().frames in ORDERS:
@@ -114,10 +125,11 @@ def _is_same(step: NamedStage, other: NamedStage) -> bool:
     return all(value is two[name] for name, value in one.items() if name != "inner")
 
 
-def _guard(step: NamedStage, taken: Junction) -> Guard:
+def _guard(step: NamedStage, taken: Junction, function: Callable[..., Any] | None) -> Guard:
     """Return the guard for a stage; its order is that of the frames ``taken`` by the next stage of the server."""
     own = step.emits()
-    return Guard(step.name, taken if own.is_open or Any in own.frames else own, ORDERS.get(taken.frames))
+    accepted = taken if own.is_open or Any in own.frames else own
+    return Guard(step.name, accepted, ORDERS.get(taken.frames), function)
 
 
 def function_named(name: str, option: str = WITH) -> Callable[..., Any]:

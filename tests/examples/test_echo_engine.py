@@ -25,6 +25,7 @@ async def test_server_answers_with_an_engine_of_its_own() -> None:
         responses.open(source_of([request])) as events,
     ):
         response = final(checked([event async for event in events]))
+    assert [step.name for step in responses.every_step() if step.guard] == ["generate"]
     assert (response.status, response.model, item_texts(response)) == ("completed", "echo", ["Is anybody there?"])
 
 

@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.junction import JunctionError, junctions
-from penstock.pipeline.plugins import WrongPlugin, described, function_named
+from penstock.pipeline.plugins import WrongPlugin, described, function_named, guarded_at
 from penstock.stages.services.engines.engine import Backend, Engine, TextBackend
 
 DECORATE = "make it an async generator function, and decorate it with contextlib.asynccontextmanager"
@@ -45,6 +46,13 @@ async def open_engine(name: str, settings: object) -> AsyncGenerator[Engine | Te
             raise wrong(f"{problem} (stages/ENGINES.md)")
         closing.push_async_callback(engine.close)
         yield engine
+
+
+def guarded_engine(engine: Engine | TextBackend, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Return the pipeline with a guard on the stage that runs the operator's engine."""
+    if isinstance(engine, TextBackend):
+        return guarded_at("parse", engine.answer, pipeline)
+    return guarded_at("generate", engine.open, pipeline)
 
 
 def misfit(engine: Any) -> str | None:

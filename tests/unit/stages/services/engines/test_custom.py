@@ -1,17 +1,33 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.frames import ParsedFrame, ResolvedRequest
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    ParsedFrame,
+    Prompt,
+    ResolvedRequest,
+    TokenChunk,
+)
 from penstock.pipeline.plugins import WrongPlugin
-from penstock.stages.services.engines.custom import misfit, open_engine
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import ModelStages, harmony_stages, responses_pipeline, text_stages
+from penstock.stages.services.engines.custom import guarded_engine, misfit, open_engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
+from tests.support.event_streams import final, run_request
 
 ENGINES = """
 from contextlib import asynccontextmanager
@@ -178,3 +194,42 @@ def without(name: str) -> Any:
 )
 def test_a_misfit_is_named_with_its_cure(engine: Any, problem: str) -> None:
     assert misfit(engine) == problem
+
+
+class Mute(ScriptedEngine):
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Any], None]:
+        yield source_of([TokenChunk(()), GenerationFinished("stop", 0, 0.0)])
+
+
+class MuteBackend(ScriptedEngine):
+    async def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+        async for request in source:
+            yield GenerationStarted(request.facts, 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "stages", "message", "line"),
+    [
+        (
+            Mute(),
+            harmony_stages(load_encoding()),
+            "The stage 'generate' of this server broke a rule: a TokenChunk is never empty.",
+            inspect.getsourcelines(inspect.unwrap(Mute.open))[1],
+        ),
+        (
+            MuteBackend(),
+            text_stages(),
+            "The stage 'parse' of this server ended too early: every turn ends with TurnFinished.",
+            inspect.getsourcelines(MuteBackend.answer)[1],
+        ),
+    ],
+)
+async def test_frames_of_an_own_engine_are_checked(
+    engine: Any, stages: ModelStages, message: str, line: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(Nowhere()))))
+    response = final(await run_request(pipeline, {"input": "Hi", "model": engine.models[0]}))
+    assert response.error is not None
+    assert response.error.message == message
+    assert f"{__file__}:{line};" in caplog.text
