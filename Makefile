@@ -145,7 +145,7 @@ ruff: $(DONE)/test
 	@$(BIN)/ruff check --quiet
 
 spelling: $(DONE)/test
-	@$(BIN)/codespell api pipeline stages tests server.py README.md CHANGELOG.md Makefile pyproject.toml
+	@$(BIN)/codespell api pipeline stages tests server.py testing.py README.md CHANGELOG.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }

@@ -11,11 +11,17 @@ from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import drawn, main, pipeline
+from penstock.testing import check_engine
+from tests.examples.echo_engine import EchoEngine
 from tests.support.event_streams import checked, final
 from tests.support.fixture_cases import item_texts
 
 ENGINE = f"{Path(__file__).with_name('echo_engine.py')}:engine"
 SETTINGS: dict[str, Any] = {"engine": [ENGINE], "store": "none", "sandbox": False}
+
+
+async def test_engine_keeps_all_rules() -> None:
+    await check_engine(EchoEngine())
 
 
 async def test_server_answers_with_an_engine_of_its_own() -> None:

@@ -17,7 +17,7 @@ from tests.support.paths import HARMONY, ROOT
 
 pytestmark = pytest.mark.io
 
-SOURCES = ("LICENSE", "README.md", "pyproject.toml", "server.py")
+SOURCES = ("LICENSE", "README.md", "pyproject.toml", "server.py", "testing.py")
 PACKAGES = ("api", "pipeline", "stages")
 PLUGIN = """
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -42,7 +42,7 @@ def listed(folder: Path) -> set[str]:
     """The files of the product below a folder, by their paths in the wheel."""
     files = {path for package in PACKAGES for path in (folder / package).rglob("*.*") if path.suffix != ".md"}
     paths = {f"penstock/{path.relative_to(folder)}" for path in files if "__pycache__" not in path.parts}
-    return paths | {"penstock/server.py"}
+    return paths | {"penstock/server.py", "penstock/testing.py"}
 
 
 @pytest.fixture(scope="module")

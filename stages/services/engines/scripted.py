@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from penstock.pipeline.errors import EngineDead, EngineFailed, ServerStopping, StageError
 from penstock.pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
+from penstock.stages.services.engines.engine import sampling_parameters
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Script:
     """True if the engine dies with ``error``."""
     endless: bool = False
     """True if the tokens are repeated until the consumer leaves."""
+    stops: bool = False
+    """True if the stop tokens of a prompt end its generation, as with a model; the script may go on after them."""
     logprobs: Sequence[TokenLogprob] = ()
     """Log probabilities, one for each token; emitted only if the prompt requests them."""
 
@@ -101,7 +104,8 @@ class ScriptedEngine:
         limit = prompt.facts.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
         logprobs = None if prompt.facts.sampling.logprobs is None else cycle(script.logprobs)
-        generated = 0
+        stops = sampling_parameters(prompt)["stop_token_ids"] if script.stops else ()
+        generated, stop = 0, None
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await run.sleep(script.latency)
             if run.is_cancelled:
@@ -109,13 +113,17 @@ class ScriptedEngine:
                 return
             if self.is_stopping:
                 raise EngineFailed("The server is stopping.")
+            stop = next((at for at, token in enumerate(chunk, 1) if token in stops), None)
+            chunk = chunk[:stop]
             generated += len(chunk)
             yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))) if logprobs else ())
+            if stop:
+                break
         run.is_finished = True
         if script.error:
             self.is_alive = not script.dies
             raise script.error
-        reason = "length" if generated == limit else script.reason
+        reason = "length" if generated == limit and not stop else script.reason
         yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
 
 

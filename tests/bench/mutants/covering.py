@@ -71,7 +71,7 @@ def _measure(times: Path, lines: Path, jobs: int) -> None:
 
 
 def _fingerprint() -> str:
-    paths = [Path("server.py"), Path("pyproject.toml")]
+    paths = [Path("server.py"), Path("testing.py"), Path("pyproject.toml")]
     for folder in ("api", "pipeline", "stages", "tests"):
         paths += sorted(Path(folder).rglob("*.py"))
     digest = hashlib.sha256()
