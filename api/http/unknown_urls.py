@@ -25,6 +25,9 @@ ELSEWHERE = {
 }
 """Patterns for the ends of URLs of other servers, each with the advice that the client gets; the first match counts."""
 
+LONGEST = 200
+"""The characters at the end of a URL in which the patterns are searched for."""
+
 
 def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str | None]:
     """Return OpenAI's message and code for an error of aiohttp, with the request to send instead."""
@@ -38,6 +41,6 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
 
 
 def _advice(path: str, prefix: str) -> str:
-    path = path.rstrip("/")
+    path = path[-LONGEST:].rstrip("/")
     found = (advice for pattern, advice in ELSEWHERE.items() if re.search(f"{pattern}$", path))
     return next(found, f"{_RESPONSES} {_ROUTES}").replace(" /", f" {prefix}/")
