@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
-from penstock.stages.models.chat.json_calls import JsonCalls, JsonForm
+from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
 from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
@@ -28,21 +28,25 @@ _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v3", "hy_v4", "dots", "minic
 _ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])"}
 """Tool call parsers that lose or garble calls when streaming, with a pattern for the start of calls."""
 
-_LLAMA = JsonForm(("<|python_tag|>",), is_bare=True)
-_LISTED = JsonForm(("<tool_calls>",), ("</tool_calls>",))
-_JSON_FORMS: Mapping[str, JsonForm] = {
+_LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
+_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
+_FORMS: Mapping[str, CallForm] = {
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
-    "granite": JsonForm(("<|tool_call|>", "<tool_call>")),
-    "granite-20b-fc": JsonForm(("<function_call>",)),
-    "apertus": JsonForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True),
-    "phi4_mini_json": JsonForm(("functools",)),
+    "granite": CallForm(("<|tool_call|>", "<tool_call>")),
+    "granite-20b-fc": CallForm(("<function_call>",)),
+    "apertus": CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True),
+    "phi4_mini_json": CallForm(("functools",)),
     "jamba": _LISTED,
     "hunyuan_a13b": _LISTED,
-    "xlam": JsonForm(("[TOOL_CALLS]", "```json", "```"), ("```",), is_bare=True),
-    "internlm": JsonForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
+    "xlam": CallForm(("[TOOL_CALLS]", "```json", "```"), ("```",), is_bare=True),
+    "pythonic": CallForm(is_bare=True, is_python=True),
+    "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), is_bare=True, is_python=True),
+    "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), is_bare=True, is_python=True),
+    "lfm2": CallForm(("<|tool_call_start|>",), ("<|tool_call_end|>",), is_python=True),
+    "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
 }
-"""Tool call parsers whose calls are JSON, and which lose or garble calls, or take ever longer for each token."""
+"""Tool call parsers that lose or garble calls, or take ever longer for each token, with the form of their calls."""
 
 _SPEAKS_ON = frozenset({"mistral"})
 """Parsers that return the text after a call as more of its arguments."""
@@ -103,8 +107,8 @@ class VllmParsers:
         elif chat.calls == "arguments":
             called = functions[0]["function"]["name"] if functions else ""
             names, syntax = (names[0], None), BareArguments(called)
-        elif form := _JSON_FORMS.get(names[1] or ""):
-            names, syntax = (names[0], None), JsonCalls(form, {each["function"]["name"] for each in functions})
+        elif form := _FORMS.get(names[1] or ""):
+            names, syntax = (names[0], None), MarkedCalls(form, {each["function"]["name"] for each in functions})
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
             whole = self._whole((None, names[1]), begins, chat.variables, functions)
             names, syntax = (names[0], None), whole

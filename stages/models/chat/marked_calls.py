@@ -1,6 +1,6 @@
-"""Calls that a model writes as JSON objects, with or without marks around them.
+"""Calls between marks, or at the beginning of a line: as JSON objects, or written in Python.
 
-One machine reads all of them; a `JsonForm` describes the marks and the objects of a family.  It reads each character
+One machine reads all of them; a `CallForm` describes the marks and the calls of a family.  It reads each character
 once, whatever the text, so its cost per token does not grow with the length of a call.
 """
 
@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
+from penstock.stages.models.chat.python_call import PythonCall
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _FIRST_KEYS = _ARGUMENTS | {"name", "type", "id"}
@@ -29,18 +30,20 @@ _BETWEEN = re.compile(r"[\s,;\[\]]*")
 
 
 @dataclass(frozen=True)
-class JsonForm:
-    """The form of a family's calls: objects with a name and arguments, each alone or in a list.
+class CallForm:
+    """The form of a family's calls, each alone or in a list.
 
-    Calls begin after one of the marks ``begins``; the marks ``ends`` are dropped.  With ``is_bare``, an object at the
-    beginning of a line is a call, too, if it names a function that may be called.  With ``is_keyed``, the object has
-    the name as its only key, and the arguments as its value.
+    A call is a JSON object with a name and arguments.  With ``is_keyed``, the object has the name as its only key, and
+    the arguments as its value; with ``is_python``, it is a Python call.  Calls begin after one of the marks ``begins``;
+    the marks ``ends`` are dropped.  With ``is_bare``, a call or a list of calls at the beginning of a line counts, too,
+    if it names a function that may be called.
     """
 
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     is_bare: bool = False
     is_keyed: bool = False
+    is_python: bool = False
 
     @property
     def triggers(self) -> frozenset[str]:
@@ -54,19 +57,20 @@ class _Place(Enum):
     OBJECT = auto()
 
 
-class JsonCalls:
-    """Reads calls in a `JsonForm`; ``names`` are the functions that may be called."""
+class MarkedCalls:
+    """Reads calls in a `CallForm`; ``names`` are the functions that may be called."""
 
-    def __init__(self, form: JsonForm, names: Collection[str]) -> None:
+    def __init__(self, form: CallForm, names: Collection[str]) -> None:
         self._form = form
         self._names = names
         self._begin = _any_of(form.begins)
         self._end = _any_of(form.ends)
+        self._bare = re.compile(r"\[" if form.is_python else r"[\[{]")
         self._place = _Place.TEXT
         self._at_line_start = True
         self._held = ""
         """Text that may still become a mark or a call."""
-        self._object: _CallObject | None = None
+        self._object: _CallObject | PythonCall | None = None
         self._is_marked = False
         """True after a mark: an object is then a call whatever its name."""
         self._has_called = False
@@ -97,11 +101,21 @@ class JsonCalls:
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         held, self._held = self._held, ""
         if self._object:
+            if self._object.is_call and not cut:
+                yield from self._object.finish()
             drops = self._object.is_call or (cut and self._object.may_be_call)
             held = "" if drops else self._unused + self._object.text + held
         elif self._place is _Place.BETWEEN:
             held = "" if self._has_called or cut else self._unused + held
         yield from [ContentPiece(held)] if held else ()
+
+    def _new_object(self) -> _CallObject | PythonCall:
+        if self._form.is_python:
+            return PythonCall(self._names, is_marked=self._is_marked)
+        return _CallObject(self._names, is_marked=self._is_marked, is_keyed=self._form.is_keyed)
+
+    def _may_begin(self, text: str) -> bool:
+        return PythonCall.may_begin(text) if self._form.is_python else text[0] == "{"
 
     # Text outside calls
 
@@ -122,7 +136,7 @@ class JsonCalls:
         """Return the position of the first bracket at the beginning of a line, or None."""
         if not (self._form.is_bare and self._names):
             return None
-        for found in re.finditer(r"[\[{]", text):
+        for found in self._bare.finditer(text):
             line = text[: found.start()].rpartition("\n")
             if not line[2].strip() and (line[1] or self._at_line_start):
                 return found.start()
@@ -156,8 +170,8 @@ class JsonCalls:
         elif found := self._begin and self._begin.match(rest):
             self._unused += between[0] + found[0]
             self._held, self._is_marked, self._has_called = rest[found.end() :], True, False
-        elif rest[0] == "{":
-            self._object = _CallObject(self._names, is_marked=self._is_marked, is_keyed=self._form.is_keyed)
+        elif self._may_begin(rest):
+            self._object = self._new_object()
             self._unused += between[0]
             self._held, self._place = rest, _Place.OBJECT
         elif _overlap(rest, (*self._form.ends, *self._form.begins)) < len(rest):
@@ -206,6 +220,10 @@ class _CallObject:
         """True if the value is a string; arguments may be JSON in one."""
         self._early = ""
         """Arguments that stand before the name."""
+
+    def finish(self) -> Iterator[Piece]:
+        """End a call that the model did not complete; its arguments stay as they are."""
+        yield from ()
 
     @property
     def may_be_call(self) -> bool:

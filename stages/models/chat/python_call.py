@@ -1,0 +1,247 @@
+"""One call written in Python, ``name(key=value, ...)``, translated into JSON while it arrives."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Generator, Iterator
+from typing import Any
+
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
+
+_NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
+_PART_OF_NAME = re.compile(r"[A-Za-z_][\w.-]*\s*")
+_KEY = re.compile(r"[\s,]*([A-Za-z_]\w*)\s*=\s*(?=\S)")
+_PART_OF_KEY = re.compile(r"[\s,]*(?:[A-Za-z_]\w*\s*(?:=\s*)?)?")
+_CALL_END = re.compile(r"[\s,]*\)")
+_SCALAR = re.compile(r"[^,)]*(?=[,)])")
+_QUOTE = re.compile(r"'''|\"\"\"|'|\"")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|[0-7]{1,3}|\n|.)", re.DOTALL)
+_PART_OF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|N(?:\{[^}]{0,80})?)?\Z")
+_BRACKETS = re.compile(r"[\[{(\])}]|'''|\"\"\"|'|\"")
+_LONGEST_HEAD = 512
+"""Characters of a name, a key or a number after which the text is no call."""
+
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+class PythonCall:
+    """Reads one call; it is announced once its name is known, if that is among ``names`` or a mark came before it.
+
+    Strings stream.  A quote ends its string only before a comma or a bracket, as models forget to escape quotes.
+    """
+
+    def __init__(self, names: Collection[str], *, is_marked: bool) -> None:
+        self._names = names
+        self._is_marked = is_marked
+        self.text = ""
+        """The text of the call, until it is announced."""
+        self.is_call = self.is_done = False
+        self._separator = "{"
+        self._value: _String | _Container | None = None
+        self._has_key = False
+
+    @staticmethod
+    def may_begin(text: str) -> bool:
+        """True if a call may begin with ``text``."""
+        return text[0].isalpha() or text[0] == "_"
+
+    @property
+    def may_be_call(self) -> bool:
+        """True if the rest of the text may still make a call of it."""
+        return self._is_marked or any(name.startswith(self.text.strip()) for name in self._names)
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        """Read on, and return the number of characters that are read; the caller gives the others again."""
+        at, before = 0, -1
+        while at != before and at < len(text) and not self.is_done:
+            before = at
+            if not self.is_call:
+                at = yield from self._read_name(text, at)
+            elif not self._has_key:
+                at = yield from self._read_key(text, at)
+            else:
+                at = yield from self._read_value(text, at)
+        if not self.is_call:
+            self.text += text[:at]
+        return at
+
+    def finish(self) -> Iterator[Piece]:
+        """Complete the arguments of a call that the model did not complete."""
+        if isinstance(self._value, _String):
+            yield ArgumentsPiece('"')
+        elif isinstance(self._value, _Container):
+            yield ArgumentsPiece(_json(self._value.text))
+        elif self._has_key:
+            yield ArgumentsPiece("null")
+        yield ArgumentsPiece("{}" if self._separator == "{" else "}")
+
+    def _read_name(self, text: str, at: int) -> Generator[Piece, None, int]:
+        if found := _NAME.match(text, at):
+            if self._is_marked or found[1] in self._names:
+                self.is_call = True
+                yield CallPiece(found[1])
+                return found.end()
+            self.is_done = True
+        elif len(text) - at > _LONGEST_HEAD or not _PART_OF_NAME.fullmatch(text, at):
+            self.is_done = True
+        return at
+
+    def _read_key(self, text: str, at: int) -> Generator[Piece, None, int]:
+        if end := _CALL_END.match(text, at):
+            self.is_done = True
+            yield ArgumentsPiece("{}" if self._separator == "{" else "}")
+            return end.end()
+        if found := _KEY.match(text, at):
+            yield ArgumentsPiece(f"{self._separator}{json.dumps(found[1])}: ")
+            self._separator, self._has_key = ", ", True
+            return found.end()
+        if len(text) - at > _LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
+            self.is_done = True
+            yield from self.finish()
+        return at
+
+    def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
+        if self._value is None:
+            if text[at] in "[{(":
+                self._value = _Container()
+            elif quote := _QUOTE.match(text, at):
+                if text[at:] in ("'", '"', "''", '""'):  # a string may begin, or end, or a triple quote begin
+                    return at
+                self._value = _String(quote[0])
+                yield ArgumentsPiece('"')
+                return quote.end()
+            else:
+                return (yield from self._read_scalar(text, at))
+        length, translated = self._value.feed(text[at:])
+        if translated:
+            yield ArgumentsPiece(translated)
+        if self._value.is_done:
+            self._value, self._has_key = None, False
+        return at + length
+
+    def _read_scalar(self, text: str, at: int) -> Generator[Piece, None, int]:
+        if found := _SCALAR.match(text, at):
+            self._has_key = False
+            yield ArgumentsPiece(_json(found[0].strip()))
+            return found.end()
+        if len(text) - at > _LONGEST_HEAD:
+            self.is_done = True
+            yield from self.finish()
+        return at
+
+
+class _String:
+    """Translates a string without its first quote; its last one becomes that of JSON."""
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._marks = re.compile(f"{_ESCAPE.pattern}|{quote}", re.DOTALL)
+        self.is_done = False
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """Return the number of characters that are read, and their JSON."""
+        at = 0
+        for found in self._marks.finditer(text):
+            at = found.end()
+            if found[0] != self._quote:
+                if _PART_OF_ESCAPE.fullmatch(text, found.start()):
+                    return found.start(), _escaped(text[: found.start()])
+                continue
+            following = text[at:].lstrip()
+            if not following:
+                return found.start(), _escaped(text[: found.start()])
+            if following[0] in ",)]}:":
+                self.is_done = True
+                return at, _escaped(text[: found.start()]) + '"'
+        end = len(text) - _beginning(text[at:], self._quote)
+        return end, _escaped(text[:end])
+
+
+class _Container:
+    """Reads a list, a tuple, a set or a dict, and translates it as a whole."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_done = False
+        self._depth = 0
+        self._quote = ""
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """Return the number of characters that are read, and their JSON if the container ends with them."""
+        at = 0
+        while at < len(text):
+            if self._quote:
+                found = re.compile(r"\\(?:.|\Z)|" + self._quote, re.DOTALL).search(text, at)
+                if found is None:
+                    break
+                if found[0] == "\\":  # the escaped character has not come
+                    self.text += text[: found.start()]
+                    return found.start(), ""
+                at = found.end()
+                self._quote = "" if found[0] == self._quote else self._quote
+                continue
+            found = _BRACKETS.search(text, at)
+            if found is None:
+                break
+            at = found.end()
+            if found[0] in "[{(":
+                self._depth += 1
+            elif found[0] in "]})":
+                self._depth -= 1
+                if not self._depth:
+                    self.is_done = True
+                    return at, _json(self.text + text[:at])
+            else:
+                self._quote = found[0]
+        self.text += text
+        return len(text), ""
+
+
+def _beginning(text: str, quote: str) -> int:
+    """Return the length of the end of ``text`` that may begin an escape or the quote."""
+    starts = ("\\", *(quote[:length] for length in range(len(quote) - 1, 0, -1)))
+    return next((len(start) for start in starts if text.endswith(start)), 0)
+
+
+def _escaped(text: str) -> str:
+    """Return the inside of a Python string as that of a JSON string."""
+    return json.dumps(_ESCAPE.sub(_unescaped, text), ensure_ascii=False)[1:-1]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    try:
+        return str(ast.literal_eval(f'"{escape[0]}"')) if escape[1] not in "\"'" else escape[1]
+    except (SyntaxError, ValueError):
+        return escape[0]
+
+
+def _json(source: str) -> str:
+    """Return a Python literal as JSON; text that is no literal becomes a string."""
+    try:
+        tree = ast.parse(source, mode="eval").body
+        return json.dumps(_evaluated(tree), ensure_ascii=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return _number(source) or json.dumps(source, ensure_ascii=False)
+
+
+def _number(source: str) -> str | None:
+    """Return a number with leading zeros, such as the month ``07``, as JSON."""
+    return source.lstrip("0") if re.fullmatch(r"0+[1-9]\d*", source) else None
+
+
+def _evaluated(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value) if value is None or isinstance(value, str | int | float):
+            return value
+        case ast.Name(name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return -value
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return [_evaluated(item) for item in items]
+        case ast.Dict(keys, values):
+            return {str(_evaluated(key)): _evaluated(value) for key, value in zip(keys, values, strict=True) if key}
+        case _:
+            raise ValueError("no literal")
