@@ -43,7 +43,7 @@ class OneForOne(Order):
         """Return the source, counted."""
         return _Counted(source, self._take)
 
-    def feed(self, _frame: Any) -> None:
+    def feed(self, frame: Any) -> None:
         """Take the next frame."""
         self._given += 1
         rule(self._given <= self._taken, "a stage gives one frame for each that it takes here")
@@ -231,7 +231,7 @@ _TEXTLESS = (frames.McpListToolsOpened, frames.ShellOutputOpened)
 _SERVED = get_args(frames.ServedOpened)
 _RUNNING = tuple(kind for kind in _SERVED if kind is not frames.ShellCallOpened)  # its ShellOutputOpened is what runs
 
-ORDERS: Mapping[frozenset[type], Callable[[], Order]] = {
+ORDERS: Mapping[frozenset[Any], Callable[[], Order]] = {
     frozenset(get_args(junction) or (junction,)): order
     for junction, order in (
         (CreateResponse, OneForOne),

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store
 
 def checked(capsys: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
-    chosen = Settings(**SETTINGS | {"port": free_port()} | settings)
+    chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
     passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun), ()))
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
@@ -100,7 +100,7 @@ async def test_a_server_does_not_start_its_engine_with_a_mistake(
         raise AssertionError(f"the engine starts before {check} are checked")
 
     with pytest.raises(CannotStart, match=re.escape(message)):
-        await serve(Settings(**SETTINGS | {"port": free_port()} | settings), start_engine)
+        await serve(Settings.model_validate(SETTINGS | {"port": free_port()} | settings), start_engine)
 
 
 def test_the_password_of_a_database_is_not_shown() -> None:

@@ -44,9 +44,9 @@ ALIASES = {
 
 
 @cache
-def statements(module: Any) -> list[ast.stmt]:
+def statements_of(name: str) -> list[ast.stmt]:
     return ast.parse(
-        (ROOT / "pipeline" / f"{module.__name__.rpartition('penstock.pipeline.')[2].replace('.', '/')}.py").read_text()
+        (ROOT / "pipeline" / f"{name.rpartition('penstock.pipeline.')[2].replace('.', '/')}.py").read_text()
     ).body
 
 
@@ -67,7 +67,11 @@ def plain(text: str) -> str:
 
 
 def described(kind: type) -> Iterator[str]:
-    [body] = [each.body for each in statements(frames) if isinstance(each, ast.ClassDef) and each.name == kind.__name__]
+    [body] = [
+        each.body
+        for each in statements_of(frames.__name__)
+        if isinstance(each, ast.ClassDef) and each.name == kind.__name__
+    ]
     yield f"**`{kind.__name__}`**: {plain(kind.__doc__ or '')}"
     fields = [
         each for each in body if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
@@ -85,17 +89,17 @@ def row(body: list[ast.stmt], field: ast.AnnAssign) -> str:
 def alias(name: str) -> str:
     [value] = [
         ast.unparse(each.value)
-        for each in statements(frames)
+        for each in statements_of(frames.__name__)
         if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == name
     ]
     values = f"`{value}`. " if value.startswith("Literal") else ""
-    return f"**`{name}`**: {values}{plain(docstring_after(statements(frames), name))}"
+    return f"**`{name}`**: {values}{plain(docstring_after(statements_of(frames.__name__), name))}"
 
 
 def generated(junction: str) -> str:
-    grammar = plain(docstring_after(statements(frames), junction))
+    grammar = plain(docstring_after(statements_of(frames.__name__), junction))
     if junction == "ResponseEvent":
-        grammar = plain(docstring_after(statements(events), junction))
+        grammar = plain(docstring_after(statements_of(events.__name__), junction))
     parts = [grammar] if grammar else []
     for kind in JUNCTIONS[junction]:
         parts += described(kind)

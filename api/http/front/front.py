@@ -26,7 +26,7 @@ In a browser, this URL is a page that sends a request and shows its stream.
 
 def _page() -> tuple[str, str]:
     """Return the HTML of the page, and its policy."""
-    style, script, template = (part_of(__package__, f"front.{kind}") for kind in ("css", "js", "html"))
+    style, script, template = (part_of("penstock.api.http.front", f"front.{kind}") for kind in ("css", "js", "html"))
     style = PALETTE + style
     policy = policy_of(style, script, "connect-src 'self'", "frame-ancestors 'none'")
     return filled(template, {"style": style, "version": version("penstock"), "script": script}), policy

@@ -111,7 +111,7 @@ def _logged_cause(lines: Iterable[str]) -> str:
 
 def _message(error: BaseException) -> str:
     """Return the message of an error; pydantic's has the values of all fields in it."""
-    errors: Sequence[dict[str, str]] = error.errors() if hasattr(error, "errors") else ()
+    errors: Sequence[dict[str, str]] = getattr(error, "errors", tuple)()
     return "; ".join(each["msg"].removeprefix("Value error, ") for each in errors) or str(error)
 
 
