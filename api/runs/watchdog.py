@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 
@@ -27,11 +28,11 @@ from penstock.pipeline.logs import current_response
 
 logger = logging.getLogger(__name__)
 
-BEATS = 5
-"""Beats of the event loop in the time for which code may hold it; a lower limit of `PERIOD` bounds their cost."""
+LOOKS = 3
+"""Looks at the loop's thread in the time for which code may hold it."""
 
 PERIOD = 0.01
-"""Fewest seconds between two beats."""
+"""Fewest seconds between two looks."""
 
 PATIENCE = 5.0
 """Seconds after which a hold that goes on is logged."""
@@ -74,24 +75,36 @@ class Place(NamedTuple):
         return f"by the stage {self.stage!r}, at {self.line}" if self.stage else f"at {self.line}"
 
 
-class Lateness:
-    """The seconds of a hold that are ``excused``, as the thread of the loop could not run: from looks at its times.
+def excused(interval: float, period: float, computed: float, waited: float) -> float:
+    """Return the seconds of an interval between two looks in which the loop's thread could not run.
 
-    If this thread is late itself, it had no CPU, or not the interpreter.  If the other thread computed meanwhile, that
-    one had both.
+    It ``computed``, or ``waited`` for a CPU, for so much of the interval.  After an interval that is longer than the
+    ``period`` of the looks, the looking thread itself got no CPU, or not the interpreter, which the other may have
+    had.
     """
+    return min(interval, waited) if interval < 2 * period else max(0.0, interval - computed)
 
-    def __init__(self, period: float, now: float, used: tuple[float, float]) -> None:
-        self.excused = 0.0
-        self._period = period
-        self._looked = now
-        self._used = used
 
-    def look(self, now: float, used: tuple[float, float]) -> None:
-        """Take the time, and the seconds that the loop's thread has computed, and waited for a CPU; each period."""
-        interval, computed, waited = now - self._looked, used[0] - self._used[0], used[1] - self._used[1]
-        self.excused += min(interval, waited) if interval < 2 * self._period else max(0.0, interval - computed)
-        self._looked, self._used = now, used
+@dataclass
+class Hold:
+    """A callback that has not ended yet, ``since`` a time: the places at which it was seen."""
+
+    since: float
+    asked: float
+    """The time from which on the loop can answer."""
+    excused: float
+    places: Counter[Place] = field(default_factory=Counter)
+    is_known: bool = False
+    """True once the log has a line about it."""
+
+    @property
+    def place(self) -> Place:
+        """The place at which it was seen most often."""
+        return self.places.most_common(1)[0][0]
+
+    def seconds(self, now: float) -> float:
+        """Return the seconds until ``now``."""
+        return now - self.since - self.excused
 
 
 class Reports:
@@ -101,21 +114,22 @@ class Reports:
         self._logged: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
 
-    def ended(self, place: Place, seconds: float, now: float, *, is_known: bool) -> None:
-        """Log a hold that has ended; always if it ``is_known`` from `goes_on`."""
-        if not is_known and not self._is_due(place, now):
+    def ended(self, hold: Hold, seconds: float, now: float) -> None:
+        """Log a hold that has ended; always if there is a line about its beginning."""
+        place = hold.place
+        if not hold.is_known and not self._is_due(place, now):
             self._unlogged[place.key] += 1
             return
         others = self._unlogged.pop(place.key, 0)
         more = f"; {others} more times since the line before" if others else ""
         logger.warning("The event loop was held for %.2f s %s%s", seconds, place, more)
 
-    def goes_on(self, place: Place, seconds: float, now: float) -> bool:
-        """Log a hold that has not ended; return False if no line was due."""
-        is_due = self._is_due(place, now)
-        if is_due:
-            logger.warning("The event loop has been held for %.0f s, and still is, %s", seconds, place)
-        return is_due
+    def goes_on(self, hold: Hold, now: float) -> None:
+        """Log a hold that has not ended."""
+        if self._is_due(hold.place, now):
+            hold.is_known = True
+            text = "The event loop has been held for %.0f s, and still is, %s"
+            logger.warning(text, hold.seconds(now), hold.place)
 
     def _is_due(self, place: Place, now: float) -> bool:
         if now - self._logged.get(place.key, -QUIET) < QUIET:
@@ -127,6 +141,9 @@ class Reports:
 class Watchdog:
     """Logs the code that holds the event loop for more than ``slow`` seconds, while it is entered.
 
+    A thread looks at the loop's thread once in a period.  If that is in a callback, the loop gets another callback to
+    answer: until the answer, the loop is held.  An idle loop has nothing to do.
+
     ``own`` has the names of the server's stages by their code; those of an operator have guards.
     """
 
@@ -134,23 +151,21 @@ class Watchdog:
         self._slow = slow
         self._own = own
         self._patience = patience
-        self._period = max(slow / BEATS, PERIOD)
-        self._beaten = 0.0
-        self._late: deque[float] = deque()  # the seconds between two beats, if they are too many
+        self._period = max(slow / LOOKS, PERIOD)
+        self._answered = 0.0
         self._outside: Collection[FrameType] = ()  # the frames of the loop itself and of its callers
-        self._timer: asyncio.Handle | None = None
-        self._stopped = threading.Event()
+        self._running = threading.Lock()  # released by the end of the block; cheaper to wait for than an event
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
         self._loop, self._watched = asyncio.get_running_loop(), threading.current_thread()
-        self._timer = self._loop.call_soon(self._begin)
+        self._running.acquire()
+        self._beginning = self._loop.call_soon(self._begin)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._running.release()
+        self._beginning.cancel()
         if self._thread.ident is not None:
             self._thread.join()
         self._outside = ()
@@ -159,58 +174,57 @@ class Watchdog:
 
     def _begin(self) -> None:
         self._outside = frozenset(_outward(inspect.currentframe()))
-        self._beaten = time.monotonic()
-        self._beat()
         self._thread.start()
 
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beaten > self._slow:
-            self._late.append(now - self._beaten)
-        self._beaten = now
-        self._timer = self._loop.call_later(self._period, self._beat)
+    def _answer(self) -> None:
+        self._answered = time.monotonic()
 
     # In the thread
 
     def _watch(self) -> None:
-        read, reports, places = thread_times(self._watched), Reports(), Counter[Place]()
-        lateness, is_known = Lateness(self._period, time.monotonic(), read()), False
-        while not self._stopped.wait(self._period):
-            now, beaten = time.monotonic(), self._beaten
-            lateness.look(now, read())
-            is_held = now - beaten > 2 * self._period
-            if is_held and (place := self._place()):
-                places[place] += 1
-            late = [self._late.popleft() for _ in range(len(self._late))]
-            excused = lateness.excused + self._period / 2  # on average, a hold begins in the middle between two beats
-            most = places.most_common(1)
-            if is_held and not late:
-                if most and now - beaten - excused > self._patience:
-                    is_known |= reports.goes_on(most[0][0], now - beaten - excused, now)
-                continue
-            if most and (is_known or sum(late) - excused > self._slow):
-                reports.ended(most[0][0], sum(late) - excused, now, is_known=is_known)
-            lateness.excused, is_known = 0.0, False
-            places.clear()
+        with thread_times(self._watched) as read:
+            self._look(read)
+
+    def _look(self, read: Callable[[], tuple[float, float]]) -> None:
+        reports, period = Reports(), self._period
+        now, (computed, waited) = time.monotonic(), read()
+        hold: Hold | None = None
+        while not self._running.acquire(timeout=period):
+            before, computed_before, waited_before = now, computed, waited
+            now, (computed, waited) = time.monotonic(), read()
+            lost = excused(now - before, period, computed - computed_before, waited - waited_before)
+            if hold:
+                hold.excused += lost
+                if self._answered >= hold.asked:
+                    if (seconds := hold.seconds(self._answered)) > self._slow or hold.is_known:
+                        reports.ended(hold, seconds, now)
+                    hold = None
+            if place := self._place():
+                if hold is None:
+                    hold = Hold(before + period / 2, time.monotonic(), lost)  # on average, it began in the middle
+                    self._loop.call_soon_threadsafe(self._answer)
+                hold.places[place] += 1
+            if hold and hold.seconds(now) > self._patience:
+                reports.goes_on(hold, now)
 
     def _place(self) -> Place | None:
         """Return the place at which the loop's thread is; None if it is in no callback."""
         frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 - documented, for debuggers
+        if frame is None or frame in self._outside:
+            return None
         return find_place([frame for frame in _outward(frame) if frame not in self._outside], self._own)
 
 
-def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> Place | None:
+def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> Place:
     """Return the innermost stage of a stack, the innermost frame first; or else the innermost line of penstock.
 
     A stage of an operator is read by its guard.  Outer stages only wait for the inner ones.
     """
-    if not frames:
-        return None
     for frame in frames:
         guard = guard_in(frame.f_back)
         if guard or frame.f_code in own:
             return Place(guard.name if guard else own[frame.f_code], _lines(frame, frames[0]))
-    in_penstock = (frame for frame in frames if frame.f_globals.get("__name__", "").startswith("penstock."))
+    in_penstock = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("penstock."))
     return Place(None, _lines(next(in_penstock, frames[0]), frames[0]))
 
 
@@ -228,21 +242,22 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def thread_times(thread: threading.Thread) -> Callable[[], tuple[float, float]]:
-    """Return a function that reads the seconds that a thread computed, and those that it waited for a CPU.
+@contextmanager
+def thread_times(thread: threading.Thread) -> Iterator[Callable[[], tuple[float, float]]]:
+    """Yield a function that reads the seconds that a thread computed, and those that it waited for a CPU.
 
-    The kernel may not count the latter.
+    The latter are 0 if the kernel does not count them.
     """
     clock = time.pthread_getcpuclockid(thread.ident or 0)
-    counts = Path(f"/proc/self/task/{thread.native_id}/schedstat")
-
-    def read() -> tuple[float, float]:
-        waited = 0
-        with suppress(OSError):
-            waited = int(counts.read_bytes().split()[1])
-        return time.clock_gettime(clock), waited / 1e9
-
-    return read
+    try:
+        counts = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY)
+    except OSError:
+        yield lambda: (time.clock_gettime(clock), 0.0)
+        return
+    try:
+        yield lambda: (time.clock_gettime(clock), int(os.pread(counts, 100, 0).split()[1]) / 1e9)
+    finally:
+        os.close(counts)
 
 
 async def name_silent(guards: Collection[Guard], silence: float = SILENCE) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.api.runs.watchdog import QUIET, Lateness, Place, Reports, Watchdog, find_place, name_silent
+from penstock.api.runs.watchdog import QUIET, Hold, Place, Reports, Watchdog, excused, find_place, name_silent
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.guard import Guard
 from penstock.pipeline.logs import current_response, name_response
@@ -97,7 +98,7 @@ def test_stage_that_holds_the_loop_is_named_with_its_line(
 async def test_outer_stages_are_not_named() -> None:
     """All stages from the reader on are on the stack, and each but the innermost only waits."""
     pipeline = inserted(hangs, passes)
-    found: list[Place | None] = []
+    found: list[Place] = []
 
     async def source() -> Numbers:
         frame, stack = inspect.currentframe(), list[FrameType]()
@@ -111,30 +112,34 @@ async def test_outer_stages_are_not_named() -> None:
 
     async with pipeline.open(source()) as numbers:
         await anext(numbers)
-    assert [place and place.stage for place in found] == ["own", "hangs", "passes"]
-    assert found[0]
+    assert [place.stage for place in found] == ["own", "hangs", "passes"]
     assert found[0].line.startswith(f"{__file__}:")
 
 
-def test_times_without_a_cpu_are_excused() -> None:
-    times = Lateness(0.05, 0.0, (0.0, 0.0))
-    times.look(0.05, (0.0, 0.0))  # in time, and the loop's thread slept: time.sleep of a stage
-    assert times.excused == 0
-    times.look(0.1, (0.0, 0.05))  # in time, but the loop's thread waited for a CPU
-    assert times.excused == pytest.approx(0.05)
-    times.look(10.1, (10.0, 0.05))  # late, as the loop's thread computed without releasing the interpreter
-    assert times.excused == pytest.approx(0.05)
-    times.look(20.1, (10.0, 0.05))  # late, as the process was stopped
-    assert times.excused == pytest.approx(10.05)
+@pytest.mark.parametrize(
+    ("interval", "computed", "waited", "lost"),
+    [
+        pytest.param(0.05, 0.0, 0.0, 0.0, id="it sleeps, as in time.sleep"),
+        pytest.param(0.05, 0.01, 0.04, 0.04, id="it waits for a CPU"),
+        pytest.param(10.0, 10.0, 0.0, 0.0, id="it computes without releasing the interpreter"),
+        pytest.param(10.0, 0.0, 0.0, 10.0, id="the process is stopped"),
+    ],
+)
+def test_times_without_a_cpu_are_excused(interval: float, computed: float, waited: float, lost: float) -> None:
+    assert excused(interval, 0.05, computed, waited) == lost
 
 
 def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    reports, here, there = Reports(), Place("mine", "mine.py:1"), Place(None, "app.py:2")
+    reports = Reports()
     for now in (0.0, 1.0, 2.0, QUIET):
-        reports.ended(here, 0.5, now, is_known=False)
-    assert reports.goes_on(there, 5.0, 2.0)
-    assert not reports.goes_on(there, 6.0, 3.0)
-    reports.ended(there, 7.0, 4.0, is_known=True)
+        hold = Hold(
+            now - 0.5, now, 0.0, Counter([Place("mine", "mine.py:1"), Place("mine", "mine.py:1"), Place(None, "x")])
+        )
+        reports.ended(hold, 0.5, now)
+    long = Hold(0.0, 0.0, 1.0, Counter([Place(None, "app.py:2")]))
+    for now in (6.0, 7.0):
+        reports.goes_on(long, now)
+    reports.ended(long, 7.0, 8.0)
     assert [record.message for record in caplog.records] == [
         "The event loop was held for 0.50 s by the stage 'mine', at mine.py:1",
         "The event loop was held for 0.50 s by the stage 'mine', at mine.py:1; 2 more times since the line before",
