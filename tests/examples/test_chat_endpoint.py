@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -280,5 +281,5 @@ async def test_pipeline_of_a_backend_has_one_stage_for_a_turn(monkeypatch: pytes
 
 async def test_a_backend_without_its_settings_does_not_start() -> None:
     with pytest.raises(CannotStart, match="set CHAT_URL"):
-        async with open_engine(ENGINE, Settings()):
+        async with open_engine(ENGINE, SimpleNamespace(model=None)):
             raise NotImplementedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
@@ -164,7 +164,8 @@ class FakeVllm:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         await asyncio.sleep(self.silence)
-        tokens = islice(cycle(self.tokens) if self.endless else self.tokens, sampling["max_tokens"])
+        played = _stopped(cycle(self.tokens) if self.endless else self.tokens, sampling["stop_token_ids"])
+        tokens = islice(played, sampling["max_tokens"])
         generated = 0
         while chunk := list(islice(tokens, self._room(generated))):
             await asyncio.sleep(self.latency)
@@ -211,6 +212,14 @@ class FakeVllm:
     async def _wake(self) -> None:
         while self.is_silent:
             await asyncio.sleep(0.02)
+
+
+def _stopped(tokens: Iterable[int], stops: Collection[int]) -> Iterator[int]:
+    """Yield the tokens up to the first of ``stops``."""
+    for token in tokens:
+        yield token
+        if token in stops:
+            return
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
 from penstock.stages.services.engines.vllm import sampling_params
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
+from penstock.testing import check_engine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fake_vllm import (
@@ -42,6 +43,11 @@ both = pytest.mark.parametrize("scale_out", [True, False])
 
 
 # Starting
+
+
+async def test_engine_keeps_all_rules() -> None:
+    async with engine_over(FakeVllm(range(1, 1200))) as engine:
+        await check_engine(engine)
 
 
 async def test_served_models_are_read_from_the_server() -> None:
