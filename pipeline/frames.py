@@ -218,7 +218,7 @@ class GenerationStarted(_Frame, frozen=True):
 
 
 AnyFrame = TypeVar("AnyFrame", bound=msgspec.Struct | CreateResponse)
-FactsFrame = TypeVar("FactsFrame", ResolvedRequest, ResponseStarted, Prompt, GenerationStarted)
+FactsFrame = TypeVar("FactsFrame", bound=ResolvedRequest | ResponseStarted | Prompt | GenerationStarted)
 
 
 def replace(frame: AnyFrame, **changes: Any) -> AnyFrame:

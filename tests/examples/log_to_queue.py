@@ -25,7 +25,8 @@ from penstock.pipeline.protocol.events import ResponseCreated, ResponseEvent, Te
 @cache  # one queue and one thread, begun with the first response
 def audit() -> logging.Logger:
     waiting: Queue[logging.LogRecord] = Queue(maxsize=10_000)
-    listener = QueueListener(waiting, RotatingFileHandler(os.environ["AUDIT_FILE"], maxBytes=2**30, backupCount=3))
+    file = RotatingFileHandler(os.environ.get("AUDIT_FILE", "responses.jsonl"), maxBytes=2**30, backupCount=3)
+    listener = QueueListener(waiting, file)
     listener.start()
     atexit.register(listener.stop)  # writes the lines that still wait
     logger = logging.getLogger("audit")
@@ -46,7 +47,8 @@ async def log(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEv
                 line |= {"status": event.response.status, "tokens": usage.total_tokens if usage else None}
             yield event
     finally:
-        audit().info(json.dumps(line))
+        if line:  # a request that is refused has no response
+            audit().info(json.dumps(line))
 
 
 def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.plugins import load
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples import log_to_queue
@@ -37,6 +37,9 @@ async def test_each_response_leaves_a_line(stop: list[Any], tmp_path: Path) -> N
         whole = final(read_sse(await served.stream({"input": "Hi"})))
         engine.script = script(HELLO, error=EngineFailed("It broke."))
         failed = final(read_sse(await served.stream({"input": "Hi"})))
+        assert (await served.post({"input": []}))[0] == 400
+        engine.script = script(HELLO, refusal=EngineOverloaded("Wait."))
+        assert (await served.post({"input": "Hi"}))[0] == 503
         engine.script = script(ENDLESS, endless=True, latency=0.001)
         async with served.open_stream() as stream:
             cut = await stream.response_id()

@@ -18,7 +18,7 @@ RECIPES = (
     *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
     *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places"),
 )
-LONGEST = 40
+LONGEST = 41
 HEAD = """# Recipes
 
 Stages for common tasks. Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`.
@@ -35,17 +35,21 @@ This page is made from [tests/examples](../tests/examples), where each file has 
 """
 
 
+def title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
 def section(name: str) -> str:
     source = (HERE / f"{name}.py").read_text()
     module = ast.parse(source)
     docstring = module.body[0].end_lineno
     code = "\n".join(source.splitlines()[docstring:]).strip()
-    title = name.replace("_", " ").capitalize()
-    return f"\n## {title}\n\n{ast.get_docstring(module)}\n\n```python\n# {name}.py\n{code}\n```\n"
+    return f"\n## {title(name)}\n\n{ast.get_docstring(module)}\n\n```python\n# {name}.py\n{code}\n```\n"
 
 
 def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
-    page = HEAD + "".join(map(section, RECIPES))
+    listed = "".join(f"* [{title(name)}](#{name.replace('_', '-')})\n" for name in RECIPES)
+    page = HEAD + "\n" + listed + "".join(map(section, RECIPES))
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page

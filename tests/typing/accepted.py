@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar, assert_type
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest, ResponseStarted, TokenFrame, with_facts
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -37,6 +37,10 @@ def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
     assert_type(generated, Pipeline[CreateResponse, TokenFrame])
     whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(runs))
     assert_type(whole.then("check", check), Pipeline[CreateResponse, ResponseEvent])
+
+
+def with_the_facts_of_any(frame: ResponseStarted | GenerationStarted) -> None:
+    assert_type(with_facts(frame, date="2026-11-22"), ResponseStarted | GenerationStarted)
 
 
 async def consuming(pipeline: Pipeline[CreateResponse, ResponseEvent], source: AsyncGenerator[CreateResponse]) -> None:
