@@ -10,11 +10,9 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NoReturn, TypeAlias
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import NoReturn
 from uuid import uuid4
 
 import uvloop
@@ -22,16 +20,16 @@ from aiohttp import web
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
+from penstock.api.assembly import RunningEngine, assembled, database, mcp_servers, recording_of, rehearsed, toolbox
+from penstock.api.backends import EngineStarter, loading, over_http, planned, start, start_and_show
 from penstock.api.cli.check import Check, all_pass, without_password
-from penstock.api.cli.loading import Loading
-from penstock.api.cli.mistakes import placed, wrong_option
+from penstock.api.cli.mistakes import placed
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
-from penstock.api.runs.recording import recorder
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
@@ -40,239 +38,20 @@ from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.recorder import Recorder, make_folder
-from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
-from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.normalize.normalize import CacheSharing
-from penstock.stages.normalize.tool_types import named
-from penstock.stages.optional.log import LogOutputs, LogPrompts
-from penstock.stages.recordings.converse import RecordedTools, partly_run
-from penstock.stages.recordings.recordings import read_recordings
-from penstock.stages.render.harmony.grammar import WARM_UP
-from penstock.stages.responses import (
-    NO_DEFAULTS,
-    ModelStages,
-    chat_stages,
-    harmony_stages,
-    recorded_stages,
-    responses_pipeline,
-    text_stages,
-)
-from penstock.stages.services.engines.custom import guarded_engine, open_engine
-from penstock.stages.services.engines.engine import Engine, TextBackend
+from penstock.pipeline.recordings.recorder import make_folder
+from penstock.stages.recordings.converse import partly_run
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.engines.vllm import (
-    ANYTHING,
-    VllmPlan,
-    WrongOption,
-    default_sampling,
-    plan_vllm,
-    speaks_harmony,
-)
-from penstock.stages.services.engines.vllm_http import start_vllm_http
-from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Database, Nowhere
-from penstock.stages.services.store.postgres import PostgresDatabase
-from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.toolbox import open_toolbox
-from penstock.stages.services.tools import FULL_ACCESS, ToolAccess, Toolbox
-from penstock.stages.services.web.image_cache import ImageCache
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger("penstock")
 
 UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 """Errors that the operator can fix: they end the command with their message, without a traceback."""
 
-ENGINE_WAIT, CHECK_WAIT = 600.0, 3.0
-"""Seconds to wait for an engine elsewhere: to serve, and to check the settings."""
-
-
-@dataclass(frozen=True)
-class RunningEngine:
-    """A running engine, the stages for its model, and tools that replace those of the settings, if given."""
-
-    engine: Engine | TextBackend
-    model: ModelStages
-    toolbox: Toolbox | None = None
-
-
-EngineStarter: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[RunningEngine]]
-"""A function that starts the engine of the settings for the length of a block."""
-
-
-def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
-    """Start the engine that the settings name, for the length of a block."""
-    if settings.recordings:
-        return from_recordings(settings, settings.recordings)
-    if settings.engine_factory:
-        return of_operator(settings, settings.engine_factory)
-    return over_http(settings) if settings.engine else in_this_process(settings)
-
-
-@asynccontextmanager
-async def start_and_show(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
-    """Start the engine, and show on the terminal how far a model in this process is loaded."""
-    async with AsyncExitStack() as closing:
-        shown = None if settings.engine else closing.enter_context(loading(settings))
-        running = await closing.enter_async_context(start(settings))
-        if shown:
-            shown.finish()
-        yield running
-
-
-def loading(settings: Settings) -> Loading:
-    """Return the block in which the model of the settings is loaded, for a command."""
-    return Loading(settings.model or DEFAULT_MODEL, is_verbose=settings.verbose or settings.log_level == "DEBUG")
-
-
-@asynccontextmanager
-async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
-    """Run vLLM in this process; its workers are child processes."""
-    plan, model = planned(settings)
-    rehearsed(settings, RunningEngine(ScriptedEngine(), model))
-    engine = plan.start()
-    try:
-        await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)
-        yield RunningEngine(engine, model)
-    finally:
-        await engine.close()
-
-
-def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
-    """Return vLLM's plan for an engine in this process, and the stages for its model."""
-    try:
-        plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_options)
-    except WrongOption as error:
-        raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
-    chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
-    return plan, stages(settings, chat, default_sampling(plan.config))
-
-
-@asynccontextmanager
-async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGenerator[RunningEngine, None]:
-    """Generate on vLLM servers over HTTP.
-
-    The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
-    servers do not always reveal that a model speaks Harmony, so the config of the model decides.
-    """
-    key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
-    try:
-        model = None if engine.speaks_harmony else settings.model or engine.root
-        yield RunningEngine(engine, stages_elsewhere(settings, model))
-    finally:
-        await engine.close()
-
-
-@asynccontextmanager
-async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[RunningEngine, None]:
-    """Run an engine of the operator's own; it speaks Harmony, unless the config of MODEL says otherwise."""
-    async with open_engine(factory, settings) as engine:
-        is_text = isinstance(engine, TextBackend)
-        yield RunningEngine(engine, text_stages() if is_text else stages_elsewhere(settings, settings.model))
-
-
-def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:
-    """Return the stages for the ``model`` of an engine elsewhere by its config, or for Harmony if it is None."""
-    config = read_config(model) if model else None
-    chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
-    return stages(settings, chat, default_sampling(config) if config else NO_DEFAULTS)
-
-
-@asynccontextmanager
-async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[RunningEngine, None]:
-    """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
-    recordings = read_recordings(folder)
-    models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
-    if texts := recordings.texts:
-        some = ", ".join(repr(shortened(text, 60)) for text in texts[:3])
-        logger.info(
-            "Recorded inputs without tools: %s%s", some, f" and {rest} more" if (rest := len(texts[3:])) else ""
-        )
-    engine = ScriptedEngine(context_length=2**31 - 1, models=models)
-    model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
-    yield RunningEngine(engine, model, RecordedTools(recordings=recordings))
-
-
-def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
-    """Return the stages for a chat model, or for Harmony if it is None, with the defaults of ``sampling``."""
-    if chat:
-        if settings.harmony_system_instructions:
-            logger.warning("The model has a chat template, which decides where instructions stand")
-        return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
-    if settings.chat != ChatOptions():
-        logger.warning("The model speaks Harmony: parsers and templates are for others")
-    return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
-
-
-def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
-    """Return the MCP servers of the operator, by label."""
-    return read_servers(settings.mcp_config) if settings.mcp_config else {}
-
-
-async def toolbox(settings: Settings, keys: Keys) -> Toolbox:
-    """Return the tools that the server runs for the model, and the clients that may use them."""
-    allowed = AllowedNetworks.parse(settings.allow_address)
-    key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    tools = await open_toolbox(allowed, mcp_servers(settings), settings.web_search, key, sandbox=settings.sandbox)
-    of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
-    return replace(tools, access=ToolAccess(of_all, keys.tools))
-
-
-def database(store: str) -> Database:
-    """Return the database of the setting ``store``: PostgreSQL by its URL, or SQLite by the path of its file."""
-    if store == NO_STORE:
-        return Nowhere()
-    if store.startswith(("postgresql://", "postgres://")):
-        return PostgresDatabase(store)
-    return SqliteDatabase(store)
-
-
-def assembled(
-    settings: Settings, running: RunningEngine, runs: RunRegistry, tools: Toolbox, recording: Recorder | None = None
-) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline of these settings, with all stages that the operator inserts."""
-    limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
-    caches = CacheSharing(settings.share_caches, settings.salt_caches)
-    pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    if settings.engine_factory:
-        pipeline = guarded_engine(running.engine, pipeline)
-    if settings.log_prompts:
-        if "render" not in pipeline.names():
-            raise CannotStart("--log-prompts: there is no stage render here, which makes prompts")
-        decode = running.model.decode
-        pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
-    if settings.log_outputs:
-        pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
-    pipeline = load(settings.with_)(pipeline)
-    for name, when in partly_run(pipeline).items():
-        if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
-            elsewhere = "It runs with a model, and in penstock replay --from render"
-            logger.warning(
-                "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
-            )
-    return recording.tapped(pipeline) if recording else pipeline
-
-
-def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
-    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
-
-
-def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
-    """Return the recorder of ``--record``, or None without that option."""
-    if settings.record is None:
-        return None
-    root = getattr(running.engine, "root", None if settings.engine else DEFAULT_MODEL)
-    source = None if settings.recordings else settings.model or root
-    return recorder(settings, settings.record, source, running.model.encoding)
+CHECK_WAIT = 3.0
+"""Seconds to wait for an engine elsewhere, to check the settings."""
 
 
 @asynccontextmanager

@@ -17,23 +17,14 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
 from penstock import server as module
+from penstock.api.assembly import RunningEngine, assembled, database, toolbox
+from penstock.api.backends import over_http, planned, stages
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import log_to_stderr, name_response
-from penstock.server import (
-    RunningEngine,
-    assembled,
-    database,
-    drawn,
-    main,
-    over_http,
-    planned,
-    serve,
-    stages,
-    toolbox,
-)
+from penstock.server import drawn, main, serve
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import CacheSharing, Normalize

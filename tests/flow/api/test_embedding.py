@@ -14,6 +14,8 @@ import openai
 import pytest
 from aiohttp import ClientSession, web
 
+from penstock.api.assembly import RunningEngine
+from penstock.api.backends import EngineStarter, start
 from penstock.api.http.auth import OWNER
 from penstock.api.http.connections import bind, serving
 from penstock.api.settings import Settings
@@ -21,7 +23,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseCreated
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import EngineStarter, RunningEngine, application, pipeline, start
+from penstock.server import application, pipeline
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from pydantic_settings import CliApp
 
+from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.server import toolbox
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED

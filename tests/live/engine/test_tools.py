@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationStarted, TokenChunk
@@ -18,7 +19,6 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
-from penstock.server import toolbox
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine

@@ -1,0 +1,110 @@
+"""The parts of a server that the settings decide: database, tools, and the pipeline with the stages of the operator."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from penstock.api.http.auth import Keys
+from penstock.api.runs.recording import recorder
+from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.plugins import load
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.stages.converse.tool_loop import Limits
+from penstock.stages.normalize.normalize import CacheSharing
+from penstock.stages.normalize.tool_types import named
+from penstock.stages.optional.log import LogOutputs, LogPrompts
+from penstock.stages.recordings.converse import partly_run
+from penstock.stages.responses import (
+    ModelStages,
+    responses_pipeline,
+)
+from penstock.stages.services.engines.custom import guarded_engine
+from penstock.stages.services.engines.engine import Engine, TextBackend
+from penstock.stages.services.mcp.config import ServerConfig, read_servers
+from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.store.database import Database, Nowhere
+from penstock.stages.services.store.postgres import PostgresDatabase
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.toolbox import open_toolbox
+from penstock.stages.services.tools import FULL_ACCESS, ToolAccess, Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunningEngine:
+    """A running engine, the stages for its model, and tools that replace those of the settings, if given."""
+
+    engine: Engine | TextBackend
+    model: ModelStages
+    toolbox: Toolbox | None = None
+
+
+def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
+    """Return the MCP servers of the operator, by label."""
+    return read_servers(settings.mcp_config) if settings.mcp_config else {}
+
+
+async def toolbox(settings: Settings, keys: Keys) -> Toolbox:
+    """Return the tools that the server runs for the model, and the clients that may use them."""
+    allowed = AllowedNetworks.parse(settings.allow_address)
+    key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
+    tools = await open_toolbox(allowed, mcp_servers(settings), settings.web_search, key, sandbox=settings.sandbox)
+    of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
+    return replace(tools, access=ToolAccess(of_all, keys.tools))
+
+
+def database(store: str) -> Database:
+    """Return the database of the setting ``store``: PostgreSQL by its URL, or SQLite by the path of its file."""
+    if store == NO_STORE:
+        return Nowhere()
+    if store.startswith(("postgresql://", "postgres://")):
+        return PostgresDatabase(store)
+    return SqliteDatabase(store)
+
+
+def assembled(
+    settings: Settings, running: RunningEngine, runs: RunRegistry, tools: Toolbox, recording: Recorder | None = None
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline of these settings, with all stages that the operator inserts."""
+    limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
+    caches = CacheSharing(settings.share_caches, settings.salt_caches)
+    pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    if settings.engine_factory:
+        pipeline = guarded_engine(running.engine, pipeline)
+    if settings.log_prompts:
+        if "render" not in pipeline.names():
+            raise CannotStart("--log-prompts: there is no stage render here, which makes prompts")
+        decode = running.model.decode
+        pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
+    if settings.log_outputs:
+        pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
+    pipeline = load(settings.with_)(pipeline)
+    for name, when in partly_run(pipeline).items():
+        if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
+            elsewhere = "It runs with a model, and in penstock replay --from render"
+            logger.warning(
+                "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
+            )
+    return recording.tapped(pipeline) if recording else pipeline
+
+
+def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
+    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
+
+
+def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
+    """Return the recorder of ``--record``, or None without that option."""
+    if settings.record is None:
+        return None
+    root = getattr(running.engine, "root", None if settings.engine else DEFAULT_MODEL)
+    source = None if settings.recordings else settings.model or root
+    return recorder(settings, settings.record, source, running.model.encoding)

@@ -1,0 +1,158 @@
+"""The engine that the settings name, with the stages for its model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from penstock.api.assembly import RunningEngine, rehearsed
+from penstock.api.cli.loading import Loading
+from penstock.api.cli.mistakes import wrong_option
+from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.recordings.converse import RecordedTools
+from penstock.stages.recordings.recordings import read_recordings
+from penstock.stages.render.harmony.grammar import WARM_UP
+from penstock.stages.responses import (
+    NO_DEFAULTS,
+    ModelStages,
+    chat_stages,
+    harmony_stages,
+    recorded_stages,
+    text_stages,
+)
+from penstock.stages.services.engines.custom import open_engine
+from penstock.stages.services.engines.engine import TextBackend
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.engines.vllm import (
+    ANYTHING,
+    VllmPlan,
+    WrongOption,
+    default_sampling,
+    plan_vllm,
+    speaks_harmony,
+)
+from penstock.stages.services.engines.vllm_http import start_vllm_http
+from penstock.stages.services.web.image_cache import ImageCache
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+logger = logging.getLogger(__name__)
+
+ENGINE_WAIT = 600.0
+"""Seconds to wait for an engine elsewhere."""
+
+
+EngineStarter: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[RunningEngine]]
+"""A function that starts the engine of the settings for the length of a block."""
+
+
+def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
+    """Start the engine that the settings name, for the length of a block."""
+    if settings.recordings:
+        return from_recordings(settings, settings.recordings)
+    if settings.engine_factory:
+        return of_operator(settings, settings.engine_factory)
+    return over_http(settings) if settings.engine else in_this_process(settings)
+
+
+@asynccontextmanager
+async def start_and_show(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+    """Start the engine, and show on the terminal how far a model in this process is loaded."""
+    async with AsyncExitStack() as closing:
+        shown = None if settings.engine else closing.enter_context(loading(settings))
+        running = await closing.enter_async_context(start(settings))
+        if shown:
+            shown.finish()
+        yield running
+
+
+def loading(settings: Settings) -> Loading:
+    """Return the block in which the model of the settings is loaded, for a command."""
+    return Loading(settings.model or DEFAULT_MODEL, is_verbose=settings.verbose or settings.log_level == "DEBUG")
+
+
+@asynccontextmanager
+async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+    """Run vLLM in this process; its workers are child processes."""
+    plan, model = planned(settings)
+    rehearsed(settings, RunningEngine(ScriptedEngine(), model))
+    engine = plan.start()
+    try:
+        await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)
+        yield RunningEngine(engine, model)
+    finally:
+        await engine.close()
+
+
+def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
+    """Return vLLM's plan for an engine in this process, and the stages for its model."""
+    try:
+        plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_options)
+    except WrongOption as error:
+        raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
+    chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+    return plan, stages(settings, chat, default_sampling(plan.config))
+
+
+@asynccontextmanager
+async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGenerator[RunningEngine, None]:
+    """Generate on vLLM servers over HTTP.
+
+    The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
+    servers do not always reveal that a model speaks Harmony, so the config of the model decides.
+    """
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
+    try:
+        model = None if engine.speaks_harmony else settings.model or engine.root
+        yield RunningEngine(engine, stages_elsewhere(settings, model))
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[RunningEngine, None]:
+    """Run an engine of the operator's own; it speaks Harmony, unless the config of MODEL says otherwise."""
+    async with open_engine(factory, settings) as engine:
+        is_text = isinstance(engine, TextBackend)
+        yield RunningEngine(engine, text_stages() if is_text else stages_elsewhere(settings, settings.model))
+
+
+def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:
+    """Return the stages for the ``model`` of an engine elsewhere by its config, or for Harmony if it is None."""
+    config = read_config(model) if model else None
+    chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
+    return stages(settings, chat, default_sampling(config) if config else NO_DEFAULTS)
+
+
+@asynccontextmanager
+async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[RunningEngine, None]:
+    """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
+    recordings = read_recordings(folder)
+    models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
+    if texts := recordings.texts:
+        some = ", ".join(repr(shortened(text, 60)) for text in texts[:3])
+        logger.info(
+            "Recorded inputs without tools: %s%s", some, f" and {rest} more" if (rest := len(texts[3:])) else ""
+        )
+    engine = ScriptedEngine(context_length=2**31 - 1, models=models)
+    model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
+    yield RunningEngine(engine, model, RecordedTools(recordings=recordings))
+
+
+def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
+    """Return the stages for a chat model, or for Harmony if it is None, with the defaults of ``sampling``."""
+    if chat:
+        if settings.harmony_system_instructions:
+            logger.warning("The model has a chat template, which decides where instructions stand")
+        return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
+    if settings.chat != ChatOptions():
+        logger.warning("The model speaks Harmony: parsers and templates are for others")
+    return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
