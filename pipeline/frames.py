@@ -37,16 +37,23 @@ class Sampling(msgspec.Struct, frozen=True):
     """
 
     temperature: float
+    """0 takes the likeliest token each time."""
     top_p: float
+    """The share of probability that tokens are drawn from; 1 for all tokens."""
     max_tokens: int | None = None
     """The most tokens of the answer; if it is None, only the end of the context limits it."""
     top_k: int = 0
     """0 for all tokens."""
     min_p: float = 0.0
+    """Tokens less probable than this share of the likeliest one are left out."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that was generated before; -2 to 2."""
     frequency_penalty: float = 0.0
+    """Subtracted once for each time that the token was generated; -2 to 2."""
     repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and the output so far become less likely; 1 changes nothing."""
     seed: int | None = None
+    """The same seed and prompt give the same tokens, as far as the engine can."""
     stop: tuple[str, ...] = ()
     """Texts that end generation; they are cut off."""
     logprobs: int | None = None
@@ -54,11 +61,17 @@ class Sampling(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] | UnsetType = UNSET
     """Tokens that end generation, besides those of the prompt."""
     min_tokens: int | UnsetType = UNSET
+    """Tokens before which the output does not end."""
     bad_words: tuple[str, ...] | UnsetType = UNSET
+    """Texts that the model must not write."""
     logit_bias: Mapping[int, float] | UnsetType = UNSET
+    """Added to the logits, by token id."""
     allowed_token_ids: tuple[int, ...] | UnsetType = UNSET
+    """The only tokens that may be generated."""
     watermarking: bool | UnsetType = UNSET
+    """vLLM's parameter of that name."""
     extra_args: Mapping[str, Any] | UnsetType = UNSET
+    """The request's ``vllm_xargs``, for plug-ins of vLLM."""
 
     @property
     def stops_anywhere(self) -> bool:
@@ -116,12 +129,15 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     input: tuple[Item, ...]
     """The items that came with the request; after a turn with calls of this server, the items of the turn follow."""
     sampling: Sampling
+    """The sampling parameters; the response shows some of them (see `with_sampling`)."""
     date: str
     """The day of the request, as YYYY-MM-DD."""
     tools: Toolset = Toolset()
     """The tools, read from the tool parameters."""
     scheduling: Scheduling = Scheduling()
+    """The other options of the engine."""
     origin: Origin = Origin()
+    """The owner and the ids of the client."""
     wants_raw_messages: bool = False
     """True if the response shall include the raw messages."""
     include: tuple[str, ...] = ()
@@ -190,6 +206,7 @@ class Prompt(_Frame, frozen=True):
 
     facts: RequestFacts
     token_ids: tuple[int, ...]
+    """All tokens that the model reads."""
     stop_token_ids: tuple[int, ...]
     """Generation stops at any of these tokens."""
     grammar: str | None = None
@@ -207,6 +224,7 @@ class GenerationStarted(_Frame, frozen=True):
 
     facts: RequestFacts
     prompt_tokens: int
+    """The number of tokens in the prompt."""
     raw_messages: RawMessages | None = None
     """The prompt as messages; None if the request does not want them."""
     held_to_grammar: bool = False
@@ -260,6 +278,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """The log probability of a token."""
 
     logprob: float
+    """The natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens in its place: pairs of token id and log probability, likeliest first."""
 
@@ -283,6 +302,7 @@ class GenerationFinished(_Frame, frozen=True):
     """The engine has finished the turn."""
 
     reason: FinishReason
+    """``stop``, ``length`` or ``cancelled``."""
     cached_tokens: int
     """Tokens of the prompt that the engine had in its prefix cache."""
     duration: float
@@ -316,7 +336,9 @@ class FunctionCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call for the client to run."""
 
     name: str
+    """The name of the function."""
     namespace: str | None = None
+    """The namespace of the function, if it is in one."""
     form: ClientForm = "function"
     """Selects the type of its item on the wire."""
     is_async: bool = False
@@ -327,20 +349,25 @@ class CustomToolCallOpened(_Frame, frozen=True):
     """The model begins to write the input of a custom tool."""
 
     name: str
+    """The name of the tool."""
     namespace: str | None = None
+    """The namespace of the tool, if it is in one."""
 
 
 class McpListToolsOpened(_Frame, frozen=True):
     """An MCP server lists its tools: `CallStarted` follows, then `CallFinished` with `ListedTools`."""
 
     server_label: str
+    """The label of the server in the request."""
 
 
 class McpCallOpened(_Frame, frozen=True):
     """The arguments of a call to an MCP server begin."""
 
     server_label: str
+    """The label of the server in the request."""
     name: str
+    """The name of the tool."""
     approval_request_id: str | None = None
     """Set if the client has approved the call."""
 
@@ -354,7 +381,9 @@ class McpApprovalOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call that the client must approve first."""
 
     server_label: str
+    """The label of the server in the request."""
     name: str
+    """The name of the tool."""
 
 
 class CodeCallOpened(_Frame, frozen=True):
@@ -396,30 +425,35 @@ class ListedTools(_Frame, frozen=True):
     """The tools of an MCP server."""
 
     tools: tuple[ListedTool, ...]
+    """Their names, descriptions and schemas, as the item shows them."""
 
 
 class CodeOutputs(_Frame, frozen=True):
     """The outputs of code, in the forms of `CodeInterpreterCall`."""
 
     outputs: tuple[dict[str, Any], ...]
+    """The text that the code has printed; empty unless the request includes the outputs."""
 
 
 class ShellOutput(_Frame, frozen=True):
     """The output of each command, in the form of `ShellCallOutput`."""
 
     outputs: tuple[dict[str, Any], ...]
+    """One for each command, with its streams and its outcome."""
 
 
 class BrowserAction(_Frame, frozen=True):
     """The completed action of a call to the browser, in a form of `WebSearchCall`."""
 
     action: dict[str, Any]
+    """Its type, and its query, address or pattern; with the sources if the request includes them."""
 
 
 class McpError(_Frame, frozen=True):
     """The error of a call to an MCP server, in one of the API's forms for it."""
 
     error: dict[str, Any]
+    """The error as the item shows it."""
 
 
 CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | McpError
@@ -463,6 +497,7 @@ class AnnotationAdded(_Frame, frozen=True):
     """An annotation of the open message in its wire form, such as the citation of a tool's source."""
 
     annotation: dict[str, Any]
+    """Its type and fields; indices count characters of the open part of the message."""
 
 
 Repair: TypeAlias = Literal[
@@ -476,6 +511,7 @@ Repair: TypeAlias = Literal[
     "stray marker",
     "unexpected header",
 ]
+"""An error in the model's markup that `parse` has repaired."""
 
 
 class ItemClosed(_Frame, frozen=True):
@@ -496,9 +532,13 @@ class TurnFinished(_Frame, frozen=True):
     """The model's turn is over; tokens are counted as in `Usage`."""
 
     reason: FinishReason
+    """The reason from `GenerationFinished`, or that of a stage that has ended the turn."""
     cached_tokens: int
+    """Tokens of the prompt from the prefix cache."""
     output_tokens: int
+    """All tokens of the turn, those of reasoning included."""
     reasoning_tokens: int
+    """Tokens of the turn that belong to reasoning."""
     duration: float
     """Seconds since the turn began."""
     raw_messages: RawMessages | None = None
@@ -553,14 +593,18 @@ class ItemTokens(_Frame, frozen=True):
     """The tokens of a finished item, from its `ItemClosed`; never empty."""
 
     item_id: str
+    """The id of the item in the response."""
     token_ids: TokenIds
+    """All tokens of the item, markup included."""
 
 
 class ItemResult(_Frame, frozen=True):
     """The result of a call that this server ran, as the model reads it; only if the item does not contain it."""
 
     item_id: str
+    """The id of the item in the response."""
     result: str
+    """The text for the model."""
 
 
 EmittedFrame: TypeAlias = ResponseStarted | ItemTokens | ItemResult | ResponseEvent

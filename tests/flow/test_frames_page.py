@@ -24,7 +24,6 @@ JUNCTIONS: dict[str, tuple[Any, ...]] = {
     "TokenFrame": (*get_args(frames.TokenFrame), frames.TokenLogprob),
     "ParsedFrame": get_args(frames.ParsedFrame)[1:],
     "ConversedFrame": (
-        frames.ResponseStarted,
         *(kind for kind in get_args(frames.ConversedFrame) if kind not in get_args(frames.ParsedFrame)),
         *get_args(frames.CallData),
     ),
@@ -44,10 +43,8 @@ ALIASES = {
 
 
 @cache
-def statements_of(name: str) -> list[ast.stmt]:
-    return ast.parse(
-        (ROOT / "pipeline" / f"{name.rpartition('penstock.pipeline.')[2].replace('.', '/')}.py").read_text()
-    ).body
+def statements(module: str) -> list[ast.stmt]:
+    return ast.parse((ROOT / "pipeline" / module).read_text()).body
 
 
 def docstring_after(body: list[ast.stmt], name: str) -> str:
@@ -68,9 +65,7 @@ def plain(text: str) -> str:
 
 def described(kind: type) -> Iterator[str]:
     [body] = [
-        each.body
-        for each in statements_of(frames.__name__)
-        if isinstance(each, ast.ClassDef) and each.name == kind.__name__
+        each.body for each in statements("frames.py") if isinstance(each, ast.ClassDef) and each.name == kind.__name__
     ]
     yield f"**`{kind.__name__}`**: {plain(kind.__doc__ or '')}"
     fields = [
@@ -83,24 +78,37 @@ def described(kind: type) -> Iterator[str]:
 def row(body: list[ast.stmt], field: ast.AnnAssign) -> str:
     name, annotation = ast.unparse(field.target), ast.unparse(field.annotation).replace("|", "\\|")
     given = "" if field.value is None else f" = {ast.unparse(field.value)}"
-    return f"| `{name}` | `{annotation}{given}` | {plain(docstring_after(body, name))} |"
+    described = (
+        "See [the facts of a request](#the-facts-of-a-request)." if name == "facts" else docstring_after(body, name)
+    )
+    assert described, name
+    return f"| `{name}` | `{annotation}{given}` | {plain(described)} |"
 
 
 def alias(name: str) -> str:
     [value] = [
         ast.unparse(each.value)
-        for each in statements_of(frames.__name__)
+        for each in statements("frames.py")
         if isinstance(each, ast.AnnAssign) and each.value and ast.unparse(each.target) == name
     ]
     values = f"`{value}`. " if value.startswith("Literal") else ""
-    return f"**`{name}`**: {values}{plain(docstring_after(statements_of(frames.__name__), name))}"
+    return f"**`{name}`**: {values}{plain(docstring_after(statements('frames.py'), name))}"
+
+
+def event(kind: type[events.Event]) -> str:
+    fields = ", ".join(name for name in kind.__struct_fields__ if name != "sequence_number")
+    return f"| `{kind.__struct_config__.tag}` | `{kind.__name__}`: {fields} |"
 
 
 def generated(junction: str) -> str:
-    grammar = plain(docstring_after(statements_of(frames.__name__), junction))
+    grammar = plain(docstring_after(statements("frames.py"), junction))
     if junction == "ResponseEvent":
-        grammar = plain(docstring_after(statements_of(events.__name__), junction))
+        grammar = plain(docstring_after(statements("protocol/events.py"), junction))
     parts = [grammar] if grammar else []
+    if junction == "ResponseEvent":
+        parts.append(
+            "| event | class and fields |\n|---|---|\n" + "\n".join(map(event, get_args(events.ResponseEvent)))
+        )
     for kind in JUNCTIONS[junction]:
         parts += described(kind)
     parts += map(alias, ALIASES.get(junction, ()))
