@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import code_of
 from penstock.pipeline.guard import Guard, RunningStage, guard_in
-from penstock.pipeline.logs import current_response
+from penstock.pipeline.logs import counted, current_response
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Reports:
             self._unlogged[place.key] += 1
             return
         others = self._unlogged.pop(place.key, 0)
-        more = f"; {others} more times since the line before" if others else ""
+        more = f"; {counted(others, 'more hold')} since the line before" if others else ""
         logger.warning("The event loop was held for %.2f s %s%s", seconds, place, more)
 
     def goes_on(self, hold: Hold, now: float) -> None:

@@ -142,7 +142,7 @@ def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None
     reports.ended(long, 7.0, 8.0)
     assert [record.message for record in caplog.records] == [
         "The event loop was held for 0.50 s by the stage 'mine', at mine.py:1",
-        "The event loop was held for 0.50 s by the stage 'mine', at mine.py:1; 2 more times since the line before",
+        "The event loop was held for 0.50 s by the stage 'mine', at mine.py:1; 2 more holds since the line before",
         "The event loop has been held for 5 s, and still is, at app.py:2",
         "The event loop was held for 7.00 s at app.py:2",
     ]
