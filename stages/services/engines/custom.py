@@ -40,7 +40,7 @@ async def open_engine(name: str, settings: object) -> AsyncGenerator[Engine | Te
                 engine = await closing.enter_async_context(engine)
         except CannotStart:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             raise wrong(described(error, "it raised ")) from error
         if problem := misfit(engine):
             raise wrong(f"{problem} (stages/ENGINES.md)")
