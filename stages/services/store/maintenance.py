@@ -124,7 +124,7 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
             break
     await context.writer.carry_out((Statement(_LONG_GONE, ()),))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
-    return Report(count, await context.size(), now - oldest if oldest else 0.0)
+    return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 
 
 async def _forget(context: StoreContext, ids: list[str]) -> int:
