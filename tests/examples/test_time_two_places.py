@@ -16,7 +16,7 @@ STAGE = load(["tests.examples.time_two_places:install"])
 
 def counts(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
     lines = [record.getMessage() for record in caplog.records if "time_two_places" in record.name]
-    return {line.partition(":")[0]: int(re.findall(r"\d+$", line)[0]) for line in lines}
+    return {line.partition(":")[0]: int(re.findall(r"(\d+) frames", line)[0]) for line in lines}
 
 
 async def test_both_places_log_their_own_frames(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class LogTimes:
                 yield frame
         finally:
             last = monotonic() - begun
-            logging.getLogger(__name__).info("%s: first %.3f s, last %.3f s, %d", self.place, first, last, count)
+            logging.getLogger(__name__).info("%s: %d frames, %.3f to %.3f s", self.place, count, first, last)
 
 
 def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
