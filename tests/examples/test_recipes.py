@@ -24,8 +24,8 @@ HEAD = """# Recipes
 Stages for common tasks. Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`.
 [README.md](README.md) explains the places where a stage can go, and [FRAMES.md](../pipeline/FRAMES.md) the frames.
 
-To try one without a model, run recorded responses through it, or serve them. Recordings have no use for `generate`, which
-`cache_answers.py` wraps: serve that one with the [echo engine](ENGINES.md).
+To try one without a model, run recorded responses through it, or serve them. Recordings have no use for `generate`,
+which `cache_answers.py` wraps: serve that one with the [echo engine](ENGINES.md).
 
 ```sh
 penstock replay fixtures/harmony/greeting --with redact_emails.py:install --sse
