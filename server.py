@@ -195,7 +195,8 @@ def checks(settings: Settings) -> dict[str, Check]:
         return ", ".join(mcp_servers(settings)) or "no servers"
 
     async def tools() -> str:
-        opened = await toolbox(settings, Keys())
+        own = settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers
+        opened = await toolbox(own, Keys())
         await opened.close()
         return ", ".join(sorted(opened.kinds)) or "none"
 
@@ -252,6 +253,7 @@ def main(arguments: Sequence[str]) -> None:
         log_to_stderr(settings.log_level)
         with _signals_raised():
             if settings.print_pipeline:
+                _preloaded(settings)
                 print(uvloop.run(drawn(settings)))
             else:
                 uvloop.run(serve(settings, start_and_show))

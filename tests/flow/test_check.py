@@ -14,7 +14,7 @@ import pytest
 from penstock.api.cli.check import all_pass, without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
-from penstock.server import UNSTARTABLE, checks, serve
+from penstock.server import UNSTARTABLE, checks, main, serve
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
 
@@ -43,7 +43,7 @@ def mcp_server(**entry: Any) -> str:
 MISPLACED = "def install(pipeline):\n    return pipeline.insert_after('emit', 'x', pipeline.stage('parse'))\n"
 
 FILES = {
-    "broken.json": "{",
+    "broken.json": '{\n  "mcpServers": {} "x"\n}',
     "no_program.json": mcp_server(command="clok"),
     "no_program_there.json": mcp_server(command="./run", cwd="."),
     "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
@@ -55,7 +55,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
     ("store", {"store": "/dev/null/store"}, "/dev/null/store"),
     ("mcp", {"mcp_config": "none.json"}, "--mcp-config none.json: No such file"),
-    ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json"),
+    ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json: Expecting ',' delimiter (line 2, column 20)"),
     ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),
     ("mcp", {"mcp_config": "no_program_there.json"}, "clock: there is no program ./run"),
     ("mcp", {"mcp_config": "no_variable.json"}, "there is no NOPE"),
@@ -80,7 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capsys: Any) -> None:
     passes, lines = checked(capsys, **settings)
     assert not passes
-    assert lines[check].startswith("wrong")
+    assert [name for name, line in lines.items() if line.startswith("wrong")] == [check]
     assert message in lines[check]
 
 
@@ -101,6 +101,14 @@ async def test_a_server_does_not_start_its_engine_with_a_mistake(
 
     with pytest.raises(CannotStart, match=re.escape(message)):
         await serve(Settings.model_validate(SETTINGS | {"port": free_port()} | settings), start_engine)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("option", [("--mcp-config", "none.json"), ("--api-key-file", "keys")])
+def test_the_pipeline_is_not_drawn_with_a_mistake(option: tuple[str, str], capsys: Any) -> None:
+    with pytest.raises(SystemExit, match=f"{option[0]} {option[1]}: No such file"):
+        main([*option, "--engine", SETTINGS["engine"][0], "--print-pipeline"])
+    assert capsys.readouterr().out == ""
 
 
 def test_the_password_of_a_database_is_not_shown() -> None:

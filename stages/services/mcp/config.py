@@ -10,6 +10,7 @@ The operator's servers are read from a file, in the format that most MCP clients
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -74,10 +75,15 @@ _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 def read_servers(path: Path) -> dict[str, ServerConfig]:
     """Return the servers in a file by label; raise `WrongServers` if it is unreadable or invalid."""
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=_File).mcpServers
+        text = path.read_text(encoding="utf-8")
+        json.loads(text)  # its errors name the line
+        entries = msgspec.json.decode(text, type=_File).mcpServers
     except OSError as error:
         raise WrongServers(f"--mcp-config {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise WrongServers(f"--mcp-config {path}: {error.msg} ({place})") from None
+    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise WrongServers(f"--mcp-config {path}: {error}") from None
     return {label: _server(f"--mcp-config {path}: {label}", label, entry) for label, entry in entries.items()}
 
