@@ -44,7 +44,7 @@ def flags(fields: Mapping[str, FieldInfo]) -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known one, if one is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f": did you mean {near[0]}?" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def unknown_option(argument: str, known: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ def _unknown(key: str) -> str:
         return f"{key}: there is no such variable{nearest(key.upper(), map(variable, keys(Settings.model_fields)))}"
     known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
     where = places(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
-    near = nearest(key, known).removesuffix("?")
+    near = nearest(key, known)
     return f"{where}: there is no such setting{near}; options of vLLM stand in a table [vllm]"
 
 

@@ -28,7 +28,7 @@ def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:
     ended = penstock("reply")
     assert ended.status == 2
     assert all(f"\n  {command} " in ended.err for command in COMMANDS)
-    assert ended.err.endswith("\npenstock: there is no command reply: did you mean replay?\n")
+    assert ended.err.endswith("\npenstock: there is no command reply (did you mean replay?)\n")
 
 
 def test_versions_are_named(penstock: RunCommand) -> None:

@@ -15,7 +15,7 @@ from penstock.stages.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
 ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
-TYPO = "--keep-alvie: there is no such option: did you mean --keep-alive" + ELSE
+TYPO = "--keep-alvie: there is no such option (did you mean --keep-alive?)" + ELSE
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def mistake(*arguments: str) -> str:
         (("--port",), "--port: expected one argument"),
         (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host, "
                                        "or be file.py:function"),
-        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option: did you mean --no-sandbox{ELSE}"),
+        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option (did you mean --no-sandbox?){ELSE}"),
         ((*ELSEWHERE, "tiny", "more"), "more: it is neither an option nor the value of one, and MODEL is there already"
                                        f"{ELSE}"),
         (("--default-chat-template-kwargs", "[1]"), "--default-chat-template-kwargs: Input should be a valid "
@@ -62,7 +62,11 @@ def test_wrong_option_is_named_with_its_cure(arguments: tuple[str, ...], message
     ("name", "value", "message"),
     [
         ("PENSTOCK_STORE_TTL", "week", "PENSTOCK_STORE_TTL: expected a duration, such as 30d, 12h, 5m or 90s"),
-        ("PENSTOCK_STORE_TLL", "7d", "PENSTOCK_STORE_TLL: there is no such variable: did you mean PENSTOCK_STORE_TTL?"),
+        (
+            "PENSTOCK_STORE_TLL",
+            "7d",
+            "PENSTOCK_STORE_TLL: there is no such variable (did you mean PENSTOCK_STORE_TTL?)",
+        ),
         ("PENSTOCK_ENGINE_ARGUMENTS", "x", "PENSTOCK_ENGINE_ARGUMENTS: there is no such variable"),
         ("penstock_colour", "red", "penstock_colour: there is no such variable"),
         (
@@ -85,10 +89,10 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
             '# A comment\nstore-ttl = "7 days"',
             "store-ttl (penstock.toml, line 2): expected a duration, such as 30d, 12h",
         ),
-        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting: did you mean store-ttl;"),
+        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting (did you mean store-ttl?);"),
         (
             "max_model_len = 5",
-            "max_model_len (penstock.toml, line 1): there is no such setting: did you mean max-log-len; options of",
+            "max_model_len (penstock.toml, line 1): there is no such setting (did you mean max-log-len?); options of",
         ),
         ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
         (
@@ -181,11 +185,11 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     (folder / "penstock.toml").write_text("[vllm]\nmax-modellen = 3")
     typed = WrongOption("unrecognized arguments: --keep-alvie 3", ["--max-model-len"])
     assert wrong_option(typed, ["--keep-alvie", "3"]) == (
-        "--keep-alvie: there is no such option: did you mean --keep-alive?"
+        "--keep-alvie: there is no such option (did you mean --keep-alive?)"
     )
     in_file = WrongOption("unrecognized arguments: --max-modellen=3", ["--max-model-len"])
     assert wrong_option(in_file, []) == (
-        "max-modellen (penstock.toml, line 2): there is no such option: did you mean --max-model-len?"
+        "max-modellen (penstock.toml, line 2): there is no such option (did you mean --max-model-len?)"
     )
     of_server = WrongOption("unrecognized arguments: --enable-auto-tool-choice", ())
     assert wrong_option(of_server, []) == (

@@ -107,7 +107,7 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-modellen", "3"], "--max-modellen: there is no such option: did you mean --max-model-len?"),
+        (["--max-modellen", "3"], "--max-modellen: there is no such option (did you mean --max-model-len?)"),
         (["--max-model-len", "long"], "argument --max-model-len: invalid "),
     ],
 )
