@@ -271,7 +271,8 @@ async def _check_leaving(tester: _Tester) -> None:
 
 
 async def _check_errors(tester: _Tester) -> None:
-    for sampling in ({"logit_bias": {tester.engine.vocabulary_size: 1.0}}, {"temperature": -1.0}):
+    unusable: tuple[dict[str, Any], ...] = ({"logit_bias": {tester.engine.vocabulary_size: 1.0}}, {"temperature": -1.0})
+    for sampling in unusable:
         try:
             await tester.generate(**sampling)
         except InvalidRequest:

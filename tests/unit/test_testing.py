@@ -56,7 +56,7 @@ class Broken(ScriptedEngine):
 
 
 class Silent(Broken):
-    async def _frames(self, *_: Any) -> AsyncGenerator[EngineFrame, None]:
+    async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
         yield GenerationFinished("stop", 0, 0.0)
 
 
