@@ -26,17 +26,17 @@ _SCALAR = re.compile(r'[^\s,}\]"{\[]+(?=[\s,}\]])')
 _LONGEST_HEAD = 512
 """Characters of a key, a name or a number after which the text is no call."""
 
-_BETWEEN = re.compile(r"[\s,;\[\]]*")
-
 
 @dataclass(frozen=True)
 class CallForm:
     """The form of a family's calls, each alone or in a list.
 
     A call is a JSON object with a name and arguments.  With ``is_keyed``, the object has the name as its only key, and
-    the arguments as its value; with ``is_python``, it is a Python call.  Calls begin after one of the marks ``begins``;
-    the marks ``ends`` are dropped.  With ``is_bare``, a call or a list of calls at the beginning of a line counts, too,
-    if it names a function that may be called.
+    the arguments as its value; with ``is_python``, it is a Python call.  With a mark ``call``, bare arguments follow it
+    after a ``head``, a pattern with the name as its group.
+
+    Calls begin after one of the marks ``begins``; the marks ``ends``, and those ``between`` calls, are dropped.  With
+    ``is_bare``, calls at the beginning of a line count, too, if they name a function that may be called.
     """
 
     begins: tuple[str, ...] = ()
@@ -44,6 +44,9 @@ class CallForm:
     is_bare: bool = False
     is_keyed: bool = False
     is_python: bool = False
+    call: str = ""
+    head: str = ""
+    between: tuple[str, ...] = ()
 
     @property
     def triggers(self) -> frozenset[str]:
@@ -65,12 +68,14 @@ class MarkedCalls:
         self._names = names
         self._begin = _any_of(form.begins)
         self._end = _any_of(form.ends)
+        self._marks = tuple(filter(None, (*form.begins, *form.ends, *form.between, form.call)))
+        self._between = re.compile("(?:{})*".format("|".join((r"[\s,;\[\]]", *map(re.escape, form.between)))))
         self._bare = re.compile(r"\[" if form.is_python else r"[\[{]")
         self._place = _Place.TEXT
         self._at_line_start = True
         self._held = ""
         """Text that may still become a mark or a call."""
-        self._object: _CallObject | PythonCall | None = None
+        self._object: _CallObject | _HeadedCall | PythonCall | None = None
         self._is_marked = False
         """True after a mark: an object is then a call whatever its name."""
         self._has_called = False
@@ -109,12 +114,16 @@ class MarkedCalls:
             held = "" if self._has_called or cut else self._unused + held
         yield from [ContentPiece(held)] if held else ()
 
-    def _new_object(self) -> _CallObject | PythonCall:
+    def _new_object(self) -> _CallObject | _HeadedCall | PythonCall:
+        if self._form.call:
+            return _HeadedCall(self._form.call + self._form.head)
         if self._form.is_python:
             return PythonCall(self._names, is_marked=self._is_marked)
         return _CallObject(self._names, is_marked=self._is_marked, is_keyed=self._form.is_keyed)
 
     def _may_begin(self, text: str) -> bool:
+        if self._form.call:
+            return text.startswith(self._form.call)
         return PythonCall.may_begin(text) if self._form.is_python else text[0] == "{"
 
     # Text outside calls
@@ -159,7 +168,7 @@ class MarkedCalls:
 
     def _read_between(self) -> Iterator[Piece]:
         """Read what stands before an object: brackets, commas, marks, or text after all calls."""
-        between = _BETWEEN.match(self._held)
+        between = self._between.match(self._held)
         assert between
         rest = self._held[between.end() :]
         if not rest:
@@ -170,18 +179,20 @@ class MarkedCalls:
         elif found := self._begin and self._begin.match(rest):
             self._unused += between[0] + found[0]
             self._held, self._is_marked, self._has_called = rest[found.end() :], True, False
+        elif _overlap(rest, self._marks) == len(rest):
+            return
         elif self._may_begin(rest):
             self._object = self._new_object()
             self._unused += between[0]
             self._held, self._place = rest, _Place.OBJECT
-        elif _overlap(rest, (*self._form.ends, *self._form.begins)) < len(rest):
+        else:
             yield from self._end_calls()
 
     def _end_calls(self) -> Iterator[Piece]:
         """Go on with text; if no call was read, the mark and the brackets are text, too."""
         self._place, self._at_line_start = _Place.TEXT, False
         if self._has_called:
-            self._held = _BETWEEN.sub("", self._held, count=1)
+            self._held = self._between.sub("", self._held, count=1)
         else:
             first, self._held = self._unused + self._held[:1], self._held[1:]
             yield ContentPiece(first)
@@ -303,6 +314,38 @@ class _CallObject:
             yield from [ArgumentsPiece(self._early)] if self._early else ()
         else:
             self.is_done = True
+
+
+class _HeadedCall:
+    """Reads a head with the name of a call, and the arguments after it."""
+
+    may_be_call = True
+
+    def __init__(self, head: str) -> None:
+        self._head = re.compile(head)
+        self._value = ValueEnd()
+        self.text = ""
+        self.is_call = self.is_done = False
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        """Read on, and return the number of characters that are read; the caller gives the others again."""
+        at = 0
+        if not self.is_call:
+            found = self._head.match(text)
+            if found is None:
+                self.is_done = len(text) > _LONGEST_HEAD
+                return 0
+            self.is_call, at = True, found.end()
+            yield CallPiece(found[1].strip())
+        length = self._value.feed(text[at:])
+        self.is_done = length is not None
+        end = len(text) if length is None else at + length
+        yield ArgumentsPiece(text[at:end])
+        return end
+
+    def finish(self) -> Iterator[Piece]:
+        """End a call that the model did not complete; its arguments stay as they are."""
+        yield from ()
 
 
 def _any_of(marks: Collection[str]) -> re.Pattern[str] | None:

@@ -30,7 +30,16 @@ _ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])"}
 
 _LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
 _LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
-_FORMS: Mapping[str, CallForm] = {
+_DEEPSEEK = CallForm(
+    ("<｜tool▁calls▁begin｜>",),
+    ("<｜tool▁calls▁end｜>",),
+    call="<｜tool▁call▁begin｜>",
+    head=r"(?:function<｜tool▁sep｜>)?([^\n<`{]+)(?:<｜tool▁sep｜>|\n```json\s)\s*(?=\{)",
+    between=("<｜tool▁call▁end｜>", "```"),
+)
+FORMS: Mapping[str, CallForm] = {
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "granite": CallForm(("<|tool_call|>", "<tool_call>")),
@@ -58,7 +67,7 @@ _TAKES_BATCHES = frozenset({"hermes", "qwen3_json", "longcat"})
 """Parsers that read several tokens at once as well as one by one, besides vLLM's engine-based ones."""
 
 _FIRST_LETTERS: Mapping[str, frozenset[str]] = dict.fromkeys(
-    ("hermes", "qwen3_json", "longcat", "deepseek_v3", "deepseek_v31", "deepseek_r1", "ernie45", "lfm2"), frozenset("<")
+    ("hermes", "qwen3_json", "longcat", "deepseek_v3", "deepseek_r1", "ernie45"), frozenset("<")
 )
 """First characters of the marks, for parsers that do not declare them."""
 
@@ -107,7 +116,7 @@ class VllmParsers:
         elif chat.calls == "arguments":
             called = functions[0]["function"]["name"] if functions else ""
             names, syntax = (names[0], None), BareArguments(called)
-        elif form := _FORMS.get(names[1] or ""):
+        elif form := FORMS.get(names[1] or ""):
             names, syntax = (names[0], None), MarkedCalls(form, {each["function"]["name"] for each in functions})
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
             whole = self._whole((None, names[1]), begins, chat.variables, functions)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece
+from penstock.stages.models.chat.parsers import FORMS as FORMS_BY_PARSER
 
 MARKED = CallForm(("<tool_calls>",), ("</tool_calls>",))
 BARE = CallForm(("<|python_tag|>",), is_bare=True)
@@ -219,3 +220,29 @@ def test_any_text_gives_the_same_in_any_pieces(text: str, data: st.DataObject) -
             json.loads(arguments)
     if all(not name for name, _ in whole):
         assert "".join(piece for _, piece in whole) == text
+
+
+# Calls with a head
+
+
+DEEPSEEK = FORMS_BY_PARSER["deepseek_v3"]
+ONE = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+NEWER = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+
+
+@pytest.mark.parametrize("one", [ONE, NEWER])
+@pytest.mark.parametrize("arguments", ['{"city": "Paris"}', '{\n  "city": "Paris",\n  "days": [1]\n}'])
+def test_calls_with_a_head_keep_all_lines_of_their_arguments(one: str, arguments: str) -> None:
+    call = one.replace("{ARGUMENTS}", arguments)
+    text = f"I look.<｜tool▁calls▁begin｜>{call}\n{call}<｜tool▁calls▁end｜>Done."
+    expected = [("", "I look."), *[("get_weather", arguments)] * 2, ("", "Done.")]
+    for size in (1, 3, len(text)):
+        assert read(DEEPSEEK, text, range(size, len(text), size)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["<｜tool▁calls▁begin｜>none", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + "x" * 600]
+)
+def test_marks_without_a_head_are_text(text: str) -> None:
+    for size in (1, 3, len(text)):
+        assert read(DEEPSEEK, text, range(size, len(text), size)) == [("", text)]
