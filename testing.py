@@ -18,6 +18,7 @@ from penstock.api.cli.replayer import recorded_files, replay_of, unedited
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, ServerStopping
 from penstock.pipeline.field_types import WrongType, check_fields
+from penstock.pipeline.frame_order import TokenOrder
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -27,7 +28,6 @@ from penstock.pipeline.frames import (
     TokenChunk,
     with_facts,
 )
-from penstock.pipeline.grammar import TokenOrder
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.plugins import Install, guarded

@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.pipeline.faults import name_stage, place_of, running
-from penstock.pipeline.guard import Guard
 from penstock.pipeline.junction import Junction, inner_junctions, junctions
+from penstock.pipeline.stage_guard import StageGuard
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -54,7 +54,7 @@ class NamedStage:
 
     name: str
     stage: Stage[Any, Any]
-    guard: Guard | None = None
+    guard: StageGuard | None = None
     """Checks the frames that the stage gives, if the operator put it in."""
 
     def open(self, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.grammar import ORDERS
-from penstock.pipeline.guard import Guard
+from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
+from penstock.pipeline.stage_guard import StageGuard
 
 GROUP = "penstock.stages"
 """The group of entry points for plug-ins."""
@@ -85,12 +85,12 @@ def load(names: Iterable[str]) -> Install:
 
 
 def guarded(edited: Pipeline[Any, Any], original: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Return the ``edited`` pipeline with a `Guard` on each stage that the ``original`` does not have."""
+    """Return the ``edited`` pipeline with a `StageGuard` on each stage that the ``original`` does not have."""
     return edited if edited is original else _guarded(edited, list(original.every_step()), original.emits())
 
 
 def guarded_at(anchor: str, function: Callable[..., Any], pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Return the pipeline with a `Guard` on the stage ``anchor``, which runs a ``function`` of the operator's."""
+    """Return the pipeline with a `StageGuard` on the stage ``anchor``, which runs a ``function`` of the operator's."""
     known = [step for step in pipeline.every_step() if step.name != anchor]
     return _guarded(pipeline, known, pipeline.emits(), function)
 
@@ -101,7 +101,7 @@ def _guarded(
     taken: Junction,
     function: Callable[..., Any] | None = None,
 ) -> Pipeline[Any, Any]:
-    """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
+    """StageGuard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
     steps: list[NamedStage] = []
     for step in reversed(pipeline.steps):
         guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken, function)
@@ -125,11 +125,11 @@ def _is_same(step: NamedStage, other: NamedStage) -> bool:
     return all(value is two[name] for name, value in one.items() if name != "inner")
 
 
-def _guard(step: NamedStage, taken: Junction, function: Callable[..., Any] | None) -> Guard:
+def _guard(step: NamedStage, taken: Junction, function: Callable[..., Any] | None) -> StageGuard:
     """Return the guard for a stage; its order is that of the frames ``taken`` by the next stage of the server."""
     own = step.emits()
     accepted = taken if own.is_open or Any in own.frames else own
-    return Guard(step.name, accepted, ORDERS.get(taken.frames), function)
+    return StageGuard(step.name, accepted, ORDERS.get(taken.frames), function)
 
 
 def function_named(name: str, option: str = WITH) -> Callable[..., Any]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Self
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import code_of
-from penstock.pipeline.guard import Guard, RunningStage, guard_in
 from penstock.pipeline.logs import counted, current_response
+from penstock.pipeline.stage_guard import RunningStage, StageGuard, guard_in
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ def thread_times(thread: threading.Thread) -> Iterator[Callable[[], tuple[float,
         os.close(counts)
 
 
-async def name_silent(guards: Collection[Guard], silence: float = SILENCE) -> None:
+async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE) -> None:
     """Log each stage, once per response, that gives nothing for ``silence`` seconds though it could; until cancelled.
 
     A stage is not silent while it waits for its source, or while its reader does not ask for more.

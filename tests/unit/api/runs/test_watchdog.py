@@ -18,9 +18,9 @@ import uvloop
 
 from penstock.api.runs.watchdog import QUIET, Hold, Place, Reports, Watchdog, excused, find_place, name_silent
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.guard import Guard
 from penstock.pipeline.logs import current_response, name_response
 from penstock.pipeline.plugins import guarded
+from penstock.pipeline.stage_guard import StageGuard
 from tests.support.clock import Clock
 
 Numbers = AsyncGenerator[int, None]
@@ -186,7 +186,7 @@ async def test_stage_that_waits_for_its_source_is_not_silent(clock: Clock, caplo
 
 
 @contextmanager
-def naming(pipeline: Pipeline[int, int]) -> Iterator[list[Guard]]:
+def naming(pipeline: Pipeline[int, int]) -> Iterator[list[StageGuard]]:
     """Name the silent stages of a pipeline for the length of the block."""
     guards = [step.guard for step in pipeline.every_step() if step.guard]
     task = asyncio.create_task(name_silent(guards))

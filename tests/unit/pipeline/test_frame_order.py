@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.grammar import ORDERS
+from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol import events
 from penstock.pipeline.recordings.format import FILES, read_frames

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.pipeline.errors import StageFault
 from penstock.pipeline.faults import code_of, name_stage, note_stage
 from penstock.pipeline.field_types import WrongType, check_fields
-from penstock.pipeline.grammar import Order
+from penstock.pipeline.frame_order import Order
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.logs import current_response
@@ -53,7 +53,7 @@ class RunningStage:
 
 
 @dataclass(frozen=True)
-class Guard:
+class StageGuard:
     """Checks the frames of the stage ``name``: that each is ``accepted``, its fields, and their ``order``.
 
     Raises `StageFault` at the first wrong frame, and for `SystemExit`, which would end the server.
@@ -125,9 +125,9 @@ class Guard:
         return _place(stream if is_own else self.function, error)
 
 
-def guard_in(frame: FrameType | None) -> Guard | None:
+def guard_in(frame: FrameType | None) -> StageGuard | None:
     """Return the guard that runs in ``frame``; None if another function does."""
-    return frame.f_locals["self"] if frame and frame.f_code is Guard.checked.__code__ else None
+    return frame.f_locals["self"] if frame and frame.f_code is StageGuard.checked.__code__ else None
 
 
 async def _failing(error: Exception) -> AsyncGenerator[Any, None]:
