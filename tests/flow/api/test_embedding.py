@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import runpy
 import threading
@@ -27,7 +28,9 @@ from penstock.server import application, pipeline
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.api_clients import wait_until
 from tests.support.paths import FIXTURES, ROOT
+from tests.support.processes import free_port
 from tests.support.server import script
 
 RECORDINGS = f"replay:{FIXTURES / 'harmony'}"
@@ -46,21 +49,21 @@ async def by_token(
 
 
 @asynccontextmanager
-async def site(settings: Settings, start_engine: EngineStarter = start) -> AsyncGenerator[str, None]:
+async def site(settings: Settings, start_engine: EngineStarter = start, port: int = 0) -> AsyncGenerator[str, None]:
     """Serve an application that mounts penstock under /llm, after its own authentication; yield its URL."""
     parent = web.Application(middlewares=[by_token])
     parent.add_subapp("/llm", await application(settings, start_engine))
     runner = web.AppRunner(parent, handler_cancellation=True)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
 
 def settings(tmp_path: Path, **others: Any) -> Settings:
-    return Settings(engine=[RECORDINGS], store=str(tmp_path / "store.sqlite3"), **others)
+    return Settings(engine=[RECORDINGS], store=str(tmp_path / "store.sqlite3"), sandbox=False, **others)
 
 
 async def test_a_mounted_application_serves_under_its_prefix_and_only_to_users_of_the_site(tmp_path: Path) -> None:
@@ -138,6 +141,42 @@ async def test_an_application_that_shuts_down_ends_its_streams(tmp_path: Path) -
     assert rest.count("event: response.failed") == 1
 
 
+async def test_a_client_that_leaves_a_mounted_application_ends_its_generation(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(endless=True, latency=0.001))
+
+    @asynccontextmanager
+    async def start_engine(_: Settings) -> AsyncGenerator[RunningEngine, None]:
+        yield RunningEngine(engine, harmony_stages(load_encoding()))
+
+    body = {"model": "tiny", "input": "Hi"}
+    async with (
+        site(settings(tmp_path), start_engine) as url,
+        ClientSession(headers={"Authorization": "Bearer bob-token"}) as client,
+    ):
+        asking = asyncio.create_task(client.post(f"{url}/llm/v1/responses", json=body))
+        await wait_until(lambda: engine.running)
+        asking.cancel()
+        await wait_until(lambda: engine.aborted)
+
+
+async def test_servers_reach_each_other_under_their_prefixes(tmp_path: Path) -> None:
+    first, second = free_port(), free_port()
+    headers = {"Authorization": "Bearer alice-token"}
+    body = {"model": "tiny", "input": "Hi", "background": True}
+    async with (
+        site(settings(tmp_path, peer_url=f"http://127.0.0.1:{first}/llm"), endless, first) as one,
+        site(settings(tmp_path, peer_url=f"http://127.0.0.1:{second}/llm"), endless, second) as other,
+        ClientSession(headers=headers, raise_for_status=True) as client,
+    ):
+        async with client.post(f"{one}/llm/v1/responses", json=body) as answer:
+            created = await answer.json()
+        async with client.get(f"{other}/llm/v1/responses/{created['id']}?stream=true") as followed:
+            await followed.content.readuntil(b"response.output_text.delta")
+            async with client.post(f"{other}/llm/v1/responses/{created['id']}/cancel") as answer:
+                assert (await answer.json())["status"] == "cancelled"
+            assert (await followed.text()).count("event: response.incomplete") == 1
+
+
 @asynccontextmanager
 async def broken(_: Settings) -> AsyncGenerator[RunningEngine, None]:
     raise CannotStart("no GPU")
@@ -157,8 +196,16 @@ async def test_the_site_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PENSTOCK_STORE", str(tmp_path / "store.sqlite3"))
     monkeypatch.chdir(ROOT)
     guide = runpy.run_path(str(written(tmp_path, CODE[0])))
-    async with serving(await guide["site"](), bind("127.0.0.1", 0)):
-        pass
+    headers = {"Authorization": "Bearer alice-token"}
+    with bind("127.0.0.1", 0) as bound:
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/llm/v1/models"
+        async with (
+            serving(await guide["site"](), bound),
+            ClientSession() as client,
+            client.get(url) as refused,
+            client.get(url, headers=headers) as answer,
+        ):
+            assert (refused.status, answer.status) == (403, 200)
 
 
 def written(folder: Path, code: str) -> Path:
