@@ -6,6 +6,7 @@ share their marks, or a model has no template in text form, the model type decid
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -46,6 +47,7 @@ TOOL_CALLS = (
     Sign("ernie45", ("<tool_call>",), ("ernie4_5",)),
     Sign("jamba", ("<tool_calls>",), ("jamba",)),
     Sign("hunyuan_a13b", ("<tool_calls>",), ("hunyuan",)),
+    Sign("hunyuan_a13b", ('<tool_calls>[{"name": "func_name1"',)),
     # Marks that only one family has.
     Sign("seed_oss", ("<seed:tool_call>",)),
     Sign("minimax_m3", ("]<]minimax[>[",)),
@@ -73,6 +75,10 @@ TOOL_CALLS = (
     Sign("llama4_json", ('"parameters": dictionary of argument name',), ("llama4",)),
     Sign("llama3_json", ('"parameters": dictionary of argument name',)),
     Sign("phi4_mini_json", ("<|tool|>",), ("phi",)),
+    Sign("phi4_mini_json", ("functools[",)),
+    Sign("llama4_pythonic", ("[func_name1(param1=value1",)),
+    Sign("pythonic", ("[func_name1(params_name1=params_value1",)),
+    Sign("xlam", ('[{"name": "tool_call_name", "arguments"',)),
     # Marks that many families share: the marks inside them, or the model type, decide.
     Sign("glm45", ("<arg_key>",)),
     Sign("qwen3_coder", ("<function=", "<parameter=")),
@@ -82,6 +88,7 @@ TOOL_CALLS = (
     Sign("granite4", ("</tool_call>",), ("granite",)),
     Sign("granite", ("<tool_call>",), ("granite",)),
     Sign("granite-20b-fc", ("<function_call>",), ("gpt_bigcode", "granite")),
+    Sign("granite-20b-fc", ("<function_call>", "<|function_call_library|>")),
     Sign("hermes", ("<tool_call>",)),
     Sign("mistral", types=("mistral", "mixtral", "ministral", "pixtral")),
 )
@@ -107,6 +114,7 @@ REASONING = (
     Sign("hy_v4", ("<arg_key",), ("hy_v4",)),
     Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
     Sign("hunyuan_a13b", ("<think>",), ("hunyuan",)),
+    Sign("hunyuan_a13b", ("<think>", '<tool_calls>[{"name": "func_name1"')),
     Sign("ling3", ("</think>",), ("bailing",)),
     Sign("poolside_v1", ("</think>",), ("laguna",)),
     Sign("ernie45", ("</think>",), ("ernie4_5",)),
@@ -128,11 +136,16 @@ REASONING = (
 )
 
 
-def guess(signs: tuple[Sign, ...], template: str, model_type: str) -> Guess:
-    """Return the parser of the first sign that fits.  Order matters: specific signs come before generic ones."""
-    for sign in signs:
-        if sign.fits(template, model_type):
-            marked = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
-            typed = [f"it is a {model_type} model"] if sign.types else []
-            return Guess(sign.parser, " and ".join(marked + typed))
+def guess(signs: tuple[Sign, ...], templates: Iterable[str], model_type: str) -> Guess:
+    """Return the parser of the first sign that fits one of ``templates``, which are tried in order.
+
+    The operator's template comes before the model's own, which may show more: the template for calls that vLLM has for
+    DeepSeek R1 leaves out its reasoning.  Among signs, specific ones come before generic ones.
+    """
+    for template in templates:
+        for sign in signs:
+            if sign.fits(template, model_type):
+                marked = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
+                typed = [f"it is a {model_type} model"] if sign.types else []
+                return Guess(sign.parser, " and ".join(marked + typed))
     return Guess(None, "nothing in its template shows which one it needs")

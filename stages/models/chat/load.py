@@ -72,9 +72,10 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         source = load_chat_template(options.chat_template)
     except (VLLMValidationError, OSError) as error:
         raise WrongChatOptions(f"--chat-template: {error}") from error
-    own, model_type = source or _own_template(model, tokenizer), model.hf_config.model_type
-    reasoning = _parser("reasoning", options.reasoning_parser, guess(REASONING, own, model_type), tokenizer)
-    tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, own, model_type), tokenizer)
+    templates = [template for template in (source, _own_template(model, tokenizer)) if template] or [""]
+    model_type = model.hf_config.model_type
+    reasoning = _parser("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), tokenizer)
+    tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), tokenizer)
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),
         template=VllmTemplate(renderer, source, options.chat_template_content_format),

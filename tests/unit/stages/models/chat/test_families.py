@@ -18,7 +18,18 @@ DEEPSEEK_V3 = "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁be
 DEEPSEEK_V31 = "{%- if thinking %}<think>{% else %}</think>{% endif %}<｜Assistant｜><｜tool▁calls▁begin｜>{{ name }}"
 LLAMA3_2 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
 
+PYTHONIC = (
+    "respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]"
+)
+HUNYUAN = '格式化为<tool_calls>[{"name": "func_name1", "arguments": {"argument1": "value1"}},...]</tool_calls>'
+
 CASES = {
+    "llama 3.2, in Python": (PYTHONIC, "llama", None, "pythonic"),
+    "llama 4, in Python": ("Use exact format: [func_name1(param1=value1, ...)]", "llama4", None, "llama4_pythonic"),
+    "phi 4 mini, of vLLM": ('formatted as functools[{"name": [function name]', "phi3", None, "phi4_mini_json"),
+    "xlam": ('[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]', "qwen2", None, "xlam"),
+    "hunyuan, without its type": (f"<think></think>{HUNYUAN}", "", "hunyuan_a13b", "hunyuan_a13b"),
+    "granite 20b, without its type": ("<|function_call_library|> <function_call> {", "", None, "granite-20b-fc"),
     "qwen3": (QWEN3, "qwen3", "qwen3", "hermes"),
     "qwen2.5": (CHATML + "<tool_call>\n{...}\n</tool_call>", "qwen2", None, "hermes"),
     "qwen3.5": (QWEN3_5, "qwen3_5", "qwen3", "qwen3_coder"),
@@ -61,7 +72,7 @@ def test_template_selects_parsers_of_its_model(case: str) -> None:
     template, model_type, reasoning, tool_calls = CASES[case]
     assert template is not None
     assert model_type is not None
-    assert (guess(REASONING, template, model_type).parser, guess(TOOL_CALLS, template, model_type).parser) == (
+    assert (guess(REASONING, [template], model_type).parser, guess(TOOL_CALLS, [template], model_type).parser) == (
         reasoning,
         tool_calls,
     )
@@ -71,12 +82,18 @@ def test_template_selects_parsers_of_its_model(case: str) -> None:
 def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) -> None:
     signs = TOOL_CALLS if sign in TOOL_CALLS else REASONING
     template = between.join(sign.marks)
-    found = {guess(signs, template, kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
+    found = {guess(signs, [template], kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
     assert sign.parser in found
 
 
 def test_guess_gives_its_reason() -> None:
-    assert guess(TOOL_CALLS, QWEN3_5, "mimo_v2").why == (
+    assert guess(TOOL_CALLS, [QWEN3_5], "mimo_v2").why == (
         "its template has <function= and <parameter= and it is a mimo_v2 model"
     )
-    assert guess(REASONING, CHATML, "qwen2").why == "nothing in its template shows which one it needs"
+    assert guess(REASONING, [CHATML], "qwen2").why == "nothing in its template shows which one it needs"
+
+
+def test_the_models_own_template_shows_what_the_operators_leaves_out() -> None:
+    own = DEEPSEEK_V3 + "</think><｜Assistant｜><think>\n"
+    assert guess(REASONING, [DEEPSEEK_V3, own], "deepseek_v3").parser == "deepseek_r1"
+    assert guess(TOOL_CALLS, [QWEN3, DEEPSEEK_V3], "").parser == "hermes"
