@@ -121,7 +121,7 @@ class VllmParsers:
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
             whole = self._whole((None, names[1]), begins, chat.variables, functions)
             names, syntax = (names[0], None), whole
-        request = self._request(names[1], functions)
+        request = self._request(names[1], functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
         if parser:
             request = parser.adjust_request(request)
@@ -132,7 +132,7 @@ class VllmParsers:
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
 
-        request = self._request(self._names[1], functions, choice="required")
+        request = self._request(self._names[1], functions, {}, choice="required")
         parser = self._parser((None, self._names[1]), {}, request)
         tag = parser.tool_parser.get_structural_tag(request) if parser and parser.tool_parser else None
         if tag is None:
@@ -143,7 +143,7 @@ class VllmParsers:
         return described
 
     def _whole(self, names: Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
-        request = self._request(names[1], functions)
+        request = self._request(names[1], functions, variables)
         parser = self._parser(names, variables, request)
         assert parser is not None
         return WholeOutput(parser, parser.adjust_request(request), begins)
@@ -158,9 +158,13 @@ class VllmParsers:
         return parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
 
     def _request(
-        self, tool_call_parser: str | None, functions: Sequence[Function], choice: Literal["auto", "required"] = "auto"
+        self,
+        tool_call_parser: str | None,
+        functions: Sequence[Function],
+        variables: Mapping[str, Any],
+        choice: Literal["auto", "required"] = "auto",
     ) -> Any:
-        """Build the request that vLLM's parsers expect; only its tools and its tool choice matter to them."""
+        """Build the request that vLLM's parsers expect: they read its tools, its tool choice and its variables."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
@@ -171,6 +175,7 @@ class VllmParsers:
         else:
             flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
             request = ResponsesRequest(model="", input="", tools=flat)
+        request.chat_template_kwargs = dict(variables)
         request.tool_choice = choice  # without tools, vLLM sets it to none, and calls would be read as text
         return request
 
@@ -204,6 +209,8 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
     for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
         if name is not None and name not in known:
             raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
+    if names[1] == "openai":
+        raise UnknownParser("The tool call parser openai reads nothing: a gpt-oss needs none here")
     try:
         parser: type[Parser] | None = ParserManager.get_parser(
             reasoning_parser_name=names[0], tool_parser_name=names[1], enable_auto_tools=True, tokenizer=tokenizer

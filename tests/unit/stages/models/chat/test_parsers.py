@@ -12,6 +12,7 @@ from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.chat.output import ParsedOutput
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support import parsed_output
@@ -128,7 +129,18 @@ def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
 
 # Parsers of whole outputs
 
-MARKS = ("<tool_calls>", "</tool_calls>", "<|action_start|>", "<|action_end|>", "<|plugin|>")
+MARKS = (
+    *(
+        "<tool_calls>",
+        "</tool_calls>",
+        "<|action_start|>",
+        "<|action_end|>",
+        "<|plugin|>",
+        "<tool_call>",
+        "</tool_call>",
+    ),
+    *("<tool_sep>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
 TWO = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]'
 WHOLE = {
     "jamba": f"<tool_calls>{TWO}</tool_calls>",
@@ -202,6 +214,35 @@ def test_truncated_list_is_no_text() -> None:
     assert parsed_output.items_in_brief(parsed_output.parse_cut_chat("granite", "I cannot", turn=turn)) == [
         ("Message", "", "I cannot")
     ]
+
+
+NESTED = {
+    "hy_v3": "<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>Paris</arg_value>"
+    "</tool_call></tool_calls>",
+    "dots": '<dots_function_call><invoke name="get_weather"><parameter name="city">Paris</parameter></invoke>'
+    "</dots_function_call>",
+    "minicpm5": '<function name="get_weather"><param name="city">Paris</param></function>',
+}
+"""Calls of parsers that read the tools in the form of Chat Completions."""
+
+
+@pytest.mark.parametrize("parser", NESTED)
+def test_declared_calls_are_read_by_parsers_of_nested_tools(parser: str, vocabulary: Vocabulary) -> None:
+    assert read_whole(vocabulary, parser, NESTED[parser]) == [PARIS]
+
+
+def test_parser_without_content_is_refused(vocabulary: Vocabulary) -> None:
+    """The parser ``openai`` of vLLM is a stub: penstock reads Harmony itself."""
+    with pytest.raises(UnknownParser, match="gpt-oss needs none"):
+        VllmParsers(vocabulary.tokenizer, None, "openai")
+
+
+def test_variables_of_the_template_reach_the_parsers(vocabulary: Vocabulary) -> None:
+    parsers = VllmParsers(vocabulary.tokenizer, None, "hermes")
+    started = parsed_output.turn_started(chat=ChatTurn({"tool_call_format": "json"}))
+    read = parsers.start(started, ONE)
+    assert isinstance(read, ParsedOutput)
+    assert read._request.chat_template_kwargs == {"tool_call_format": "json"}
 
 
 @pytest.mark.parametrize("tools", [Toolset(), parsed_output.CHAT_TOOLS])
