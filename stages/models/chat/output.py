@@ -79,7 +79,7 @@ class ParsedOutput:
         """The text read since the parser last returned something."""
         self._written: list[str] = []
         self._returned: list[Piece] = []
-        self._called: set[int] = set()
+        self._calls = _Calls()
         self._arguments: _Arguments | None = None
 
     @property
@@ -102,14 +102,14 @@ class ParsedOutput:
     def _begin_anew(self, parser: Parser | None) -> None:
         self._parser = parser
         self._since_mark, self._silent = None, ""
-        self._written, self._returned, self._called = [], [], set()
+        self._written, self._returned, self._calls = [], [], _Calls()
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
         pieces = list(self._read()) if self._batch else []
         last = self._pieces(self._parsed([], "", finished=True))
         if cut:  # calls that the parser completes now were not completed by the model
             last = [piece for piece in last if isinstance(piece, ReasoningPiece | ContentPiece)]
-        pieces += self._interpreted(last)
+        pieces += self._interpreted([*last, *self._calls.finish()])
         if self._traits.mends and not cut and self._silent:
             pieces += self._interpreted(self._mended())
         if self._syntax:
@@ -159,7 +159,7 @@ class ParsedOutput:
         if delta is None or isinstance(delta, str):
             pieces: list[Piece] = [ContentPiece(delta)] if delta else []
         else:
-            pieces = list(_pieces(delta, self._called))
+            pieces = list(self._calls.pieces(delta))
         if pieces:
             self._silent = ""
         if self._traits.mends:
@@ -285,19 +285,35 @@ class _Arguments:
             yield ArgumentsPiece("{}")
 
 
-def _pieces(delta: DeltaMessage, called: set[int]) -> Iterator[Piece]:
-    if delta.reasoning:
-        yield ReasoningPiece(delta.reasoning)
-    if delta.content:
-        yield ContentPiece(delta.content)
-    for call in delta.tool_calls or ():
-        if call.function is None:
-            continue
-        if call.function.name and call.index not in called:
-            called.add(call.index)
-            yield CallPiece(call.function.name)
-        if call.function.arguments:
-            yield ArgumentsPiece(call.function.arguments)
+class _Calls:
+    """The calls in a parser's deltas, which may have arguments before the name."""
+
+    def __init__(self) -> None:
+        self._called: set[int] = set()
+        self._early: dict[int, str] = {}
+
+    def pieces(self, delta: DeltaMessage) -> Iterator[Piece]:
+        """Return the pieces of a delta."""
+        if delta.reasoning:
+            yield ReasoningPiece(delta.reasoning)
+        if delta.content:
+            yield ContentPiece(delta.content)
+        for call in delta.tool_calls or ():
+            if call.function is None:
+                continue
+            if call.function.name and call.index not in self._called:
+                self._called.add(call.index)
+                yield CallPiece(call.function.name)
+                yield from map(ArgumentsPiece, filter(None, [self._early.pop(call.index, "")]))
+            if call.function.arguments:
+                if call.index in self._called:
+                    yield ArgumentsPiece(call.function.arguments)
+                else:
+                    self._early[call.index] = self._early.get(call.index, "") + call.function.arguments
+
+    def finish(self) -> Iterator[Piece]:
+        """Return as text the arguments of calls that have got no name."""
+        yield from map(ContentPiece, self._early.values())
 
 
 def _in_syntax(piece: Piece, syntax: Syntax) -> Iterable[Piece]:

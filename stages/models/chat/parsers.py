@@ -25,7 +25,7 @@ Names: TypeAlias = tuple[str | None, str | None]
 _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v3", "hy_v4", "dots", "minicpm5"})
 """Parsers that accept tools only in the form of the Chat Completions API."""
 
-_ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])"}
+_ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])", "functiongemma": "<start_function_call>"}
 """Tool call parsers that lose or garble calls when streaming, with a pattern for the start of calls."""
 
 _LLAMA = CallForm(("<|python_tag|>",), is_bare=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -229,6 +230,27 @@ NESTED = {
 @pytest.mark.parametrize("parser", NESTED)
 def test_declared_calls_are_read_by_parsers_of_nested_tools(parser: str, vocabulary: Vocabulary) -> None:
     assert read_whole(vocabulary, parser, NESTED[parser]) == [PARIS]
+
+
+GEMMA_CALL = (
+    "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:<escape>3<escape>}<end_function_call>"
+)
+
+
+def test_functiongemma_keeps_all_arguments(vocabulary: Vocabulary) -> None:
+    [(_, name, arguments)] = read_whole(vocabulary, "functiongemma", GEMMA_CALL)
+    assert (name, json.loads(arguments)) == ("get_weather", {"city": "Paris", "days": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[TOOL_CALLS] [{"arguments": {"city": "Paris"}, "name": "get_weather"}]', [PARIS]),
+        ('[TOOL_CALLS] [{"arguments": {"city": "Paris"}}]', [("Message", "", '{"city": "Paris"}')]),
+    ],
+)
+def test_arguments_before_the_name_are_kept(text: str, expected: list[tuple[str, str, str]]) -> None:
+    assert parsed_output.items_in_brief(parsed_output.parse_chat("mistral_old", text)) == expected
 
 
 def test_parser_without_content_is_refused(vocabulary: Vocabulary) -> None:
