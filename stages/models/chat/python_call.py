@@ -39,7 +39,7 @@ class PythonCall:
         """The text of the call, until it is announced."""
         self.is_call = self.is_done = False
         self._separator = "{"
-        self._value: _String | _Container | None = None
+        self._value: _String | _Brackets | None = None
         self._has_key = False
 
     @staticmethod
@@ -71,7 +71,7 @@ class PythonCall:
         """Complete the arguments of a call that the model did not complete."""
         if isinstance(self._value, _String):
             yield ArgumentsPiece('"')
-        elif isinstance(self._value, _Container):
+        elif isinstance(self._value, _Brackets):
             yield ArgumentsPiece(_json(self._value.text))
         elif self._has_key:
             yield ArgumentsPiece("null")
@@ -105,7 +105,7 @@ class PythonCall:
     def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
         if self._value is None:
             if text[at] in "[{(":
-                self._value = _Container()
+                self._value = _Brackets()
             elif quote := _QUOTE.match(text, at):
                 if text[at:] in ("'", '"', "''", '""'):  # a string may begin, or end, or a triple quote begin
                     return at
@@ -159,7 +159,7 @@ class _String:
         return end, _escaped(text[:end])
 
 
-class _Container:
+class _Brackets:
     """Reads a list, a tuple, a set or a dict, and translates it as a whole."""
 
     def __init__(self) -> None:
