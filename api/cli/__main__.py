@@ -32,7 +32,7 @@ def check(arguments: Sequence[str]) -> None:
 
 def config(arguments: Sequence[str]) -> None:
     """Print a penstock.toml with all settings and their defaults."""
-    from penstock.api.cli.config import main
+    from penstock.api.cli.sample_config import main
 
     main(arguments)
 

@@ -60,7 +60,7 @@ def watching(pipeline: Pipeline[Any, Any], slow: float) -> Iterator[None]:
         naming.cancel()
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """The code that held the loop: its stage, if there is one, and its line."""
 
     stage: str | None
@@ -93,12 +93,12 @@ class Hold:
     asked: float
     """The time from which on the loop can answer."""
     excused: float
-    places: Counter[Place] = field(default_factory=Counter)
+    places: Counter[CodeLine] = field(default_factory=Counter)
     is_known: bool = False
     """True once the log has a line about it."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CodeLine:
         """The place at which it was seen most often."""
         return self.places.most_common(1)[0][0]
 
@@ -131,7 +131,7 @@ class Reports:
             text = "The event loop has been held for %.0f s, and still is, %s"
             logger.warning(text, hold.seconds(now), hold.place)
 
-    def _is_due(self, place: Place, now: float) -> bool:
+    def _is_due(self, place: CodeLine, now: float) -> bool:
         if now - self._logged.get(place.key, -QUIET) < QUIET:
             return False
         self._logged[place.key] = now
@@ -207,7 +207,7 @@ class Watchdog:
             if hold and hold.seconds(now) > self._patience:
                 reports.goes_on(hold, now)
 
-    def _place(self) -> Place | None:
+    def _place(self) -> CodeLine | None:
         """Return the place at which the loop's thread is; None if it is in no callback."""
         frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 - documented, for debuggers
         if frame is None or frame in self._outside:
@@ -215,7 +215,7 @@ class Watchdog:
         return find_place([frame for frame in _outward(frame) if frame not in self._outside], self._own)
 
 
-def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> Place:
+def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> CodeLine:
     """Return the innermost stage of a stack, the innermost frame first; or else the innermost line of penstock.
 
     A stage of an operator is read by its guard.  Outer stages only wait for the inner ones.
@@ -223,9 +223,9 @@ def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> Place:
     for frame in frames:
         guard = guard_in(frame.f_back)
         if guard or frame.f_code in own:
-            return Place(guard.name if guard else own[frame.f_code], _lines(frame, frames[0]))
+            return CodeLine(guard.name if guard else own[frame.f_code], _lines(frame, frames[0]))
     in_penstock = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("penstock."))
-    return Place(None, _lines(next(in_penstock, frames[0]), frames[0]))
+    return CodeLine(None, _lines(next(in_penstock, frames[0]), frames[0]))
 
 
 def _lines(frame: FrameType, innermost: FrameType) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic_settings import CliApp
 
-from penstock.api.cli.config import sample
+from penstock.api.cli.sample_config import sample
 from penstock.api.cli.serve import read_settings
 from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
 from penstock.api.options import SECTIONS, Option, options

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.api.runs.watchdog import QUIET, Hold, Place, Reports, Watchdog, excused, find_place, name_silent
+from penstock.api.runs.watchdog import QUIET, CodeLine, Hold, Reports, Watchdog, excused, find_place, name_silent
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.logs import current_response, name_response
 from penstock.pipeline.plugins import guarded
@@ -98,7 +98,7 @@ def test_stage_that_holds_the_loop_is_named_with_its_line(
 async def test_outer_stages_are_not_named() -> None:
     """All stages from the reader on are on the stack, and each but the innermost only waits."""
     pipeline = inserted(hangs, passes)
-    found: list[Place] = []
+    found: list[CodeLine] = []
 
     async def source() -> Numbers:
         frame, stack = inspect.currentframe(), list[FrameType]()
@@ -133,10 +133,13 @@ def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None
     reports = Reports()
     for now in (0.0, 1.0, 2.0, QUIET):
         hold = Hold(
-            now - 0.5, now, 0.0, Counter([Place("mine", "mine.py:1"), Place("mine", "mine.py:1"), Place(None, "x")])
+            now - 0.5,
+            now,
+            0.0,
+            Counter([CodeLine("mine", "mine.py:1"), CodeLine("mine", "mine.py:1"), CodeLine(None, "x")]),
         )
         reports.ended(hold, 0.5, now)
-    long = Hold(0.0, 0.0, 1.0, Counter([Place(None, "app.py:2")]))
+    long = Hold(0.0, 0.0, 1.0, Counter([CodeLine(None, "app.py:2")]))
     for now in (6.0, 7.0):
         reports.goes_on(long, now)
     reports.ended(long, 7.0, 8.0)
