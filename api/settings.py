@@ -446,7 +446,7 @@ class Settings(BaseSettings):
         if self.engine and self.engine_arguments:
             first = self.engine_arguments[0].split("=")[0]
             reason = unknown_option(first, flags(type(self).model_fields))
-            remote = "options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
+            remote = "options of vLLM's engine belong to the engine's own server, as --engine names another one"
             own = "options of vLLM's engine have no effect on an engine of your own"
             raise ValueError(f"{first}: {reason}; {own if self.engine_factory else remote}")
         return self

@@ -157,7 +157,7 @@ class ItemOrder(Order):
             case frames.ResponseStarted():
                 rule(not self._has_begun, "ResponseStarted comes first, and once")
             case frames.GenerationStarted():
-                rule(not self._in_turn, "every turn ends with TurnFinished")
+                rule(not self._in_turn, "a turn ends with TurnFinished before the next GenerationStarted")
                 rule(not self._is_cut, "an item that was cut is the last")
                 self._in_turn = True
             case frames.TurnFinished():

@@ -116,7 +116,8 @@ class StageGuard:
 
     def _fault(self, problem: str, place: str, last: Iterable[Any] = ()) -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"
-        fault = StageFault(self.name, problem, f"at {place}; its last frames: {frames}")
+        details = f"at {place}; its last frames: {frames}"
+        fault = StageFault(self.name, problem, details, is_engine=self.function is not None)
         note_stage(fault, self.name)
         return fault
 

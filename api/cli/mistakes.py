@@ -36,7 +36,9 @@ def place(key: str, arguments: Sequence[str]) -> str:
 
 def placed(message: str, arguments: Sequence[str]) -> str:
     """Return a message in which each option of penstock or vLLM is named as the operator set it."""
-    return re.sub(r"(?<!\S)--([a-z][\w-]*)", lambda option: place(option[1].replace("-", "_"), arguments), message)
+    return re.sub(
+        r"(?<!\S)(?<!mean )--([a-z][\w-]*)", lambda option: place(option[1].replace("-", "_"), arguments), message
+    )
 
 
 def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:

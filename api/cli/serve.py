@@ -60,6 +60,9 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
     for name in ENVIRONMENT.keys() & os.environ.keys():
         yield f"{name} has no effect: {ENVIRONMENT[name]}"
+    if settings.vllm and settings.engine:
+        engine = place("engine", arguments)
+        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine"
     if settings.is_open:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
         yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"

@@ -92,10 +92,10 @@ def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
     tools: dict[str, frozenset[HostedKind]] = {}
     if file is not None:
         lines = [line.partition(_TOOLS) for line in _lines(file)]
-        keys += _usable((key.strip() for key, _, _ in lines), str(file))
-        tools = {key.strip(): _named(names, str(file)) for key, separator, names in lines if separator}
+        keys += _usable((key.strip() for key, _, _ in lines), f"--api-key-file {file}")
+        tools = {key.strip(): _named(names, f"--api-key-file {file}") for key, separator, names in lines if separator}
     if given is not None:
-        keys += _usable(re.findall(r"[^,\s]+", given) if isinstance(given, str) else given, "api_keys")
+        keys += _usable(re.findall(r"[^,\s]+", given) if isinstance(given, str) else given, "PENSTOCK_API_KEYS")
     return Keys(keys, tools)
 
 

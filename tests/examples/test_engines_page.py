@@ -7,12 +7,21 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.api.settings import Settings
+from penstock.pipeline.core import source_of
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import pipeline
+from tests.support.event_streams import checked, final
+from tests.support.fixture_cases import item_texts
 from tests.support.paths import HARMONY, ROOT
 
-CODE = re.findall(r"```python\n(.*?)```", (ROOT / "stages" / "ENGINES.md").read_text(), re.DOTALL)
+PAGE = (ROOT / "stages" / "ENGINES.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+[CHECK] = re.findall(r"```python\n([^`]*check_engine[^`]*)```", PAGE)
 [SHOUT] = re.findall(r"```python\n(# shout.py\n.*?)```", (ROOT / "stages" / "README.md").read_text(), re.DOTALL)
 
 
@@ -29,12 +38,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_conformance_test_of_the_page_passes(folder: Path) -> None:
-    (folder / "check.py").write_text(CODE[1])
+    (folder / "check.py").write_text(CHECK)
     runpy.run_path(str(folder / "check.py"))
 
 
 async def test_regression_test_of_the_page_passes(folder: Path) -> None:
-    (folder / "test_shout.py").write_text(CODE[2])
+    (folder / "test_shout.py").write_text(FILES["test_shout.py"])
     page = runpy.run_path(str(folder / "test_shout.py"))
     await page["test_stage_alone"]()
     await page["test_response"]()
+
+
+def test_the_page_shows_the_echo_engine() -> None:
+    assert FILES["echo_engine.py"] == Path(__file__).with_name("echo_engine.py").read_text()
+
+
+async def test_the_backend_of_the_page_answers(folder: Path) -> None:
+    (folder / "hello_backend.py").write_text(FILES["hello_backend.py"])
+    options: dict[str, Any] = {"engine": [f"{folder / 'hello_backend.py'}:engine"], "store": "none", "sandbox": False}
+    request = CreateResponse(model="hello", input="Hi")
+    async with pipeline(Settings(**options)) as responses, responses.open(source_of([request])) as events:
+        response = final(checked([event async for event in events]))
+    assert (response.status, item_texts(response)) == ("completed", ["Hello!"])

@@ -67,19 +67,20 @@ def misfit(engine: Any) -> str | None:
         return f"it returned the class {engine.__name__}: give an instance"
     if not hasattr(engine, "open") and not hasattr(engine, "answer"):
         return f"{kind} has neither a method open, for token ids, nor a method answer, for texts"
-    if hasattr(engine, "answer"):
-        return _missing(engine, Backend) or _wrong_stage(engine.answer, kind)
-    return _missing(engine, Backend) or _missing(engine, Engine)
+    problems = [*_missing(engine, Backend), *(() if hasattr(engine, "answer") else _missing(engine, Engine))]
+    if hasattr(engine, "answer") and not problems:
+        return _wrong_stage(engine.answer, kind)
+    return "; ".join(problems) or None
 
 
-def _missing(engine: object, protocol: type) -> str | None:
+def _missing(engine: object, protocol: type) -> list[str]:
     members = {name: member for name, member in vars(protocol).items() if not name.startswith("_")}
     problems = (
         _wrong_value(engine, name, member.fget) if isinstance(member, property) else _wrong_method(engine, name, member)
         for name, member in members.items()
         if isinstance(member, property) or inspect.isfunction(member)
     )
-    return next(filter(None, problems), None)
+    return [problem for problem in problems if problem]
 
 
 def _wrong_value(engine: object, name: str, declared: Any) -> str | None:
@@ -88,7 +89,8 @@ def _wrong_value(engine: object, name: str, declared: Any) -> str | None:
     try:
         value = getattr(engine, name)
     except AttributeError:
-        return f"{label} is missing: give it as an attribute or a property, of type {hint}"
+        of_type = hint.__name__ if isinstance(hint, type) else hint
+        return f"{label} is missing: give it as an attribute or a property, of type {of_type}"
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

@@ -14,7 +14,7 @@ from penstock.server import main
 from penstock.stages.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
-ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names a remote one"
+ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names another one"
 TYPO = "--keep-alvie: there is no such option (did you mean --keep-alive?)" + ELSE
 
 

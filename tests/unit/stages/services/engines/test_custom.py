@@ -214,13 +214,13 @@ class MuteBackend(ScriptedEngine):
         (
             Mute(),
             harmony_stages(load_encoding()),
-            "The stage 'generate' of this server broke a rule: a TokenChunk is never empty.",
+            "The engine, in stage 'generate', of this server broke a rule: a TokenChunk is never empty.",
             inspect.getsourcelines(inspect.unwrap(Mute.open))[1],
         ),
         (
             MuteBackend(),
             text_stages(),
-            "The stage 'parse' of this server ended too early: every turn ends with TurnFinished.",
+            "The engine, in stage 'parse', of this server ended too early: every turn ends with TurnFinished.",
             inspect.getsourcelines(MuteBackend.answer)[1],
         ),
     ],
