@@ -1,7 +1,8 @@
 """Add entries to the metadata of each response, for example to search the stored responses for a release.
 
 The facts of a response are fixed at its start: all events, the store and the answer to a background request repeat
-them. So the place is before `normalize`. Raise `InvalidRequest` to refuse a request: the client gets a 400.
+them. So the place is before `normalize`; a number that is known only at the end, such as a count, goes into a log or a
+metric. Raise `InvalidRequest` to refuse a request: the client gets a 400.
 """
 
 from __future__ import annotations
