@@ -162,7 +162,7 @@ class Stages:
                 if isinstance(trace.error, StageFault):
                     return trace.error.message
                 detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
-                return f"stage {name_stage(trace.error)} raised {type(trace.error).__name__}{detail}"
+                return f"the stage {name_stage(trace.error)!r} raised {type(trace.error).__name__}{detail}"
         return ""
 
 

@@ -76,4 +76,4 @@ def _described(stage: str, error: Exception) -> str:
     if isinstance(error, StageFault):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+    return f"the stage {stage!r} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"

@@ -209,7 +209,7 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
         failures.append(str(fault[1]))
     elif fault:
         raised = Failure.of(fault[1])
-        failures.append(f"stage {fault[0]} raised {raised.error}: {raised.message}")
+        failures.append(f"the stage {fault[0]!r} raised {raised.error}: {raised.message}")
     elif failure:
         failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
     if any(end.abandoned for end in ends):

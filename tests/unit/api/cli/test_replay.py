@@ -168,7 +168,7 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
     assert replayed.status == 1
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
-    assert "stage fail raised ValueError: not this one (" in replayed.err
+    assert "the stage 'fail' raised ValueError: not this one (" in replayed.err
     assert "fail.py:" in replayed.err
     assert penstock("replay", RECORDING, "--sse", "--with", install("fail"), "--from", "converse") == replayed
     assert "Traceback" not in replayed.err

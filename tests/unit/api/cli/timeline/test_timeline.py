@@ -182,5 +182,5 @@ async def test_times_before_the_error_of_a_stage_are_kept(tmp_path: Path) -> Non
     timeline = await timeline_of(
         record_times(tmp_path), install=lambda pipeline: pipeline.insert_after("parse", "fail", fail)
     )
-    assert timeline.failures == ("stage fail raised RuntimeError: my own bug",)
+    assert timeline.failures == ("the stage 'fail' raised RuntimeError: my own bug",)
     assert {each.at for each in timeline.events} == {0.5, 1.25}
