@@ -66,10 +66,9 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
             " to a value, as functools.partial does"
         )
     if source not in hints or "return" not in hints:
-        head = f"async def {function.__name__}(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]"
         raise JunctionError(
-            f"stage {name!r} is not annotated with the frames that it takes and gives: write it as `{head}`, with the"
-            " frames of its place"
+            f"stage {name!r} is not annotated with the frames that it takes and gives: write `AsyncIterator[...]` after"
+            " its source and `-> AsyncGenerator[..., None]` after its arguments, with the frames of its place"
         )
     known = getattr(function, "__globals__", {})
     return _junction(hints[source], raw_hints[source], known), _junction(hints["return"], raw_hints["return"], known)

@@ -45,6 +45,9 @@ def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
     """Describe an option that vLLM does not take, and penstock does not have."""
     if error.unknown is None:
         return placed(str(error), arguments)
+    if error.unknown in flags(Settings.model_fields):  # the command line would have read it as penstock's own
+        name = error.unknown.removeprefix("--")
+        return f"{name} in the table [vllm] of {FILE}: it is a setting of penstock: move it above the table"
     if advice := INSTEAD.get(error.unknown) or needless(error.unknown):  # in penstock.toml
         reason = f"this option of vllm serve is not taken: {advice}"
     else:

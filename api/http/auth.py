@@ -95,7 +95,10 @@ def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
         keys += _usable((key.strip() for key, _, _ in lines), f"--api-key-file {file}")
         tools = {key.strip(): _named(names, f"--api-key-file {file}") for key, separator, names in lines if separator}
     if given is not None:
-        keys += _usable(re.findall(r"[^,\s]+", given) if isinstance(given, str) else given, "PENSTOCK_API_KEYS")
+        keys += _usable(
+            re.findall(r"[^,\s]+", given) if isinstance(given, str) else given,
+            "PENSTOCK_API_KEYS, or api-keys in penstock.toml",
+        )
     return Keys(keys, tools)
 
 

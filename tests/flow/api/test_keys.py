@@ -106,7 +106,9 @@ def test_environment_may_have_several_keys(given: str | tuple[str, ...]) -> None
 def test_unusable_keys_are_refused(key_file: Path, lines: list[str]) -> None:
     key_file.write_text("\n".join(["# no key", *lines]))
     for source in ((None, tuple(lines)), (key_file, None), (key_file, ALICE)):
-        with pytest.raises(UnusableKeys, match=r"PENSTOCK_API_KEYS: |--api-key-file .*/keys: ") as refused:
+        with pytest.raises(
+            UnusableKeys, match=r"PENSTOCK_API_KEYS, or api-keys in penstock.toml: |--api-key-file .*/keys: "
+        ) as refused:
             load_keys(*source)
         assert not any(line in str(refused.value) for line in lines)
 

@@ -256,7 +256,7 @@ def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
         ("too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
         ("too_early", "shout -> render: shout gives ParsedFrame, and render takes ResolvedRequest"),
         ("nowhere", "no stage named 'prase'; there are normalize, converse, render, generate, parse, emit, persist"),
-        ("bare", "write it as `async def unannotated(source: "),
+        ("bare", "stage 'bare' is not annotated with the frames"),
         ("unready", "stage 'unready' is no generator: it has no yield"),
         ("generator", "stage 'generator' is no async generator: begin it with `async def` instead of `def`"),
         ("of_class", "stage 'of class' is the class Shout: give an instance, Shout(...)"),

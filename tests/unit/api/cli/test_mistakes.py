@@ -196,6 +196,9 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
         "--enable-auto-tool-choice: this option of vllm serve is not taken: "
         "the model may always choose among the tools of a request"
     )
+    own = WrongOption("unrecognized arguments: --store-ttl=7d", ())
+    above = "it is a setting of penstock: move it above the table"
+    assert wrong_option(own, []) == f"store-ttl in the table [vllm] of penstock.toml: {above}"
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
 
