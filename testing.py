@@ -18,7 +18,7 @@ from penstock.api.cli.replayer import recorded_files, replay_of, unedited
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, ServerStopping
 from penstock.pipeline.field_types import WrongType, check_fields
-from penstock.pipeline.frame_order import TokenOrder
+from penstock.pipeline.frame_order import ORDERS, OneForOne, TokenOrder
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -28,16 +28,17 @@ from penstock.pipeline.frames import (
     TokenChunk,
     with_facts,
 )
+from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
-from penstock.pipeline.plugins import Install, guarded
+from penstock.pipeline.plugins import Install, all_guarded, guarded
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.engines.custom import misfit
-from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
@@ -76,10 +77,29 @@ async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny"
 
 
 async def run(stage: Stage[Any, Any] | Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    """Return what a stage, or a pipeline, gives for ``frames``, which may be a part of a turn: nothing is checked."""
+    """Return what a stage, or a pipeline, gives for ``frames``, checked as in a server.
+
+    ``frames`` may be a part of a turn: the order of what the stage gives is then not checked.  Raises `StageFault`.
+    """
     pipeline = stage if isinstance(stage, Pipeline) else Pipeline.start("stage", stage)
-    async with pipeline.open(source_of(frames)) as given:
+    source = list(frames)
+    checked = all_guarded(pipeline, has_order=_are_whole(pipeline.accepts(), source))
+    async with checked.open(source_of(source)) as given:
         return [frame async for frame in given]
+
+
+def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:
+    """Return True if the frames of a source are in the order of their junction, from its beginning to its end."""
+    order = ORDERS.get(junction.frames, OneForOne)()
+    if isinstance(order, OneForOne):
+        return True
+    try:
+        for frame in source:
+            order.feed(frame)
+        order.finish()
+    except InvariantBroken:
+        return False
+    return True
 
 
 async def replayed(
@@ -142,6 +162,9 @@ async def check_engine(engine: Engine, token_ids: Sequence[int] = range(100, 116
     ``token_ids`` is a prompt that the engine answers with several tokens.  Raises `BrokenRule` at the first rule that
     it breaks, or if a rule takes more than ``seconds``.
     """
+    if isinstance(engine, TextBackend):
+        cure = "check it with `await run(backend.answer, [await resolved('Hi')])`"
+        raise BrokenRule("members", f"{type(engine).__name__} is a text backend, and this is for token ids: {cure}")
     tester = _Tester(engine, tuple(token_ids))
     for name, check in _RULES.items():
         try:
@@ -194,7 +217,8 @@ class _Tester:
         assert isinstance(last, GenerationFinished)
         within = all(0 <= token < self.engine.vocabulary_size for token in tokens)
         rule(within, "token ids are below vocabulary_size")
-        rule(len(tokens) <= (prompt.facts.sampling.max_tokens or len(tokens)), "at most max_tokens are generated")
+        most = prompt.facts.sampling.max_tokens or len(tokens)
+        rule(len(tokens) <= most, f"at most max_tokens are generated: they were {len(tokens)}, with max_tokens={most}")
         return tokens, last
 
 
@@ -212,7 +236,8 @@ async def _check_members(tester: _Tester) -> None:
 
 async def _check_frames(tester: _Tester) -> None:
     tokens, finished = await tester.generate()
-    rule(bool(tokens), "the prompt of the check is answered with some tokens")
+    few = f"the prompt of the check is answered with several tokens, not with {len(tokens)}: give another as token_ids"
+    rule(len(tokens) > 1, few)
     rule(finished.reason in ("stop", "length"), "a generation ends with 'stop' or 'length'")
     rule(finished.duration >= 0, "duration is in seconds since the generation began")
     rule(0 <= finished.cached_tokens <= len(tester.token_ids), "cached_tokens are tokens of the prompt")

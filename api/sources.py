@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import nearest
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -39,12 +39,6 @@ def flags(fields: Mapping[str, FieldInfo]) -> list[str]:
     """Return the options of the settings, as they are typed."""
     dashed = {(field.alias or name).replace("_", "-"): field.annotation for name, field in fields.items()}
     return [f"--{key}" for key in dashed] + [f"--no-{key}" for key, annotation in dashed.items() if annotation is bool]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, if one is near."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def unknown_option(argument: str, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -245,7 +246,10 @@ def replace(frame: AnyFrame, **changes: Any) -> AnyFrame:
     The parameters of a `CreateResponse` are validated as if a client had sent them.  Raises `TypeError` for a field
     that does not exist, and `ValueError` for a wrong parameter.
     """
-    return frame.replaced(changes) if isinstance(frame, CreateResponse) else msgspec.structs.replace(frame, **changes)
+    if isinstance(frame, CreateResponse):
+        return frame.replaced(changes)
+    check_names("field", changes, type(frame).__struct_fields__)
+    return msgspec.structs.replace(frame, **changes)
 
 
 def with_facts(frame: FactsFrame, **changes: Any) -> FactsFrame:

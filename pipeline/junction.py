@@ -48,6 +48,10 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     """Return the input and the output of a stage; raise `JunctionError` if its annotations do not name frames."""
     if inspect.isclass(stage):
         raise JunctionError(f"stage {name!r} is the class {stage.__name__}: give an instance, {stage.__name__}(...)")
+    if isinstance(stage, types.CoroutineType):
+        stage.close()
+    if isinstance(stage, types.AsyncGeneratorType | types.GeneratorType | types.CoroutineType):
+        raise JunctionError(f"stage {name!r} has been called: give the function, {stage.__name__}, not what it returns")
     function = _annotated(stage)
     if inspect.iscoroutinefunction(function):
         raise JunctionError(f"stage {name!r} is no generator: it has no yield")

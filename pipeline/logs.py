@@ -1,10 +1,12 @@
-"""The log: its destination, the response ids in its lines, and numbers in words."""
+"""The log: its destination, the response ids in its lines, and numbers and names in words."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from contextvars import ContextVar
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
@@ -45,6 +47,20 @@ def log_to_stderr(level: str) -> None:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which has a regular plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, if one is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `TypeError` for the first name of a ``kind`` that is not known."""
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            raise TypeError(f"there is no {kind} {name!r}{nearest(name, known)}")
 
 
 def duration(seconds: float) -> str:

@@ -95,20 +95,30 @@ def guarded_at(anchor: str, function: Callable[..., Any], pipeline: Pipeline[Any
     return _guarded(pipeline, known, pipeline.emits(), function)
 
 
+def all_guarded(pipeline: Pipeline[Any, Any], *, has_order: bool) -> Pipeline[Any, Any]:
+    """Return the pipeline with a `StageGuard` on every stage, which checks the order of its frames if ``has_order``."""
+    return _guarded(pipeline, (), pipeline.emits(), has_order=has_order)
+
+
 def _guarded(
     pipeline: Pipeline[Any, Any],
     known: Sequence[NamedStage],
     taken: Junction,
     function: Callable[..., Any] | None = None,
+    *,
+    has_order: bool = True,
 ) -> Pipeline[Any, Any]:
-    """StageGuard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
+    """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
     steps: list[NamedStage] = []
     for step in reversed(pipeline.steps):
         guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken, function)
         if step.inner:
             within = inner_junctions(type(step.stage))
-            inner = _guarded(step.inner, known, within[1] if within else step.inner.emits(), function)
+            ends = within[1] if within else step.inner.emits()
+            inner = _guarded(step.inner, known, ends, function, has_order=has_order)
             step = step.with_inner(inner)  # noqa: PLW2901
+        if guard and not has_order:
+            guard = replace(guard, order=None)
         steps.append(replace(step, guard=guard or step.guard))
         if not guard or step.accepts().frames in ORDERS:
             taken = taken if step.accepts().is_open else step.accepts()

@@ -13,7 +13,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from penstock.pipeline.errors import StageFault
+from penstock.pipeline.errors import StageError, StageFault
 from penstock.pipeline.faults import code_of, name_stage, note_stage
 from penstock.pipeline.field_types import WrongType, check_fields
 from penstock.pipeline.frame_order import Order
@@ -56,7 +56,7 @@ class RunningStage:
 class StageGuard:
     """Checks the frames of the stage ``name``: that each is ``accepted``, its fields, and their ``order``.
 
-    Raises `StageFault` at the first wrong frame, and for `SystemExit`, which would end the server.
+    Raises `StageFault` at the first wrong frame, and for each error that the stage raises and that is no `StageError`.
     """
 
     name: str
@@ -72,8 +72,10 @@ class StageGuard:
         order = self.order() if self.order else None
         try:
             stream = stage(order.taken_from(source) if order else source)
-        except Exception as error:  # noqa: BLE001 - `_failing` raises it when the first frame is taken
+        except StageError as error:
             return [_failing(error)]
+        except Exception as error:  # noqa: BLE001 - `_failing` raises it when the first frame is taken
+            return [_failing(self._raised(error, stage), error)]
         if not isinstance(stream, AsyncGenerator):
             problem = f"returned {_described(stream)} instead of an async generator"
             return [_failing(self._fault(problem, _place(stage)))]
@@ -98,10 +100,10 @@ class StageGuard:
                 except WrongType as wrong:
                     raise self._fault(f"gave a wrong type: {wrong}", self._place(stream), last) from None
                 yield frame
-        except (SystemExit, asyncio.CancelledError) as error:
-            if _is_cancelled(error) or name_stage(error) != self.name:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, StageError) or _is_cancelled(error) or not self._is_guilty(error):
                 raise
-            raise self._fault(f"raised {type(error).__name__}", self._place(stream, error), last) from error
+            raise self._raised(error, stream, last) from error
         finally:
             self.running.discard(stage)
         try:
@@ -114,10 +116,19 @@ class StageGuard:
         if not isinstance(frame, tuple(self.accepted.frames)):
             raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
 
-    def _fault(self, problem: str, place: str, last: Iterable[Any] = ()) -> StageFault:
+    def _is_guilty(self, error: BaseException) -> bool:
+        """Return True if the stage raised ``error``, and the operator's function in it."""
+        code = code_of(self.function) if self.function else None
+        files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+        return name_stage(error) == self.name and (code is None or code.co_filename in files)
+
+    def _raised(self, error: BaseException, stage: Any, last: Iterable[Any] = ()) -> StageFault:
+        return self._fault(f"raised {type(error).__name__}", self._place(stage, error), last, str(error))
+
+    def _fault(self, problem: str, place: str, last: Iterable[Any] = (), message: str = "") -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"
         details = f"at {place}; its last frames: {frames}"
-        fault = StageFault(self.name, problem, details, is_engine=self.function is not None)
+        fault = StageFault(self.name, problem, details, message, is_engine=self.function is not None)
         note_stage(fault, self.name)
         return fault
 
@@ -131,8 +142,8 @@ def guard_in(frame: FrameType | None) -> StageGuard | None:
     return frame.f_locals["self"] if frame and frame.f_code is StageGuard.checked.__code__ else None
 
 
-async def _failing(error: Exception) -> AsyncGenerator[Any, None]:
-    raise error
+async def _failing(error: Exception, cause: Exception | None = None) -> AsyncGenerator[Any, None]:
+    raise error from cause
     yield
 
 
@@ -158,7 +169,11 @@ def _place(stage: Any, error: BaseException | None = None) -> str:
         code = code_of(stage)
     if code is None:
         return repr(type(stage))
-    raised = [line for frame, line in walk_tb(error.__traceback__ if error else None) if frame.f_code is code]
+    raised = [
+        line
+        for frame, line in walk_tb(error.__traceback__ if error else None)
+        if frame.f_code.co_filename == code.co_filename
+    ]
     standing = getattr(stage, "ag_frame", None)
     line = raised[-1] if raised else standing.f_lineno if standing else code.co_firstlineno
     return f"{code.co_filename}:{line}"

@@ -6,6 +6,7 @@ each stage finds it for any kind of stage: it counts the frames that the tap bef
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
         try:
             async with tapped.open(source) as frames:
                 async for _ in frames:
-                    pass
+                    await asyncio.sleep(0)  # end the callback: a watchdog of the loop then sees the time of one frame
         except (Exception, Abandoned) as error:  # noqa: BLE001 - the trace keeps it
             ended = error
     return Trace([tap.crossed(stage) for stage, tap in taps.items()], ended)

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from platform import python_version
 
-from penstock.api.sources import nearest
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import nearest
 
 # Each command imports its module when it runs: the imports of ``serve`` take longer than the other commands.
 

@@ -13,7 +13,8 @@ from pydantic_core import ErrorDetails
 from penstock.api.cli.vllm_options import INSTEAD, needless, option_name
 from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, flags, keys, nearest, places, unknown_option, variable
+from penstock.api.sources import FILE, PREFIX, flags, keys, places, unknown_option, variable
+from penstock.pipeline.logs import nearest
 from penstock.stages.services.engines.vllm import WrongOption
 
 

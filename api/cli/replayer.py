@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.api.cli.recorded_model import RecordedModel, model_of
+from penstock.api.runs.watchdog import watching
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.plugins import Install
@@ -22,6 +24,9 @@ from penstock.pipeline.recordings.format import (
 )
 from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Trace, traced
+
+SLOW, SILENCE = 0.25, 5.0
+"""Seconds for which code may hold the event loop, and for which a stage may give nothing, before a line names it."""
 
 WITH_ENGINE = ("converse", "render", "generate")
 """The stages from which a replay includes the engine, which replays the recorded tokens."""
@@ -73,7 +78,8 @@ async def replay_of(
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
-    trace = await traced(part(tapped, source, since, upto), source_of_recording(recording), source)
+    with watching(pipeline, SLOW, SILENCE, logging.WARNING):
+        trace = await traced(part(tapped, source, since, upto), source_of_recording(recording), source)
     left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
     return Replay(files, model, pipeline, recording, trace, turns, tuple(filter(None, (note, left_out))))
 

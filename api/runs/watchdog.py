@@ -45,14 +45,17 @@ SILENCE = 60.0
 
 
 @contextmanager
-def watching(pipeline: Pipeline[Any, Any], slow: float) -> Iterator[None]:
+def watching(
+    pipeline: Pipeline[Any, Any], slow: float, silence: float = SILENCE, level: int = logging.INFO
+) -> Iterator[None]:
     """Watch the event loop and the operator's stages of a pipeline for the length of a block.
 
-    The loop is not watched if ``slow``, the seconds for which code may hold it, is 0.
+    The loop is not watched if ``slow``, the seconds for which code may hold it, is 0.  A stage that gives nothing for
+    ``silence`` seconds is logged at ``level``.
     """
     steps = list(pipeline.every_step())
     own = {code: step.name for step in steps if step.guard is None and (code := code_of(step.stage))}
-    naming = asyncio.create_task(name_silent([step.guard for step in steps if step.guard]))
+    naming = asyncio.create_task(name_silent([step.guard for step in steps if step.guard], silence, level))
     try:
         with Watchdog(slow, own) if slow else nullcontext():
             yield
@@ -206,6 +209,8 @@ class Watchdog:
                 hold.places[place] += 1
             if hold and hold.seconds(now) > self._patience:
                 reports.goes_on(hold, now)
+        if hold and (seconds := hold.seconds(time.monotonic())) > self._slow:
+            reports.ended(hold, seconds, now)
 
     def _place(self) -> CodeLine | None:
         """Return the place at which the loop's thread is; None if it is in no callback."""
@@ -260,7 +265,7 @@ def thread_times(thread: threading.Thread) -> Iterator[Callable[[], tuple[float,
         os.close(counts)
 
 
-async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE) -> None:
+async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE, level: int = logging.INFO) -> None:
     """Log each stage, once per response, that gives nothing for ``silence`` seconds though it could; until cancelled.
 
     A stage is not silent while it waits for its source, or while its reader does not ask for more.
@@ -282,4 +287,4 @@ async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE) 
                     stage.is_named = True
                     current_response.set(stage.response_id)
                     text = "The stage %r has given nothing for %.0f s, and does not wait for its source: it is at %s"
-                    logger.info(text, guard.name, now - since, stage.place)
+                    logger.log(level, text, guard.name, now - since, stage.place)

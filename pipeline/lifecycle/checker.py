@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.item_checker import ItemChecker
-from penstock.pipeline.lifecycle.order import StreamOrder
+from penstock.pipeline.lifecycle.order import OUTCOME, StreamOrder
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
@@ -62,7 +62,7 @@ class StreamChecker:
 
     def _begin(self, event: events.ResponseCreated | events.ResponseQueued | events.ResponseInProgress) -> None:
         response = event.response
-        rule(not any(getattr(response, name) for name in _OUTCOME), "a response begins without an outcome")
+        rule(not any(getattr(response, name) for name in OUTCOME), "a response begins without an outcome")
         match event:
             case events.ResponseCreated():
                 rule(response.status in ("queued", "in_progress"), "a response is created queued or in progress")
@@ -92,7 +92,6 @@ class StreamChecker:
             self._in_progress or response.status in ("failed", "cancelled"),
             "a response is in progress before it ends by itself",
         )
-        rule(_facts(response) == _facts(self._first), "fields of a response that its request determines never change")
         rule(response.output == tuple(self._output), "the final output equals the items that were done")
         rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
         rule(not any(self._cuts[:-1]), "only the last item may be incomplete")
@@ -131,15 +130,6 @@ _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
     "cancelled": events.ResponseIncomplete,
 }
 """The terminal event for each final status; clients have none for cancelled responses."""
-
-_OUTCOME = ("output", "usage", "error", "completed_at", "incomplete_details", "input_messages", "output_messages")
-"""The fields of a response that are set only at its end."""
-
-
-def _facts(response: Response | None) -> dict[str, object]:
-    """Return the fields of a response that its request determines."""
-    fields = msgspec.structs.asdict(response) if response else {}
-    return {name: value for name, value in fields.items() if name not in ("status", *_OUTCOME)}
 
 
 def _check_outcome(response: Response) -> None:

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import StageFault
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, ItemDelta, ParsedFrame, Prompt, TokenChunk
+from penstock.pipeline.frames import (
+    EngineFrame,
+    GenerationFinished,
+    GenerationStarted,
+    ItemDelta,
+    ParsedFrame,
+    Prompt,
+    ResolvedRequest,
+    TokenChunk,
+)
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.testing import (
@@ -58,6 +67,11 @@ class Broken(ScriptedEngine):
 class Silent(Broken):
     async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
         yield GenerationFinished("stop", 0, 0.0)
+
+
+class OneToken(Broken):
+    def __post_init__(self) -> None:
+        self.script = Script((5,))
 
 
 class Changing(Broken):
@@ -220,7 +234,8 @@ class CannotClose(Broken):
     [
         (Broken(models=()), "members: Broken.models is (): it must not be empty or 0"),
         (Broken(is_alive=False), "members: is_alive is True while the engine can serve requests"),
-        (Silent(), "frames: the prompt of the check is answered with some tokens"),
+        (Silent(), "frames: the prompt of the check is answered with several tokens, not with 0: give another"),
+        (OneToken(), "frames: the prompt of the check is answered with several tokens, not with 1: give another"),
         (WithoutEnd(), "frames: a generation ends with GenerationFinished"),
         (EndsTwice(), "frames: GenerationFinished ends what GenerationStarted began, once"),
         (WithEmptyChunks(), "frames: a TokenChunk is never empty"),
@@ -229,7 +244,7 @@ class CannotClose(Broken):
         (OfAnotherKind(), "frames: 'token' is no frame of an engine"),
         (AlwaysCancelled(), "frames: a generation ends with 'stop' or 'length'"),
         (NeverLength(), "max_tokens: the reason is 'length' if max_tokens ended it"),
-        (Unlimited(), "frames: at most max_tokens are generated"),
+        (Unlimited(), "frames: at most max_tokens are generated: they were 40, with max_tokens=32"),
         (Unstoppable(), "stop_tokens: no token follows one of the stop_token_ids of the prompt"),
         (DeafToTheModel(), "stop_tokens: no token follows one of the stop_token_ids of the prompt"),
         (OneAtATime(), "concurrency: it took more than 0.3 seconds"),
@@ -282,6 +297,41 @@ async def test_stage_runs_over_frames_of_a_recording() -> None:
     assert await run(shout, [ItemDelta("a")]) == [ItemDelta("A")]
     with pytest.raises(UnreadableRecording, match=r"it has the output of .*, not of converse"):
         recorded(GREETING, after="converse")
+
+
+async def test_run_checks_types_always_and_the_order_of_whole_turns() -> None:
+    async def talk(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        async for _ in source:
+            yield "nonsense"  # type: ignore[misc]  # the fault
+
+    turn = recorded(GREETING, after="parse")
+    for frames in ([ItemDelta("a")], turn):
+        with pytest.raises(StageFault, match="gave a wrong type: expected ParsedFrame, got str"):
+            await run(talk, frames)
+    with pytest.raises(StageFault, match="broke a rule"):
+        await run(swallow, turn)
+    assert await run(swallow, turn[2:]) == [frame for frame in turn[2:] if type(frame).__name__ != "ItemClosed"]
+
+
+async def test_text_backend_is_refused_with_the_helper_that_reads_it() -> None:
+    class Backend:
+        models, context_length, is_alive = ("hello",), 9, True
+
+        async def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+            async for request in source:
+                yield GenerationStarted(request.facts, 0)
+
+        async def cancel(self, response_id: str) -> bool:
+            return False
+
+        async def stop(self) -> None: ...
+
+        async def close(self) -> None: ...
+
+    with pytest.raises(BrokenRule, match=r"members: Backend is a text backend.* check it with `await run\("):
+        await check_engine(Backend())  # type: ignore[arg-type]  # the fault
+    with pytest.raises(StageFault, match="ended too early: every turn ends with TurnFinished"):
+        await run(Backend().answer, [await resolved("Hi")])
 
 
 async def test_replay_gives_the_events_with_the_stage_and_raises_its_fault() -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
@@ -222,8 +223,7 @@ class CreateResponse(Body):
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with other parameters, each validated; raise `TypeError` for one that does not exist."""
-        if unknown := changes.keys() - type(self).model_fields.keys():
-            raise TypeError(f"there is no parameter {min(unknown)!r}")
+        check_names("parameter", changes, type(self).model_fields)
         valid = type(self).model_validate(changes)
         return self.model_copy(update={name: getattr(valid, name) for name in changes})
 

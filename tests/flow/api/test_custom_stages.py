@@ -60,7 +60,7 @@ class Broken:
 
     def _do(self, when: str) -> None:
         if self.fault == f"raises {when}":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("secret")
 
 
 Edit = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
@@ -91,7 +91,7 @@ async def streamed(served: ScriptedServer) -> str:
     async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
         raw = await answer.read()
         assert (answer.status == 200) == (b"event: " in raw)
-        assert b"ZeroDivision" not in raw
+        assert b"secret" not in raw
         return str(json.loads(raw)["error"]["code"]) if answer.status != 200 else final(read_sse(raw)).status
 
 
@@ -141,8 +141,8 @@ async def test_guarded_stage_is_named_with_its_line(
     if not is_harmless(place, fault):
         assert outcome in ("failed", "server_error")
         assert "crooked" in caplog.text
-        assert "met a bug in emit" not in caplog.text
-        assert fault.startswith("raises") or "/test_custom_stages.py:" in caplog.text
+        assert "/test_custom_stages.py:" in caplog.text
+        assert "met a bug" not in caplog.text
 
 
 # Its error message

@@ -26,6 +26,9 @@ def test_each_kind_of_frame_is_copied_alike() -> None:
 def test_a_copy_refuses_fields_that_do_not_exist(frame: Any) -> None:
     with pytest.raises(TypeError, match="coldness"):
         replace(frame, coldness=1)
+    known = "text" if isinstance(frame, ItemDelta) else "temperature"
+    with pytest.raises(TypeError, match=rf"'{known[:-1]}' \(did you mean {known}\?\)"):
+        replace(frame, **{known[:-1]: 1})
 
 
 def test_a_copy_of_a_request_refuses_what_a_client_may_not_send() -> None:

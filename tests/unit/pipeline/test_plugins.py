@@ -86,6 +86,14 @@ def of_class(pipeline):
     return pipeline.insert_after("parse", "of class", Shout)
 
 
+def called(pipeline):
+    return pipeline.insert_after("parse", "called", shout(None))
+
+
+def awaited(pipeline):
+    return pipeline.insert_after("parse", "awaited", no_generator(None))
+
+
 def unbound(pipeline):
     return pipeline.insert_after("parse", "unbound", needing)
 
@@ -260,6 +268,8 @@ def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
         ("unready", "stage 'unready' is no generator: it has no yield"),
         ("generator", "stage 'generator' is no async generator: begin it with `async def` instead of `def`"),
         ("of_class", "stage 'of class' is the class Shout: give an instance, Shout(...)"),
+        ("called", "stage 'called' has been called: give the function, shout, not what it returns"),
+        ("awaited", "stage 'awaited' has been called: give the function, no_generator, not what it returns"),
         ("unbound", "stage 'unbound' is called with its source alone, so bind its words"),
         ("nothing", "it returned None instead of a pipeline"),
         ("shout", "it returned <async_generator object shout"),

@@ -20,6 +20,7 @@ from penstock.pipeline.faults import name_stage
 from penstock.pipeline.field_types import WrongType, check_fields
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, ResolvedRequest, TokenChunk, TokenFrame
 from penstock.pipeline.plugins import guarded
+from penstock.pipeline.protocol.events import ResponseCompleted
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings.format import FILES, read_frames
 from penstock.stages.converse.converse import Converse
@@ -133,6 +134,17 @@ async def await_cancelled(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[
         await given_up
 
 
+async def look_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        yield frame
+        dict[str, int]()["oops"]
+
+
+def look_up_first(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    dict[str, int]()["oops"]
+    return passed(source)
+
+
 def listed(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
     return [source]  # type: ignore[return-value]
 
@@ -158,6 +170,8 @@ def line_of(stage: Any, text: str) -> int:
         (return_early, "def", "ended too early: an item is closed before the end", "Opened, ItemDelta of 1 character)"),
         (leave, "sys.exit", "raised SystemExit", "frames: GenerationStarted)"),
         (await_cancelled, "await given_up", "raised CancelledError", "frames: GenerationStarted)"),
+        (look_up, "oops", "raised KeyError", "frames: GenerationStarted)"),
+        (look_up_first, "oops", "raised KeyError", "frames: none)"),
         (listed, "def", "returned list instead of an async generator", "frames: none)"),
     ],
 )
@@ -165,11 +179,13 @@ async def test_fault_has_the_stage_its_line_and_its_last_frames(stage: Any, line
     fault = await fault_of(stage)
     assert isinstance(fault, StageFault)
     assert str(fault).startswith(f"the stage 'mine' {problem}")
-    assert f"(at {__file__}:{line_of(stage, line)}; its last " in str(fault)
+    assert f" (at {__file__}:{line_of(stage, line)}; its last " in str(fault)
+    assert ("'oops'" in str(fault)) is (line == "oops")
     assert last in str(fault)
     assert name_stage(fault) == "mine"
     assert fault.message.startswith(f"The stage 'mine' of this server {problem}")
     assert __file__ not in fault.message
+    assert "oops" not in fault.message
 
 
 async def double(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
@@ -197,6 +213,19 @@ async def test_stage_gives_one_request_for_each(count: int) -> None:
     for stage, problem in ((double, "broke a rule"), (drop, "ended too early")):
         with pytest.raises(StageFault, match=f"{problem}: a stage gives one frame for each that it takes here"):
             await run(stage)
+
+
+async def count_late(source: AsyncIterator[frames.EmittedFrame]) -> AsyncGenerator[frames.EmittedFrame, None]:
+    async for frame in source:
+        if isinstance(frame, ResponseCompleted):
+            frame = structs.replace(frame, response=structs.replace(frame.response, metadata={"count": "9"}))  # noqa: PLW2901
+        yield frame
+
+
+async def test_metadata_of_the_end_is_refused() -> None:
+    """The client has seen other metadata when the response was created, and a replay of the stream repeats it."""
+    with pytest.raises(StageFault, match="fields of a response that its request determines never change"):
+        await run_pipeline(after("emit", count_late), TOKENS)
 
 
 async def test_fault_shows_no_text() -> None:

@@ -37,6 +37,7 @@ CHAT_CALL = CHAT / "gemma4_call"
 
 PLUGINS = """
 import logging
+import time
 from penstock.pipeline.frames import ItemDelta, TurnFinished
 
 async def shout(source):
@@ -63,6 +64,12 @@ async def lose(source):
 async def count(source):
     async for frame in source:
         yield ItemDelta(len(frame.text)) if isinstance(frame, ItemDelta) else frame
+
+async def doze(source):
+    async for frame in source:
+        if isinstance(frame, TurnFinished):
+            time.sleep(0.6)
+        yield frame
 
 async def leave(source):
     async for frame in source:
@@ -180,7 +187,7 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
     [
         ("lose", "ended too early: every turn ends with TurnFinished"),
         ("count", "gave a wrong type: ItemDelta.text: expected `str`, got `int`"),
-        ("leave", "raised SystemExit"),
+        ("leave", "raised SystemExit: 3"),
     ],
 )
 def test_mistake_of_a_stage_is_reported_with_its_place(
@@ -192,6 +199,12 @@ def test_mistake_of_a_stage_is_reported_with_its_place(
     assert f": the stage {stage!r} {problem} (at " in replayed.err
     assert re.search(rf"{stage}.py:\d+; its last frames: [A-Z]", replayed.err)
     assert (replayed.status, replayed.err.count("\n")) == (1, 1)
+
+
+def test_stage_that_blocks_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    replayed = penstock("replay", RECORDING, "--json", "--with", install("doze"))
+    assert (replayed.status, replayed.out) == (0, penstock("replay", RECORDING, "--json").out)
+    assert re.search(r"The event loop was held for [\d.]+ s by the stage 'doze', at .*doze.py:\d+", replayed.err)
 
 
 IN_BETWEEN = """

@@ -202,6 +202,15 @@ class Mute(ScriptedEngine):
         yield source_of([TokenChunk(()), GenerationFinished("stop", 0, 0.0)])
 
 
+class Failing(ScriptedEngine):
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Any], None]:
+        yield self.given()
+
+    async def given(self) -> AsyncGenerator[Any, None]:
+        yield TokenChunk((dict[str, int]()["oops"],))
+
+
 class MuteBackend(ScriptedEngine):
     async def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
         async for request in source:
@@ -216,6 +225,12 @@ class MuteBackend(ScriptedEngine):
             harmony_stages(load_encoding()),
             "The engine, in stage 'generate', of this server broke a rule: a TokenChunk is never empty.",
             inspect.getsourcelines(inspect.unwrap(Mute.open))[1],
+        ),
+        (
+            Failing(),
+            harmony_stages(load_encoding()),
+            "The engine, in stage 'generate', of this server raised KeyError.",
+            inspect.getsourcelines(inspect.unwrap(Failing.given))[1] + 1,
         ),
         (
             MuteBackend(),
