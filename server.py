@@ -131,7 +131,7 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
 
 
 async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run."""
     keys = _preloaded(settings)
     async with AsyncExitStack() as closing:
         bound = closing.enter_context(bind(settings.host, settings.port))
@@ -143,11 +143,13 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         tune_gc()
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         print(greeting(settings, api.models), flush=True)
-        await _signal_to_stop()
+        stop, hurry = _stop_signals()
+        await stop.wait()
         if running_now := scheduler.in_flight.count:
             number = counted(running_now, "running response")
-            logger.info("Stopping: waiting up to %g s for %s", settings.drain_timeout, number)
-        await scheduler.drain(settings.drain_timeout)
+            text = "Stopping: waiting up to %g s for %s; a second signal, such as Ctrl-C, ends the wait"
+            logger.info(text, settings.drain_timeout, number)
+        await scheduler.drain(settings.drain_timeout, hurry.is_set)
 
 
 def _keys(settings: Settings) -> Keys:
@@ -166,11 +168,16 @@ def _unreachable() -> str:
     return f"process:{uuid4()}"
 
 
-async def _signal_to_stop() -> None:
-    stopped = asyncio.Event()
+def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return an event that the first SIGTERM or SIGINT sets, and one that the second sets."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (second if first.is_set() else first).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await stopped.wait()
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return first, second
 
 
 def checks(settings: Settings) -> dict[str, Check]:

@@ -51,7 +51,7 @@ def seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)):
-        raise ValueError("expected a duration, such as 30d, 12h, 5m or 90s")
+        raise ValueError(f"expected a duration, such as 30d, 12h, 5m or 90s, not {value!r}")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -59,6 +59,11 @@ def size(value: Any) -> Any:
     """Return the bytes of ``32MiB`` or ``33554432``; leave anything else to pydantic."""
     match = re.fullmatch(r"\s*(\d+)\s*([KMG]iB)?\s*", value) if isinstance(value, str) else None
     return int(match[1]) * _SIZES[match[2] or ""] if match else value
+
+
+def in_capitals(value: Any) -> Any:
+    """Return a text in capitals; leave anything else to pydantic."""
+    return value.upper() if isinstance(value, str) else value
 
 
 def speed(value: Any) -> Any:
@@ -317,7 +322,9 @@ class Settings(BaseSettings):
         examples=["shout.py:install"],
     )
     print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(in_capitals)] = Field(
+        "INFO", description="least level of log lines"
+    )
     verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
     slow_callback: Duration = Field(
         "0.25s",

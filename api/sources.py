@@ -64,7 +64,7 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise CannotRun(f"{file}: {error}") from None
+        raise CannotRun(f'{file}: {error}; a text stands in quotes: store-ttl = "7d"') from None
     except OSError as error:
         raise CannotRun(f"{file}: {error.strerror}") from None
     named = {key.replace("_", "-"): key for key in known}

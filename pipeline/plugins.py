@@ -147,6 +147,8 @@ def function_named(name: str, option: str = WITH) -> Callable[..., Any]:
 
     Raises `WrongPlugin`.
     """
+    if name.endswith(".py"):
+        raise WrongPlugin(name, f"name its function, too: {name}:{'install' if option == WITH else 'engine'}", option)
     place, _, path = (name if ":" in name else _entry_point(name)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise WrongPlugin(name, f"there is no file {place}", option)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -15,7 +16,19 @@ from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
 from penstock.api.sources import FILE, PREFIX, flags, keys, places, unknown_option, variable
 from penstock.pipeline.logs import nearest
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.vllm import WrongOption
+
+KEY_PLACES = {
+    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
+    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--engine-key": "PENSTOCK_ENGINE_KEY",
+    "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
+}
+"""Options that would show a key in the process list, each with the right place for the key."""
+
+SECRETS = {"api_keys", "engine_key", "web_search_key"}
+"""Settings that hold keys."""
 
 
 def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
@@ -42,18 +55,44 @@ def placed(message: str, arguments: Sequence[str]) -> str:
     )
 
 
-def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
-    """Describe an option that vLLM does not take, and penstock does not have."""
-    if error.unknown is None:
-        return placed(str(error), arguments)
-    if error.unknown in flags(Settings.model_fields):  # the command line would have read it as penstock's own
-        name = error.unknown.removeprefix("--")
-        return f"{name} in the table [vllm] of {FILE}: it is a setting of penstock: move it above the table"
-    if advice := INSTEAD.get(error.unknown) or needless(error.unknown):  # in penstock.toml
+def wrong_option(error: WrongOption, arguments: Sequence[str], model: str | None = None) -> str:
+    """Describe the options that vLLM does not take, and penstock does not have, in one line for each of them."""
+    if error.unknown:
+        return "\n".join(_not_taken(name, error.known, arguments) for name in error.unknown)
+    lacks_value = re.match(r"argument (--[\w-]+).*: expected (?:at least )?one argument", str(error))
+    misread = f"; {_misread(model, lacks_value[1])}" if lacks_value and model else ""
+    return placed(str(error), arguments) + misread
+
+
+def misread_model(model: str | None, arguments: Sequence[str], engine_arguments: Sequence[str]) -> str | None:
+    """Return the mistake if MODEL is the value of an option of vLLM, as another argument stands alone; or else None."""
+    before = arguments[arguments.index(model) - 1] if model in arguments[1:] else ""
+    if before not in engine_arguments or not before.startswith("--") or "=" in before:
+        return None
+    alone = (
+        one
+        for previous, one in pairwise(arguments)
+        if one in engine_arguments and not one.startswith("-") and previous not in engine_arguments
+    )
+    return _misread(str(model), before) if next(alone, None) else None
+
+
+def _misread(model: str, option: str) -> str:
+    return f"MODEL is read as {model!r}, which follows {option}: write MODEL first, or {option}={model}"
+
+
+def _not_taken(name: str, known: Iterable[str], arguments: Sequence[str]) -> str:
+    """Describe an unknown option of the command line or of the table ``[vllm]``."""
+    if name in flags(Settings.model_fields):  # the command line would have read it as penstock's own
+        key = name.removeprefix("--")
+        return f"{key} in the table [vllm] of {FILE}: it is a setting of penstock: move it above the table"
+    if better := KEY_PLACES.get(name):
+        reason = f"it is not vLLM's engine that checks keys: use {better}"
+    elif advice := INSTEAD.get(name) or needless(name):
         reason = f"this option of vllm serve is not taken: {advice}"
     else:
-        reason = unknown_option(error.unknown, [*flags(Settings.model_fields), *error.known])
-    return f"{placed(error.unknown, arguments)}: {reason}"
+        reason = unknown_option(name, [*flags(Settings.model_fields), *known])
+    return f"{placed(name, arguments)}: {reason}"
 
 
 def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
@@ -71,13 +110,16 @@ def _unknown(key: str) -> str:
     known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
     where = places(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
     near = nearest(key, known)
-    return f"{where}: there is no such setting{near}; options of vLLM stand in a table [vllm]"
+    return f"{where}: there is no such setting{near}. If it is an option of vLLM, move it into the table [vllm]"
 
 
 def _expected(key: str, error: ErrorDetails) -> str:
     message = error["msg"]
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ")
+    given = error["input"]
+    if key not in SECRETS and isinstance(given, str | int | float):
+        message += f", not {shortened(str(given))!r}"
     if error["type"] == "literal_error":  # the message lists all values
         return message
     examples = [option.example for option in options() if option.key == key.replace("_", "-")]

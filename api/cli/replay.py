@@ -42,7 +42,11 @@ def _parser() -> argparse.ArgumentParser:
         "--speed", type=_speed, help="1x: in the recorded time; 2x: twice as fast; max: without waiting"
     )
     parser.add_argument(
-        "--log-level", choices=LEVELS, default="INFO", help="least level of log lines of your stages, on stderr (INFO)"
+        "--log-level",
+        type=str.upper,
+        choices=LEVELS,
+        default="INFO",
+        help="least level of log lines of your stages, on stderr (INFO)",
     )
     parser.add_argument("--full", action="store_true", help="do not shorten prompts and results of tools")
     output = parser.add_mutually_exclusive_group()

@@ -12,6 +12,7 @@ from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.api.runs.watchdog import watching
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import counted
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.recordings.format import (
     FILES,
@@ -102,10 +103,13 @@ def recorded_files(path: Path) -> dict[str, Path]:
         return paths
     if path.is_file():
         raise UnreadableRecording(path, None, f"a file of a recording has one of the names {', '.join(stages)}")
+    if not path.is_dir():
+        raise UnreadableRecording(path, None, "no such file or folder")
+    inner = sorted({file.parent for name in stages for file in path.glob(f"*/{name}")})
     problem = (
-        f"there is no recording in this folder: none of {', '.join(stages)}"
-        if path.is_dir()
-        else "no such file or folder"
+        f"it holds {counted(len(inner), 'recording')}: name one of them, such as {inner[0]}"
+        if inner
+        else f"there is no recording in this folder: none of {', '.join(stages)}"
     )
     raise UnreadableRecording(path, None, problem)
 

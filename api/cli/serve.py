@@ -11,23 +11,12 @@ from collections.abc import Iterator, Sequence
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from penstock.api.cli.mistakes import mistakes, place
+from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistakes, place
 from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
 from penstock.api.sources import FILE, places
 from penstock.pipeline.errors import CannotRun
-
-KEY_PLACES = {
-    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
-    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
-    "--engine-key": "PENSTOCK_ENGINE_KEY",
-    "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
-}
-"""Options that would show a key in the process list, each with the right place for the key."""
-
-SECRETS = {"api_keys", "engine_key", "web_search_key"}
-"""Settings that hold keys."""
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
@@ -35,13 +24,7 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     if {"-h", "--help"} & {*arguments}:
         print(help_text(command), end="")
         sys.exit(0)
-    for argument in arguments:
-        if better := KEY_PLACES.get(name := option_name(argument)):
-            sys.exit(f"penstock: a command line shows its keys to all processes: use {better}")
-        if advice := INSTEAD.get(name):
-            raise CannotRun(f"{name} is an option of vllm serve. Instead: {advice}")
-        if reason := needless(name):
-            print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
+    _check_names([option_name(argument) for argument in arguments])
     used = [_named(argument) for argument in arguments if not needless(option_name(argument))]
     try:
         settings = CliApp.run(Settings, cli_args=used)
@@ -49,11 +32,25 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
         raise CannotRun(mistakes(error, used)) from error
     except SettingsError as error:  # argparse's message: an option without its value
         raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
+    if misread := misread_model(settings.model, arguments, settings.engine_arguments):
+        raise CannotRun(misread)
     if API_KEY in os.environ and not settings.has_keys:
         raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
     for warning in _warnings(settings, used):
         print(f"penstock: {warning}", file=sys.stderr)
     return settings
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse options that are not taken here, all at once, and print why others are not needed."""
+    for name in names:
+        if better := KEY_PLACES.get(name):
+            sys.exit(f"penstock: {name}: a command line shows its keys to all processes: use {better}")
+    if refused := [name for name in names if name in INSTEAD]:
+        raise CannotRun("\n".join(f"{name} is an option of vllm serve. Instead: {INSTEAD[name]}" for name in refused))
+    for name in names:
+        if reason := needless(name):
+            print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
 
 
 def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:

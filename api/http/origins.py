@@ -93,8 +93,8 @@ class Origins:
 
 
 def _check_content_type(request: web.Request) -> None:
-    if not request.can_read_body:
-        return
+    if not request.can_read_body or request.match_info.http_exception:
+        return  # the second is the answer to a URL that has no route
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         raise UnsupportedMediaType("Send the body with the header 'Content-Type: application/json'.")
 

@@ -57,11 +57,11 @@ class InFlight:
         """Count a request out."""
         self.count -= 1
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait up to ``seconds`` for those in flight to end."""
+    async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Refuse new requests, and wait up to ``seconds``, or until ``is_hurried``, for those in flight to end."""
         self.stopping = True
         deadline = time.monotonic() + seconds
-        while self.count and time.monotonic() < deadline:
+        while self.count and time.monotonic() < deadline and not is_hurried():
             await asyncio.sleep(0.02)
 
 

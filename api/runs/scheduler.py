@@ -289,14 +289,15 @@ class Scheduler:
         await run.committed()
         return run.response
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new responses, wait up to ``seconds`` for the running ones, and end the rest as failed.
 
+        The wait ends early once ``is_hurried`` returns True.
         Queued responses, and with ``restarts`` also running background ones, are left to the next server instead.
         """
         self.in_flight.stopping = True
         self.background.release_queued()
-        await self.in_flight.drain(seconds)
+        await self.in_flight.drain(seconds, is_hurried)
         if self.restarts:
             self.background.release_running()
         await self.engine.stop()

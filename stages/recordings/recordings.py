@@ -149,7 +149,8 @@ def read_recordings(folder: Path) -> Recordings:
         except UnreadableRecording as error:
             broken.append(error)
     if not read:
-        raise broken[0] if broken else UnreadableRecording(folder, None, "there is no recording here")
+        missing = "there is no recording here" if folder.is_dir() else "there is no such folder"
+        raise broken[0] if broken else UnreadableRecording(folder, None, missing)
     for problem in broken:
         logger.warning("A recording is left out: %s", problem)
     return Recordings(folder, tuple(read))

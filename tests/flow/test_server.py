@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import signal
 import sqlite3
 import sys
 from collections.abc import AsyncGenerator
@@ -194,20 +195,23 @@ def servers(path: Path) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(("number", "line"), [(0, None), (1, "Stopping: waiting up to 0 s for 1 running response")])
-async def test_stopping_server_names_the_responses_for_which_it_waits(
+WAIT = "Stopping: waiting up to 600 s for 1 running response; a second signal, such as Ctrl-C, ends the wait"
+
+
+@pytest.mark.parametrize(("number", "line"), [(0, None), (1, WAIT)])
+async def test_stopping_server_waits_for_its_responses_until_a_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, line: str | None
 ) -> None:
-    stopped, up = asyncio.Event(), asyncio.Event()
+    stopped, hurried, up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def signal_to_stop() -> None:
+    def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
         up.set()
-        await stopped.wait()
+        return stopped, hurried
 
-    monkeypatch.setattr(module, "_signal_to_stop", signal_to_stop)
+    monkeypatch.setattr(module, "_stop_signals", stop_signals)
     monkeypatch.setattr(module, "tune_gc", list)
     port = free_port()
-    settings = chosen(port=port, store=str(tmp_path / "store.sqlite3"), drain_timeout=0, sandbox=False)
+    settings = chosen(port=port, store=str(tmp_path / "store.sqlite3"), drain_timeout=600, sandbox=False)
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
     with caplog.at_level(logging.INFO):
         serving = asyncio.create_task(serve(settings, lambda _: nullcontext(RunningEngine(engine, HARMONY))))
@@ -216,10 +220,23 @@ async def test_stopping_server_names_the_responses_for_which_it_waits(
             url, body = f"http://127.0.0.1:{port}/v1/responses", {"input": "Hi", "stream": True}
             answers = [await client.post(url, json=body) for _ in range(number)]
             stopped.set()
+            done, _ = await asyncio.wait([serving], timeout=0.2 * number or None)
+            assert bool(done) != bool(number)
+            hurried.set()
             await serving
             for answer in answers:
-                answer.close()
+                assert b"response.failed" in await answer.read()
     assert [each.getMessage() for each in caplog.records if "Stopping" in each.getMessage()] == ([line] if line else [])
+
+
+async def test_second_signal_sets_another_event() -> None:
+    first, second = module._stop_signals()
+    assert (first.is_set(), second.is_set()) == (False, False)
+    signal.raise_signal(signal.SIGTERM)
+    await first.wait()
+    assert not second.is_set()
+    signal.raise_signal(signal.SIGINT)
+    await second.wait()
 
 
 async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:

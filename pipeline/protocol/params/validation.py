@@ -6,6 +6,7 @@ In a long body, lists are validated element by element, so that one request does
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, TypeVar, get_args
 
@@ -49,6 +50,7 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     may_yield = YieldPoint()
     parsed = await read_json(body, may_yield)
     await may_yield()
+    _check_name_of_input(parsed, shape)
     lists = _apart(parsed, shape) if len(body) > PIECE else {}
     request = _validated(shape.model_validate, parsed | {name: [] for name in lists} if lists else parsed, ())
     read = {
@@ -56,6 +58,17 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
         for name, values in lists.items()
     }
     return request.model_copy(update=read)
+
+
+def _check_name_of_input(parsed: Any, shape: type[Body]) -> None:
+    """Raise `InvalidRequest` if a body has an ``input`` only under another name: unknown names are ignored."""
+    known = shape.model_fields.keys()
+    if not isinstance(parsed, dict) or "input" not in known or "input" in parsed:
+        return
+    unknown = parsed.keys() - known
+    for name in (*get_close_matches("input", unknown, n=1, cutoff=0.7), *({"messages"} & unknown)):
+        message = f"There is no parameter {shortened(name)!r}: this API has 'input'."
+        raise InvalidRequest(message, param=shortened(name), code="unknown_parameter")
 
 
 def _apart(parsed: Any, shape: type[Body]) -> dict[str, list[Any]]:

@@ -52,12 +52,13 @@ class NoVllm(errors.CannotStart):
 
 
 class WrongOption(errors.CannotStart):
-    """VLLM does not take its options; ``unknown`` is one that it does not have, and ``known`` are those that it has."""
+    """VLLM does not take its options; ``unknown`` are those that it does not have, and ``known`` those that it has."""
 
     def __init__(self, message: str, known: Iterable[str]) -> None:
         super().__init__(message)
-        match = re.match(r"unrecognized arguments: (\S+?)(=|\s|$)", message)
-        self.unknown = match[1] if match else None
+        _, is_unknown, arguments = message.partition("unrecognized arguments: ")
+        words = arguments.split() if is_unknown else []
+        self.unknown = [word.partition("=")[0] for word in words if word.startswith("-")] or words[:1]
         self.known = known
 
 

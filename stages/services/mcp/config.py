@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.tools import is_web_url
 
 HttpTransport: TypeAlias = Literal["http", "sse"]
@@ -94,7 +95,9 @@ def _server(place: str, label: str, raw: msgspec.Raw) -> ServerConfig:
     try:
         entry = msgspec.json.decode(raw, type=_Entry)
     except msgspec.MsgspecError as error:
-        raise WrongServers(f"{place}: {error}") from None
+        unknown = re.search("unknown field `(.*)`", str(error))
+        near = nearest(unknown[1], _Entry.__struct_fields__) if unknown else ""
+        raise WrongServers(f"{place}: {error}{near}") from None
     if (entry.command is None) == (entry.url is None):
         raise WrongServers(f"{place}: it has either a command or a url")
     return _child(place, entry) if entry.command is not None else _remote(place, entry)

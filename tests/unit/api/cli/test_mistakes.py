@@ -34,11 +34,11 @@ def mistake(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--store-ttl", "week"), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s"),
-        (("--store_ttl=week",), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s"),
+        (("--store-ttl", "week"), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s, not 'week'"),
+        (("--store_ttl=week",), "--store-ttl: expected a duration, such as 30d, 12h, 5m or 90s, not 'week'"),
         (("--port", "high"), "--port: Input should be a valid integer, unable to parse string as an integer, "
-                             "for example 8000"),
-        (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+                             "not 'high', for example 8000"),
+        (("--log-level", "LOUD"), "--log-level: Input should be 'DEBUG', 'INFO', 'WARNING' or 'ERROR', not 'LOUD'"),
         (("--port",), "--port: expected one argument"),
         (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host, "
                                        "or be file.py:function"),
@@ -49,6 +49,20 @@ def mistake(*arguments: str) -> str:
                                                     'dictionary, for example {"enable_thinking": false}'),
         (("--default-chat-template-kwargs", "{"), "--default-chat-template-kwargs: expected JSON: Expecting property "
                                                   "name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (
+            ("--served-model-name", "foo", "fixtures/tiny_qwen"),
+            "MODEL is read as 'foo', which follows --served-model-name: "
+            "write MODEL first, or --served-model-name=foo",
+        ),
+        (
+            ("--max-model-len", "2048", "--port", "1", "tiny"),
+            "MODEL is read as '2048', which follows --max-model-len: write MODEL first, or --max-model-len=2048",
+        ),
+        (
+            ("tiny", "--root-path", "/a", "--grpc"),
+            "--root-path is an option of vllm serve. Instead: end TLS, and rewrite paths, in a proxy before this "
+            "server\n--grpc is an option of vllm serve. Instead: use vllm serve: this server speaks HTTP only",
+        ),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
@@ -89,10 +103,13 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
             '# A comment\nstore-ttl = "7 days"',
             "store-ttl (penstock.toml, line 2): expected a duration, such as 30d, 12h",
         ),
-        ('stroe_ttl = "7d"', "stroe_ttl (penstock.toml, line 1): there is no such setting (did you mean store-ttl?);"),
+        (
+            'stroe_ttl = "7d"',
+            "stroe_ttl (penstock.toml, line 1): there is no such setting (did you mean store-ttl?). If",
+        ),
         (
             "max_model_len = 5",
-            "max_model_len (penstock.toml, line 1): there is no such setting (did you mean max-log-len?); options of",
+            "max_model_len (penstock.toml, line 1): there is no such setting (did you mean max-log-len?). If it is",
         ),
         ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
         (
@@ -103,7 +120,7 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
         ("web-search = 'brave'", "web-search (penstock.toml, line 1) brave needs a key: set PENSTOCK_WEB_SEARCH_KEY"),
         (
             "engine_arguments = []",
-            "engine_arguments (penstock.toml, line 1): there is no such setting; options of vLLM",
+            "engine_arguments (penstock.toml, line 1): there is no such setting. If it is an option of vLLM, move",
         ),
     ],
 )
@@ -130,6 +147,15 @@ def test_mistakes_show_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     shown = mistake()
     assert "PENSTOCK_WEB_SERCH_KEY" in shown
     assert "5311" not in shown
+
+
+def test_model_after_a_switch_of_vllm_is_the_model() -> None:
+    assert read_settings(["--enforce-eager", "tiny", "--port", "1"]).model == "tiny"
+    assert read_settings(["--max-model-len=5", "tiny", "--lora-modules", "a=/a", "b=/b"]).model == "tiny"
+
+
+def test_levels_are_read_in_any_case() -> None:
+    assert read_settings(["tiny", "--log-level", "warning"]).log_level == "WARNING"
 
 
 def test_file_takes_plain_texts_for_lists_dashes_and_options_of_vllm(folder: Path) -> None:
@@ -199,6 +225,17 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     own = WrongOption("unrecognized arguments: --store-ttl=7d", ())
     above = "it is a setting of penstock: move it above the table"
     assert wrong_option(own, []) == f"store-ttl in the table [vllm] of penstock.toml: {above}"
+    key = WrongOption("unrecognized arguments: --api-key=x --fre b --uds=c", ["--free"])
+    assert wrong_option(key, []).splitlines() == [
+        "--api-key: it is not vLLM's engine that checks keys: use --api-key-file or PENSTOCK_API_KEYS",
+        "--fre: there is no such option (did you mean --free?)",
+        "--uds: this option of vllm serve is not taken: listen on an address of this machine by --host and --port",
+    ]
+    lone = WrongOption("argument --served-model-name: expected at least one argument", ())
+    assert wrong_option(lone, [], "foo") == (
+        "argument --served-model-name: expected at least one argument; MODEL is read as 'foo', which follows "
+        "--served-model-name: write MODEL first, or --served-model-name=foo"
+    )
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
 

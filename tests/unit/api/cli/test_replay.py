@@ -312,7 +312,11 @@ def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed
         (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: no such file or folder"),
         (
             ["fixtures/harmony"],
-            "penstock: fixtures/harmony: there is no recording in this folder: none of conversation.jsonl",
+            f"penstock: fixtures/harmony: it holds {len(CASES)} recordings: name one of them, such as fixtures/harm",
+        ),
+        (
+            ["fixtures"],
+            "penstock: fixtures: there is no recording in this folder: none of conversation.jsonl",
         ),
         (["x" * 300], f"penstock: {'x' * 300}: it cannot be read: File name too long"),
         (["README.md"], "penstock: README.md: a file of a recording has one of the names"),

@@ -46,6 +46,15 @@ def test_nan_and_infinity_are_refused(number: bytes, blank: int) -> None:
     assert param is None
 
 
+@pytest.mark.parametrize("name", ["inputs", "imput", "Input", "messages"])
+def test_misnamed_input_is_named(name: str) -> None:
+    assert refusal(json.dumps({name: "Hi"}).encode()) == (
+        f"There is no parameter {name!r}: this API has 'input'.",
+        name,
+    )
+    assert refused(json.dumps({"input": "Hi", name: "Hi", "store": "yes"}).encode()).param == "store"
+
+
 @pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
 def test_body_that_is_no_object_is_refused(body: Json) -> None:
     assert refusal(json.dumps(body).encode()) == ("Input should be an object", None)
