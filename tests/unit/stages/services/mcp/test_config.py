@@ -42,7 +42,7 @@ def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("servers", "says"),
     [
-        ({"a": {"comand": "npx"}}, "unknown field `comand` .did you mean command"),
+        ({"a": {"commandx": "npx"}}, "unknown field `commandx` .did you mean command"),
         ({"a": {}}, "a: it has either a command or a url"),
         ({"a": {"command": "x", "url": "http://x"}}, "a: it has either"),
         ({"a": {"command": "x", "args": "-y"}}, r"a: Expected `array`, got `str` - at `\$.args`"),
