@@ -79,9 +79,12 @@ class Connection:
         return self._client
 
     def end(self) -> None:
-        """Start closing the connection, without waiting."""
+        """Start closing the connection, without waiting.
+
+        A second cancellation would break off the end of the first, and leave a program running.
+        """
         self._over.set()
-        if not self._opened.is_set():
+        if not self._opened.is_set() and not self._task.cancelling():
             self._task.cancel()
 
     async def closed(self, seconds: float | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from aiohttp.test_utils import TestServer
 
 from penstock.pipeline.frames import McpError
 from penstock.pipeline.protocol.tools import McpServer
-from penstock.stages.services.mcp.config import HttpServer
+from penstock.stages.services.mcp.config import HttpServer, StdioServer
 from penstock.stages.services.tools import ServerUnavailable, Session, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
+from tests.support.processes import descendants
 
 pytestmark = pytest.mark.io
 
@@ -36,6 +38,16 @@ async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> Non
     assert await session.run("fragile_write", marker, PATIENT) == ToolResult("alive")
     marker = json.dumps({"marker": str(tmp_path / "read")})
     assert await session.run("fragile_read", marker, PATIENT) == ToolResult("alive")
+
+
+async def test_program_that_never_answers_is_ended_with_the_server(make: MakeServers) -> None:
+    before = descendants(os.getpid())
+    servers = make({"silent": StdioServer("sleep", ("infinity",))})
+    with pytest.raises(ServerUnavailable):
+        await servers.tools(McpServer("silent"), 0.5)
+    async with asyncio.timeout(PATIENT):
+        await servers.close()
+    assert descendants(os.getpid()) == before
 
 
 async def test_restarted_http_server_works_again(make: MakeServers) -> None:
