@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> None:
     compared = list(comparisons(recorded_lines(chosen.one), _other(chosen)))
     for each in compared:
         if difference := first_difference(each.one, each.other, exact=chosen.exact):
-            print(f"{each.file}:{difference.here.line}: {difference.problem}{each.after}")
+            notes = ["recorded != replayed"] if chosen.other is None else []
+            notes += [f"after {each.after}"] if each.after else []
+            sides = f" ({', '.join(notes)})" if notes else ""
+            print(f"{each.file}:{difference.here.line}: {difference.problem}{sides}")
             for shown in context(each.one, each.other, difference, chosen.context):
                 print(shown)
             sys.exit(1)
@@ -77,7 +80,7 @@ class Comparison:
     one: list[Line]
     other: list[Line]
     after: str = ""
-    """The stage that gave the other lines, if the file is not its own, in words."""
+    """The stage that gave the other lines, if the file is not its own."""
 
 
 def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
@@ -95,7 +98,7 @@ def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
         events = _events(one["emit"])
         later = list(other)[list(other).index("emit") + 1 :]
         for stage in later:
-            yield Comparison(FILES["emit"][0], events, _events(other[stage]), f" (after {stage})")
+            yield Comparison(FILES["emit"][0], events, _events(other[stage]), stage)
 
 
 def _events(lines: Sequence[Line]) -> list[Line]:

@@ -170,7 +170,8 @@ def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, p
     (tmp_path / "stage.py").write_text(SHOUT.replace("PLACE", place).replace("[Frame", f"[{frames}"))
     with_stage = ("--with", f"{tmp_path / 'stage.py'}:install")
     found = penstock("diff", RECORDING, *with_stage)
-    assert found.out == b"events.jsonl:8: response.reasoning_text.delta delta ' should' != ' SHOULD' (after shout)\n"
+    difference = "response.reasoning_text.delta delta ' should' != ' SHOULD'"
+    assert found.out.decode() == f"events.jsonl:8: {difference} (recorded != replayed, after shout)\n"
     assert found.status == 1
     assert penstock("diff", RECORDING, *with_stage, "--to", place).status == 0
     recorded = shutil.copytree(RECORDING, tmp_path / "recorded")
@@ -178,7 +179,8 @@ def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, p
     assert penstock("diff", recorded, *with_stage).status == 0
     for pair in ((recorded,), (recorded, RECORDING)):
         found = penstock("diff", *pair)
-        assert found.out == b"sent.jsonl:7: response.reasoning_text.delta delta ' SHOULD' != ' should'\n"
+        sides = b"" if pair[1:] else b" (recorded != replayed)"
+        assert found.out == b"sent.jsonl:7: response.reasoning_text.delta delta ' SHOULD' != ' should'" + sides + b"\n"
     assert penstock("diff", RECORDING, recorded).status == 1
 
 
