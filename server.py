@@ -22,7 +22,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.assembly import RunningEngine, assembled, database, mcp_servers, recording_of, rehearsed, toolbox
 from penstock.api.backends import EngineStarter, loading, over_http, planned, start, start_and_show
-from penstock.api.cli.check import Check, all_pass, without_password
+from penstock.api.cli.check import Check, all_pass, listed, without_password
 from penstock.api.cli.mistakes import placed
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
@@ -40,8 +40,9 @@ from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import make_folder
-from penstock.stages.recordings.converse import partly_run
+from penstock.stages.recordings.converse import partly_run, recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.store.store import Store
 
@@ -142,7 +143,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         tune_gc()
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
-        print(greeting(settings, api.models), flush=True)
+        print(greeting(settings, api.models, recorded_example(scheduler.pipeline)), flush=True)
         stop, hurry = _stop_signals()
         await stop.wait()
         if running_now := scheduler.in_flight.count:
@@ -199,7 +200,11 @@ def checks(settings: Settings) -> dict[str, Check]:
         return without_password(settings.store)
 
     async def mcp() -> str:
-        return ", ".join(mcp_servers(settings)) or "no servers"
+        servers = McpServers(mcp_servers(settings))
+        try:
+            return await listed(servers, settings.mcp_config, settings.tool_timeout)
+        finally:
+            await servers.close()
 
     async def tools() -> str:
         own = settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from penstock.api.cli.mistakes import placed
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import counted
+from penstock.pipeline.protocol.tools import McpServer
+from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.tools import ServerUnavailable
 
 Check: TypeAlias = Callable[[], Awaitable[str]]
 """A check: it describes what it found, or raises the error that ends the start of a server."""
@@ -25,6 +32,29 @@ async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], .
             failed += 1
             print(f"wrong  {name}: {placed(str(error), arguments)}", flush=True)
     return not failed
+
+
+async def listed(servers: McpServers, file: Path | None, seconds: float) -> str:
+    """Describe the tools of the MCP servers in a file.
+
+    Raise `CannotRun` if a server has not listed them within ``seconds``.
+    """
+    labels = sorted(servers.labels)
+    listings = await asyncio.gather(
+        *(servers.tools(McpServer(label), seconds) for label in labels), return_exceptions=True
+    )
+    found: list[str] = []
+    silent: list[str] = []
+    for label, listing in zip(labels, listings, strict=True):
+        if isinstance(listing, ServerUnavailable):
+            silent.append(f"{label}: it does not answer as an MCP server: {listing}")
+        elif isinstance(listing, BaseException):
+            raise listing
+        else:
+            found.append(f"{label} ({counted(len(listing), 'tool')})")
+    if silent:
+        raise CannotRun(f"--mcp-config {file}: {'; '.join(silent)}")
+    return ", ".join(found) or "no servers"
 
 
 def without_password(store: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -77,16 +78,13 @@ def _named(argument: str) -> str:
     return f"{documented}{separator}{value}" if is_ours else argument
 
 
-def greeting(settings: Settings, models: Sequence[str]) -> str:
-    """The message that is printed once the server is up, with a first request to try.
-
-    The last of the models of a server of recordings is the name of one, which answers any request.
-    """
-    model = models[-1] if settings.recordings else models[0]
-    body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
+def greeting(settings: Settings, models: Sequence[str], example: tuple[str, str] | None = None) -> str:
+    """The message that is printed once the server is up, with a first request to try: a model, and its input."""
+    model, text = example or (models[0], "Say hello.")
+    body = shlex.quote(json.dumps({"model": model, "input": text, "stream": True}))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     page = f"http://{host}:{settings.port}"
     url = f"{page}/v1"
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
-    command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
+    command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d {body}"
     return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"

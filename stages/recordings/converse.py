@@ -121,8 +121,19 @@ def partly_run(pipeline: Pipeline[Any, Any]) -> dict[str, str]:
 
     Without recordings there are none.  Raise `CannotStart` if recordings cannot answer in this pipeline.
     """
+    answering = _answered_by(pipeline)
+    return answering.partly_run() if answering else {}
+
+
+def recorded_example(pipeline: Pipeline[Any, Any]) -> tuple[str, str] | None:
+    """Return a model and an input that the recordings of a pipeline answer, or None without recordings."""
+    answering = _answered_by(pipeline)
+    return answering.recordings.example if answering else None
+
+
+def _answered_by(pipeline: Pipeline[Any, Any]) -> ConverseAsRecorded | None:
     converse = pipeline.stage("converse") if "converse" in pipeline.names() else None
-    return converse.partly_run() if isinstance(converse, ConverseAsRecorded) else {}
+    return converse if isinstance(converse, ConverseAsRecorded) else None
 
 
 async def passed(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:

@@ -75,6 +75,12 @@ class ComparableRequest:
             case _:
                 return ""
 
+    @property
+    def last_text(self) -> str:
+        """The text of the user's last message; empty if there is none."""
+        items = reversed((*(self.history or ()), *self.input))
+        return next((item.text for item in items if isinstance(item, Message) and item.role == "user"), "")
+
     @cached_property
     def tools(self) -> tuple[str, ...]:
         """The names of the tools."""

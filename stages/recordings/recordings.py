@@ -19,6 +19,7 @@ from pathlib import Path
 from penstock.pipeline.errors import NotRecorded
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest
 from penstock.pipeline.logs import counted
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.format import (
     FILES,
     SOURCES,
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 CLOSEST = 3
 """The number of close recordings that the error for an unmatched request names."""
+
+SHORT = 200
+"""Maximum characters of an example."""
 
 _COMPARED = 2_000
 """Characters at the end of a request that are compared to find close recordings."""
@@ -90,6 +94,17 @@ class Recordings:
     def texts(self) -> tuple[str, ...]:
         """The texts to which recordings answer, in order of their names."""
         return tuple(dict.fromkeys(filter(None, (recorded.request.text for recorded in self.all))))
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """A model and an input that recordings answer.
+
+        The model is one that was recorded if the input is enough to find an answer, else the name of a recording.
+        """
+        if texts := [text for text in self.texts if len(text) <= SHORT]:
+            return self.models[0], min(texts, key=len)
+        recorded = next(iter(self._by_name.values()), self.all[0])
+        return recorded.name, shortened(recorded.request.last_text, SHORT) or "Go on."
 
     def next(self, request: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""

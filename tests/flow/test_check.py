@@ -15,22 +15,23 @@ from penstock.api.cli.check import all_pass, without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.server import UNSTARTABLE, checks, main, serve
+from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
 
 SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store": "none", "sandbox": False}
 
 
-def checked(capsys: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
+def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
     passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun), ()))
-    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
     return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
 
 
-def test_settings_without_a_mistake_pass(capsys: Any, tmp_path: Path) -> None:
-    passes, lines = checked(capsys, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
+def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
+    passes, lines = checked(capfd, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
     assert passes
     assert set(lines) == {"keys", "address", "store", "mcp", "tools", "record", "pipeline"}
     assert lines["pipeline"].startswith("ok tiny-gpt-oss is answered from")
@@ -45,6 +46,8 @@ MISPLACED = "def install(pipeline):\n    return pipeline.insert_after('emit', 'x
 FILES = {
     "broken.json": '{\n  "mcpServers": {} "x"\n}',
     "no_program.json": mcp_server(command="clok"),
+    "no_server.json": mcp_server(command="cat"),
+    "not_there.json": mcp_server(url="http://127.0.0.1:9/mcp"),
     "no_program_there.json": mcp_server(command="./run", cwd="."),
     "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
     "misplaced.py": MISPLACED,
@@ -66,6 +69,14 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 ]
 """Mistakes: the check that finds each, the settings, and a part of the message."""
 
+NO_ANSWER = "clock: it does not answer as an MCP server"
+
+MISTAKES_ELSEWHERE: list[tuple[str, dict[str, Any], str]] = [
+    ("mcp", {"mcp_config": "no_server.json"}, f"--mcp-config no_server.json: {NO_ANSWER}: Method not found"),
+    ("mcp", {"mcp_config": "not_there.json"}, f"--mcp-config not_there.json: {NO_ANSWER}: No connection"),
+]
+"""Further mistakes, which a server finds only when a response needs the tools."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -76,18 +87,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("check", "settings", "message"), MISTAKES)
-def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capsys: Any) -> None:
-    passes, lines = checked(capsys, **settings)
+@pytest.mark.parametrize(("check", "settings", "message"), [*MISTAKES, *MISTAKES_ELSEWHERE])
+def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capfd: Any) -> None:
+    passes, lines = checked(capfd, **settings)
     assert not passes
     assert [name for name, line in lines.items() if line.startswith("wrong")] == [check]
     assert message in lines[check]
 
 
-def test_a_port_in_use_is_named(capsys: Any) -> None:
+def test_tools_of_mcp_servers_are_counted(capfd: Any, tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text(mcp_server(**stdio_config("python")))
+    _, lines = checked(capfd, mcp_config=config)
+    assert lines["mcp"] == "ok clock (2 tools)"
+
+
+def test_a_port_in_use_is_named(capfd: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        _, lines = checked(capsys, port=port)
+        _, lines = checked(capfd, port=port)
     assert lines["address"] == f"wrong --host 127.0.0.1 --port {port}: Address already in use"
 
 
@@ -105,10 +123,10 @@ async def test_a_server_does_not_start_its_engine_with_a_mistake(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("option", [("--mcp-config", "none.json"), ("--api-key-file", "keys")])
-def test_the_pipeline_is_not_drawn_with_a_mistake(option: tuple[str, str], capsys: Any) -> None:
+def test_the_pipeline_is_not_drawn_with_a_mistake(option: tuple[str, str], capfd: Any) -> None:
     with pytest.raises(SystemExit, match=f"{option[0]} {option[1]}: No such file"):
         main([*option, "--engine", SETTINGS["engine"][0], "--print-pipeline"])
-    assert capsys.readouterr().out == ""
+    assert capfd.readouterr().out == ""
 
 
 def test_the_password_of_a_database_is_not_shown() -> None:

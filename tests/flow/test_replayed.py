@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import signal
 from collections import defaultdict
@@ -147,6 +148,23 @@ async def test_background_responses_are_replayed(server: ServerProcess) -> None:
         rest = [event async for event in await client.responses.retrieve(made, stream=True, starting_after=0)]
     assert rest[0].sequence_number == 1
     assert rest[-1].type == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("folder", "request_shown"),
+    [
+        (HARMONY, {"model": "tiny-gpt-oss", "input": "Hello!"}),
+        (HARMONY / "weather", {"model": "weather", "input": "Tell me your plan, then check Madrid."}),
+    ],
+)
+async def test_first_request_to_try_fits_a_recording(
+    folder: Path, request_shown: dict[str, str], tmp_path: Path
+) -> None:
+    async with replayed(folder, tmp_path, "--record", str(tmp_path / "recorded")) as server:
+        body = json.loads(re.findall(r" -d '(.*)'", server.log.read_text())[0])
+        assert body == request_shown | {"stream": True}
+        status, answer = await server.post(body | {"stream": False})
+    assert (status, answer["status"]) == (200, "completed")
 
 
 # Speed, order and failures

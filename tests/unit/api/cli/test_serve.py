@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -124,9 +126,17 @@ def test_verbose_has_a_short_form(option: str) -> None:
     assert read_settings(["tiny", option]).verbose
 
 
-@pytest.mark.parametrize(("options", "model"), [([], "tiny"), (["--engine", "replay:recordings"], "weather")])
-def test_first_request_to_try_is_answered(options: list[str], model: str) -> None:
-    """Recordings answer any request that names one of them, and else only those that were recorded."""
-    message = greeting(read_settings(options), ("tiny", "weather"))
+@pytest.mark.parametrize(
+    ("example", "body"),
+    [
+        (None, {"model": "tiny", "input": "Say hello.", "stream": True}),
+        (("weather", "It's “hot”\n'"), {"model": "weather", "input": "It's “hot”\n'", "stream": True}),
+    ],
+)
+def test_first_request_to_try_can_be_pasted_into_a_shell(
+    example: tuple[str, str] | None, body: dict[str, object]
+) -> None:
+    message = greeting(read_settings([]), ("tiny", "weather"), example)
     assert message.startswith("Serving tiny at http://127.0.0.1:8000/v1.")
-    assert f'"model": "{model}"' in message
+    command = shlex.split(message.split("Try:")[1].split("or open")[0])
+    assert json.loads(command[command.index("-d") + 1]) == body

@@ -72,6 +72,14 @@ async def test_missing_database_is_refused(postgres: PostgresServer | ExternalPo
         await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
 
 
+async def test_database_that_cannot_be_written_is_refused(url: str) -> None:
+    """Opening writes the version, so that `penstock check` finds a standby, and a role that may only read."""
+    async with open_store(url):
+        pass
+    with pytest.raises(StoreFailed, match="in a read-only transaction"):
+        await Store(PostgresDatabase(f"{url}&default_transaction_read_only=on")).open()
+
+
 @pytest.mark.defect("18")
 async def test_restarted_postgres_loses_nothing() -> None:
     with running_postgres() as server:
