@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,6 +37,8 @@ def install(pipeline):
     return pipeline.insert_after("parse", "counted", counted)
 """
 
+PAGE = (ROOT / "api" / "INSTALL.md").read_text()
+
 Run: TypeAlias = Callable[..., str]
 
 
@@ -52,9 +56,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "dist", "."], copy)
+    _, *building = shlex.split(commands_of_page()[0], comments=True)
+    run([sys.executable, *building, "-q", "--no-build-isolation"], copy)
     (path,) = (copy / "dist").glob("penstock-*.whl")
     return path
+
+
+def commands_of_page() -> list[str]:
+    """The commands that install penstock without ``make``."""
+    return "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)).splitlines()
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
@@ -90,6 +100,16 @@ def test_wheel_has_every_file_of_the_product_and_no_other(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == listed(ROOT)
+
+
+def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> None:
+    words = [word for command in commands_of_page() for word in shlex.split(command, comments=True)]
+    with ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        extras = re.findall(r"^Provides-Extra: (\w+)$", archive.read(metadata).decode(), re.MULTILINE)
+    wheels = {f"dist/{wheel.name}", *(f"dist/{wheel.name}[{extra}]" for extra in extras)}
+    assert {word for word in words if word.startswith("dist/")} == wheels
+    assert all((ROOT / word).is_file() for word in words if word.startswith(".locks/"))
 
 
 @pytest.mark.parametrize("command", ["serve", "replay", "show", "diff", "shrink", "inspect"])
