@@ -138,12 +138,13 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
         bound = closing.enter_context(bind(settings.host, settings.port))
         scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
         listen(bound)  # the address is ours alone before the other servers of the store learn it
-        url = settings.reached_at(bound.getsockname()[1])
+        port = bound.getsockname()[1]
+        url = settings.reached_at(port)
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
         tune_gc()
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
-        print(greeting(settings, api.models, recorded_example(scheduler.pipeline)), flush=True)
+        print(greeting(settings, port, api.models, recorded_example(scheduler.pipeline)), flush=True)
         stop, hurry = _stop_signals()
         await stop.wait()
         if running_now := scheduler.in_flight.count:
@@ -219,6 +220,7 @@ def checks(settings: Settings) -> dict[str, Check]:
         return f"into {settings.record}"
 
     async def pipeline() -> str:
+        load(settings.with_)  # its mistakes are found without the model, too
         return await drawn(settings)
 
     return {check.__name__: check for check in (keys, address, store, mcp, tools, record, pipeline)}

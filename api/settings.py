@@ -517,10 +517,14 @@ class Settings(BaseSettings):
         """Seconds without a heartbeat after which a server is dead: at least five periods, as a beat may be late."""
         return max(self.stale_after, 5 * self.heartbeat)
 
+    def url(self, port: int) -> str:
+        """Return the URL at which its own machine reaches this server, which listens on ``port``."""
+        host = ANY.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
     def reached_at(self, port: int) -> str:
         """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""
-        host = ANY.get(self.host, self.host)
-        return self.peer_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return self.peer_url or self.url(port)
 
     def called(self, url: str) -> list[str]:
         """Return the names of this server for the clients of a server without keys, which peers reach at ``url``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -59,5 +60,8 @@ async def listed(servers: McpServers, file: Path | None, seconds: float) -> str:
 
 def without_password(store: str) -> str:
     """Return the setting ``store`` as it may be shown."""
-    password = urlsplit(store).password if "://" in store else None
-    return store.replace(f":{password}@", ":***@") if password else store
+    if "://" not in store:
+        return store
+    password = urlsplit(store).password
+    shown = store.replace(f":{password}@", ":***@") if password else store
+    return re.sub(r"([?&](ssl)?password=)[^&]+", r"\1***", shown)

@@ -33,7 +33,7 @@ SECRETS = {"api_keys", "engine_key", "web_search_key"}
 
 def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
     """Describe what is wrong with the settings, in one line for each of them."""
-    return "\n".join(_mistake(each, arguments) for each in error.errors())
+    return "\n".join(dict.fromkeys(_mistake(each, arguments) for each in error.errors()))
 
 
 def place(key: str, arguments: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from penstock.pipeline.errors import CannotRun
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
-    """Read the settings of a command; raise `CannotRun` for wrong ones, and `SystemExit` for a key among them."""
+    """Read the settings of a command; raise `CannotRun` for wrong ones."""
     if {"-h", "--help"} & {*arguments}:
         print(help_text(command), end="")
         sys.exit(0)
@@ -44,20 +44,19 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
 
 def _check_names(names: Sequence[str]) -> None:
     """Refuse options that are not taken here, all at once, and print why others are not needed."""
+    reason = "a command line shows its keys to all processes"
+    keys = [f"{name}: {reason}: use {KEY_PLACES[name]}" for name in names if name in KEY_PLACES]
+    others = [f"{name} is an option of vllm serve. Instead: {INSTEAD[name]}" for name in names if name in INSTEAD]
+    if refused := [*keys, *others]:
+        raise CannotRun("\n".join(refused))
     for name in names:
-        if better := KEY_PLACES.get(name):
-            sys.exit(f"penstock: {name}: a command line shows its keys to all processes: use {better}")
-    if refused := [name for name in names if name in INSTEAD]:
-        raise CannotRun("\n".join(f"{name} is an option of vllm serve. Instead: {INSTEAD[name]}" for name in refused))
-    for name in names:
-        if reason := needless(name):
-            print(f"penstock: {name} is not needed: {reason}", file=sys.stderr)
+        if cause := needless(name):
+            print(f"penstock: {name} is not needed: {cause}", file=sys.stderr)
 
 
 def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
-    for name in ENVIRONMENT.keys() & os.environ.keys():
-        yield f"{name} has no effect: {ENVIRONMENT[name]}"
+    yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
     if settings.vllm and settings.engine:
         engine = place("engine", arguments)
         yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine"
@@ -78,12 +77,11 @@ def _named(argument: str) -> str:
     return f"{documented}{separator}{value}" if is_ours else argument
 
 
-def greeting(settings: Settings, models: Sequence[str], example: tuple[str, str] | None = None) -> str:
-    """The message that is printed once the server is up, with a first request to try: a model, and its input."""
+def greeting(settings: Settings, port: int, models: Sequence[str], example: tuple[str, str] | None = None) -> str:
+    """Return the message for a server that now listens on ``port``, with a request to try: a model, and its input."""
     model, text = example or (models[0], "Say hello.")
     body = shlex.quote(json.dumps({"model": model, "input": text, "stream": True}))
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    page = f"http://{host}:{settings.port}"
+    page = settings.url(port)
     url = f"{page}/v1"
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d {body}"

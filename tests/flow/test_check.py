@@ -66,6 +66,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
     ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
     ("pipeline", {"with": ["misplaced.py:install"]}, "x takes TokenFrame"),
+    ("pipeline", {"with": ["nope.py:install"], "engine": [], "model": "/nowhere"}, "there is no file nope.py"),
 ]
 """Mistakes: the check that finds each, the settings, and a part of the message."""
 
@@ -131,4 +132,6 @@ def test_the_pipeline_is_not_drawn_with_a_mistake(option: tuple[str, str], capfd
 
 def test_the_password_of_a_database_is_not_shown() -> None:
     assert without_password("postgresql://me:secret@db.example/responses") == "postgresql://me:***@db.example/responses"
+    in_query = "postgresql://db.example/responses?user=me&password=secret&ssl=require"
+    assert without_password(in_query) == "postgresql://db.example/responses?user=me&password=***&ssl=require"
     assert without_password("responses.sqlite3") == "responses.sqlite3"

@@ -335,7 +335,7 @@ def test_wrong_settings_are_named_by_their_options(arguments: list[str], message
 @pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
 def test_engine_key_on_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command line is visible to every process of the machine."""
-    with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
+    with pytest.raises(CannotRun, match="PENSTOCK_ENGINE_KEY"):
         main([option])
 
 

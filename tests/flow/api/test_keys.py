@@ -11,7 +11,7 @@ import pytest
 from penstock.api.cli.serve import greeting
 from penstock.api.http.auth import Keys, UnusableKeys, load_keys
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import Unauthorized
+from penstock.pipeline.errors import CannotRun, Unauthorized
 from penstock.server import main
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
@@ -141,7 +141,7 @@ def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("keys", [None, ALICE])
 def test_printed_example_shows_no_key(keys: str | None) -> None:
-    printed = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
+    printed = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), 8000, "tiny")
     assert ("Authorization: Bearer $API_KEY" in printed) is (keys is not None)
     assert ALICE not in printed
 
@@ -156,5 +156,5 @@ def test_printed_example_shows_no_key(keys: str | None) -> None:
 )
 def test_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command line is visible to every process of the machine."""
-    with pytest.raises(SystemExit, match=place):
+    with pytest.raises(CannotRun, match=place):
         main(["tiny", *option])

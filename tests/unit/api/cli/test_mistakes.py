@@ -63,6 +63,11 @@ def mistake(*arguments: str) -> str:
             "--root-path is an option of vllm serve. Instead: end TLS, and rewrite paths, in a proxy before this "
             "server\n--grpc is an option of vllm serve. Instead: use vllm serve: this server speaks HTTP only",
         ),
+        (
+            ("tiny", "--api-key=x", "--uds", "/a"),
+            "--api-key: a command line shows its keys to all processes: use --api-key-file or PENSTOCK_API_KEYS\n"
+            "--uds is an option of vllm serve. Instead: listen on an address of this machine by --host and --port",
+        ),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
@@ -147,6 +152,11 @@ def test_mistakes_show_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     shown = mistake()
     assert "PENSTOCK_WEB_SERCH_KEY" in shown
     assert "5311" not in shown
+
+
+def test_mistake_is_named_once(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("api-keys = [1, 2, 3]")
+    assert len(mistake().splitlines()) == len({*mistake().splitlines()})
 
 
 def test_model_after_a_switch_of_vllm_is_the_model() -> None:

@@ -49,6 +49,16 @@ def test_variable_of_vllm_is_named_with_what_holds_instead(
     assert capsys.readouterr().err == f"penstock: {variable} has no effect: {ENVIRONMENT[variable]}\n"
 
 
+def test_variables_of_vllm_are_named_in_one_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ENVIRONMENT:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "a-key-of-sixteen-or-more")
+    read_settings(["tiny"])
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == list(ENVIRONMENT)
+
+
 def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator believes that each request needs it."""
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-sixteen-or-more")
@@ -136,7 +146,18 @@ def test_verbose_has_a_short_form(option: str) -> None:
 def test_first_request_to_try_can_be_pasted_into_a_shell(
     example: tuple[str, str] | None, body: dict[str, object]
 ) -> None:
-    message = greeting(read_settings([]), ("tiny", "weather"), example)
+    message = greeting(read_settings([]), 8000, ("tiny", "weather"), example)
     assert message.startswith("Serving tiny at http://127.0.0.1:8000/v1.")
     command = shlex.split(message.split("Try:")[1].split("or open")[0])
     assert json.loads(command[command.index("-d") + 1]) == body
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("gpubox", "gpubox")]
+)
+def test_greeting_names_a_url_that_this_machine_reaches(host: str, url: str) -> None:
+    """A port of 0 is one that the system chooses."""
+    message = greeting(read_settings(["--host", host, "--port", "0"]), 4711, ("tiny",))
+    assert message.startswith(f"Serving tiny at http://{url}:4711/v1.")
+    assert f"curl -N http://{url}:4711/v1/responses" in message
+    assert f"or open http://{url}:4711 in a browser" in message
