@@ -514,8 +514,12 @@ Repair: TypeAlias = Literal[
     "undeclared tool",
     "stray marker",
     "unexpected header",
+    "unread output",
 ]
-"""An error in the model's markup that `parse` has repaired."""
+"""An error in the model's markup that `parse` has repaired.
+
+``unread output`` is text that vLLM's parser leaves out, such as that after a mark in the middle of a sentence.
+"""
 
 
 class ItemClosed(_Frame, frozen=True):

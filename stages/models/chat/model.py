@@ -61,6 +61,8 @@ class ContentPiece:
     """More text of the answer."""
 
     text: str
+    is_recovered: bool = False
+    """True if vLLM's parser had left it out."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class ArgumentsPiece:
     """More arguments of the latest call: JSON, as the model wrote it or as the parser translated its markup."""
 
     text: str
+    is_recovered: bool = False
+    """True if vLLM's parser had left it out."""
 
 
 Piece: TypeAlias = ReasoningPiece | ContentPiece | CallPiece | ArgumentsPiece

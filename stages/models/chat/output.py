@@ -6,6 +6,7 @@ long call are fed in batches, because several parsers read the whole call again 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,6 +78,8 @@ class ParsedOutput:
         """Tokens since the latest mark in a call; None outside of one."""
         self._silent = ""
         """The text read since the parser last returned something."""
+        self._has_silent_words = False
+        """True if that text is more than marks and white space."""
         self._written: list[str] = []
         self._returned: list[Piece] = []
         self._calls = _Calls()
@@ -89,6 +92,7 @@ class ParsedOutput:
     def feed(self, token: int, text: str) -> Sequence[Piece]:
         self._batch.append(token)
         self._batched += text
+        self._has_silent_words |= token not in self._traits.marks and bool(text.strip())
         if self._since_mark is not None and self._traits.takes_batches:
             self._since_mark = 0 if token in self._traits.marks else self._since_mark + 1
             if len(self._batch) <= self._since_mark // _BATCH_GROWS_EVERY:
@@ -109,14 +113,25 @@ class ParsedOutput:
         last = self._pieces(self._parsed([], "", finished=True))
         if cut:  # calls that the parser completes now were not completed by the model
             last = [piece for piece in last if isinstance(piece, ReasoningPiece | ContentPiece)]
-        pieces += self._interpreted([*last, *self._calls.finish()])
-        if self._traits.mends and not cut and self._silent:
-            pieces += self._interpreted(self._mended())
+        pieces += self._interpreted(last)
+        if self._traits.mends and not cut and self._silent and (mended := self._interpreted(self._mended())):
+            pieces += mended
+        elif self._is_lost and not cut:
+            pieces += self._interpreted([ContentPiece(self._silent, is_recovered=True)])
+        else:
+            pieces += self._interpreted(self._calls.finish())
         if self._syntax:
             pieces += self._guarded(self._syntax.finish(cut=cut))
         if self._arguments and not cut:
             pieces += self._arguments.finish()
+            if (begun := self._arguments.text) and not self._arguments.have_ended and self._syntax is None:
+                pieces += self._rest_of_arguments(begun)
         return pieces
+
+    @property
+    def _is_lost(self) -> bool:
+        """True if the parser has returned nothing for the latest words, and no call has come before them."""
+        return self._has_silent_words and bool(self._silent) and self._arguments is None
 
     def _read(self) -> Sequence[Piece]:
         tokens, text = self._batch, self._batched
@@ -146,8 +161,7 @@ class ParsedOutput:
         self._silent += text
         if self._parser is None:
             return text
-        if self._traits.mends:
-            self._written.append(text)
+        self._written.append(text)
         try:
             return self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
         except Exception:
@@ -161,7 +175,7 @@ class ParsedOutput:
         else:
             pieces = list(self._calls.pieces(delta))
         if pieces:
-            self._silent = ""
+            self._silent, self._has_silent_words = "", False
         if self._traits.mends:
             self._returned += pieces
         return pieces
@@ -171,15 +185,7 @@ class ParsedOutput:
 
         Nothing, if the whole output contradicts the pieces that were already returned.
         """
-        if self._parser is None:
-            return
-        try:
-            reasoning, content, calls = self._parser.parse(
-                "".join(self._written), self._request, enable_auto_tools=True
-            )
-        except Exception:
-            logger.warning("A parser failed on a whole output", exc_info=True)
-            return
+        reasoning, content, calls = self._whole()
         returned_calls = sum(isinstance(piece, CallPiece) for piece in self._returned)
         if (reasoning or "").strip() != _text(self._returned, ReasoningPiece).strip() or len(
             calls or ()
@@ -191,6 +197,31 @@ class ParsedOutput:
         for call in (calls or ())[returned_calls:]:
             yield CallPiece(call.name)
             yield ArgumentsPiece(call.arguments)
+
+    def _rest_of_arguments(self, begun: str) -> Iterator[Piece]:
+        """Complete the arguments of the last call, if the whole output shows how they go on."""
+        calls = self._whole()[2]
+        if not calls:
+            return
+        whole = calls[-1].arguments
+        # vLLM's DeepSeek parser takes an argument out of an undeclared one that holds it, after it has begun that one
+        for end in (whole.removeprefix(begun), f"{whole}}}"):
+            if _is_json(begun + end):
+                yield ArgumentsPiece(end, is_recovered=True)
+                return
+
+    def _whole(self) -> tuple[str | None, str | None, Sequence[Any] | None]:
+        """Return the reasoning, the content and the calls that the parser finds in the whole output."""
+        if self._parser is None:
+            return None, None, None
+        try:
+            reasoning, content, calls = self._parser.parse(
+                "".join(self._written), self._request, enable_auto_tools=True
+            )
+        except Exception:
+            logger.warning("A parser failed on a whole output", exc_info=True)
+            return None, None, None
+        return reasoning, content, calls
 
     # Correcting its result
 
@@ -265,6 +296,12 @@ class _Arguments:
     def __init__(self, *, speaks_on: bool) -> None:
         self._speaks_on = speaks_on
         self._end = ValueEnd()
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The arguments so far."""
+        return "".join(self._texts)
 
     @property
     def have_ended(self) -> bool:
@@ -275,6 +312,7 @@ class _Arguments:
         if not self._end.found:
             end = self._end.feed(text)
             if self._end.began:
+                self._texts.append(text[:end])
                 yield ArgumentsPiece(text[:end])
             rest = "" if end is None else text[end:]
         if rest and self._speaks_on:
@@ -303,7 +341,7 @@ class _Calls:
                 continue
             if call.function.name and call.index not in self._called:
                 self._called.add(call.index)
-                yield CallPiece(call.function.name)
+                yield CallPiece(call.function.name.strip())
                 yield from map(ArgumentsPiece, filter(None, [self._early.pop(call.index, "")]))
             if call.function.arguments:
                 if call.index in self._called:
@@ -318,6 +356,14 @@ class _Calls:
 
 def _in_syntax(piece: Piece, syntax: Syntax) -> Iterable[Piece]:
     return syntax.feed(piece.text) if isinstance(piece, ContentPiece) else (piece,)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(pieces: Iterable[Piece], kind: type[ReasoningPiece] | type[ContentPiece]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -155,7 +156,10 @@ class VllmParsers:
         if parser is None:
             return None
         tools = request.tools if request else []
-        return parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
+        made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
+        for engine in filter(None, (getattr(part, "_parser_engine", None) for part in (made.tool_parser, made))):
+            engine._is_valid_tool_name = _may_be_name  # noqa: SLF001 - else calls of unknown functions vanish
+        return made
 
     def _request(
         self,
@@ -183,6 +187,11 @@ class VllmParsers:
         if names not in self._traits:
             self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
         return self._traits[names]
+
+
+def _may_be_name(name: str) -> bool:
+    """Return True if ``name`` may be that of a function, declared or not; the rest of a sentence is none."""
+    return re.fullmatch(r"[\w.:/-]+", name.strip()) is not None
 
 
 def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:

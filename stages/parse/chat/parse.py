@@ -58,6 +58,7 @@ class _OpenText:
     """Trailing white space, held back: it is text only if more text follows."""
     is_whole: bool = False
     """True if the model wrote the end mark of this reasoning."""
+    repairs: tuple[frames.Repair, ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,6 +167,12 @@ class ChatParser(TurnParser):
                     self._write(self._state, argument.feed(text) if argument else text)
             case ReasoningPiece() | ContentPiece():
                 yield from self._take_text(piece)
+        if isinstance(piece, ContentPiece | ArgumentsPiece) and piece.is_recovered:
+            self._note_recovered()
+
+    def _note_recovered(self) -> None:
+        if not isinstance(self._state, _NoItem) and "unread output" not in self._state.repairs:
+            self._state.repairs = (*self._state.repairs, "unread output")
 
     def _take_text(self, piece: TextPiece) -> Iterator[frames.ParsedFrame]:
         kind, text, item = type(piece), piece.text, self._state
@@ -228,14 +235,12 @@ class ChatParser(TurnParser):
         item, self._state = self._state, _NoItem(follows_markup=True, read_upto=upto)
         if isinstance(item, _NoItem):
             return
-        repairs: tuple[frames.Repair, ...] = ()
-        if isinstance(item, _OpenCall):
-            repairs = item.repairs
-            if item.argument and (rest := item.argument.flush(cut=not complete)):
-                item.text.write(rest)
+        if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
+            item.text.write(rest)
         yield from item.text.close()
-        is_as_written = complete and not repairs and not item.text.is_cut
-        yield frames.ItemClosed(complete, repairs, tuple(self._tokens[item.began_at : upto]) if is_as_written else ())
+        is_as_written = complete and not item.repairs and not item.text.is_cut
+        tokens = self._tokens[item.began_at : upto] if is_as_written else ()
+        yield frames.ItemClosed(complete, item.repairs, tuple(tokens))
 
     # The open item
 

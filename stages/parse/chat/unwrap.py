@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
-from penstock.stages.models.chat.json_value import unquoted
+from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 
-_HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*"')
+_HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=[^\s,}\]])')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?')
 """A possible beginning of a head."""
+_SCALAR = re.compile(r"[^\s,{}\[\]\"]*")
+"""A number or a word, as far as it has arrived."""
 _LONGEST_HEAD = 1_024
 """Characters.  A possible head is matched again with each piece, so its length is limited; real heads are shorter."""
 _STEP = re.compile(
@@ -28,11 +30,14 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class Unwrapped:
     """Extracts the value of the argument ``name`` from the JSON arguments of one call.
 
+    A value that is no string is extracted as its JSON, as some of vLLM's parsers take a text that is JSON for one.
     Arguments that are not an object with this argument first are passed on unchanged.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._value = ValueEnd()
+        """The end of a value that is an object or a list."""
         self._held_back = ""
         self._place = "before"
 
@@ -43,6 +48,10 @@ class Unwrapped:
                 return self._begin(self._held_back + text)
             case "in":
                 return self._read(self._held_back + text)
+            case "object":
+                return self._read_object(text)
+            case "scalar":
+                return self._read_scalar(text)
             case "raw":
                 return text
             case _:
@@ -59,13 +68,33 @@ class Unwrapped:
     def _begin(self, text: str) -> str:
         head = _HEAD.match(text)
         if head and unquoted(head[1]) == self._name:
-            self._place = "in"
-            return self._read(text[head.end() :])
+            self._held_back, value = "", text[head.end() :]
+            self._place = {'"': "in", "{": "object", "[": "object"}.get(value[0], "scalar")
+            match self._place:
+                case "in":
+                    return self._read(value[1:])
+                case "object":
+                    return self._read_object(value)
+                case _:
+                    return self._read_scalar(value)
         if head is None and len(text) <= _LONGEST_HEAD and _BEGINNING.fullmatch(text):
             self._held_back = text
             return ""
         self._place, self._held_back = "raw", ""
         return text
+
+    def _read_object(self, text: str) -> str:
+        end = self._value.feed(text)
+        if end is not None:
+            self._place = "after"
+        return text[:end]
+
+    def _read_scalar(self, text: str) -> str:
+        scalar = _SCALAR.match(text)
+        assert scalar
+        if scalar.end() < len(text):
+            self._place = "after"
+        return scalar[0]
 
     def _read(self, text: str) -> str:
         pieces = []

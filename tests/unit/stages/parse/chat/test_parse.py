@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 
 import pytest
@@ -93,6 +94,45 @@ def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str)
 def test_forbidden_call_is_reasoning(tools: Toolset, name: str) -> None:
     (item,) = parse_chat("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
     assert (item.kind, item.repairs, item.token_ids) == ("Reasoning", ("undeclared tool",), ())
+
+
+@pytest.mark.parametrize(
+    ("family", "mark"),
+    [
+        ("qwen3_coder", "<tool_call>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>"),
+        ("minimax_m2", "<minimax:tool_call>"),
+        ("gemma4", "<|tool_call>"),
+        ("glm45", "<tool_call>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral_old", "[TOOL_CALLS]"),
+    ],
+)
+def test_mark_in_a_sentence_is_text(family: str, mark: str) -> None:
+    """The parsers of vLLM begin a call there, and leave out the rest of the sentence."""
+    thought = "</think>" if family in ("qwen3_coder", "kimi_k2", "minimax_m2", "glm45") else ""
+    (item,) = parse_chat(family, f"{thought}Write {mark} around it.")
+    assert (item.kind, item.text, item.repairs) == ("Message", f"Write {mark} around it.", ("unread output",))
+
+
+@pytest.mark.parametrize("family", ["glm45", "minimax_m2"])
+def test_call_of_an_unknown_function_is_a_call(family: str) -> None:
+    markup = {
+        "glm45": "<tool_call>get_wether\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        "minimax_m2": '</think><minimax:tool_call>\n<invoke name="get_wether">\n<parameter name="city">'
+        "Paris</parameter>\n</invoke>\n</minimax:tool_call>",
+    }
+    ((kind, name, arguments),) = items_in_brief(parse_chat(family, markup[family]))
+    assert (kind, name, json.loads(arguments)) == ("FunctionCall", "get_wether", {"city": "Paris"})
+
+
+def test_arguments_in_an_undeclared_parameter_are_completed() -> None:
+    """The parser of vLLM begins the parameter, and then takes the arguments out of it."""
+    parameter = '<｜DSML｜parameter name="input" string="true">{"city": "Paris"}</｜DSML｜parameter>'
+    markup = f'<｜DSML｜invoke name="get_weather">\n{parameter}\n</｜DSML｜invoke>'
+    (item,) = parse_chat("deepseek_v4", f"</think><｜DSML｜tool_calls>\n{markup}\n</｜DSML｜tool_calls>")
+    assert (item.kind, json.loads(item.text)) == ("FunctionCall", {"input": {"city": "Paris"}})
+    assert item.repairs == ("unread output",)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v31", "step3"])

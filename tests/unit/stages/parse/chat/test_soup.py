@@ -85,6 +85,13 @@ def noise(draw: st.DrawFn) -> list[int]:
     return draw(st.lists(tokens.filter(lambda token: token not in stops), min_size=1, max_size=24))
 
 
+def words(family: str, token_ids: list[int]) -> str:
+    """The text of the tokens without marks, white space and unknown characters."""
+    vocabulary = family_model(family).vocabulary
+    plain = [token for token in token_ids if token not in vocabulary.mark_ids]
+    return "".join(vocabulary.decode(plain).replace("�", "").split())
+
+
 def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reason: FinishReason) -> list[ParsedItem]:
     frames = parse_chat_frames(
         family_model(family), [chat_turn_started(family, **request), *chunks, GenerationFinished(reason, 0, 0.0)]
@@ -109,6 +116,8 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     items = parsed(family, chunks, request, reason)
     one_by_one = [TokenChunk((token,), tuple(found[:1])) for token in token_ids]
     assert joined_deltas(items) == joined_deltas(parsed(family, one_by_one, request, reason))
+    if reason == "stop" and not request["stop"] and words(family, token_ids):
+        assert items
     speaks = [item for item in items if item.kind in ("Message", "Reasoning") and not item.repairs]
     assert all(item.text for item in speaks) or request["stop"]
     whole = [*chain.from_iterable(item.token_ids for item in items)]

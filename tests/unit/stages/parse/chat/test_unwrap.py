@@ -49,10 +49,17 @@ def test_other_input_in_any_pieces_gives_the_same_text(document: str, data: st.D
 
 
 @pytest.mark.parametrize(
-    "raw", ["ls -l", '{"code": "x"}', '["input"]', '"input"', "{input: 1}", '{"input": 3}', "{}", '{"input"', " "]
+    "raw", ["ls -l", '{"code": "x"}', '["input"]', '"input"', "{input: 1}", '{"output": 3}', "{}", '{"input"', " "]
 )
 def test_other_input_is_kept_unchanged(raw: str) -> None:
     assert unwrapped(raw) == raw
+
+
+@pytest.mark.parametrize("value", ['{"a": ["}", {}]}', '[1, "]"]', "3", "-2.5e3", "true", "null", "{}"])
+def test_value_that_is_no_string_is_kept_as_json(value: str) -> None:
+    for document in (f'{{"input": {value}}}', f'{{"input":{value} , "other": 1}}'):
+        for cut in range(len(document)):
+            assert unwrapped(document, {cut}) == value
 
 
 def test_text_argument_streams() -> None:
