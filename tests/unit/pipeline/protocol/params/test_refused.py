@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.pipeline.protocol.params.validation import MOST_NAMES
 from tests.support.requests import (
     MANY,
     MESSAGE,
@@ -21,6 +22,7 @@ from tests.support.requests import (
     output_format,
     part,
     raw_input,
+    read_body,
     refusal,
     refused,
     server,
@@ -53,6 +55,12 @@ def test_misnamed_input_is_named(name: str) -> None:
         name,
     )
     assert refused(json.dumps({"input": "Hi", name: "Hi", "store": "yes"}).encode()).param == "store"
+
+
+def test_misnamed_input_is_not_searched_for_among_many_names() -> None:
+    """The search would hold the event loop for seconds."""
+    names = {f"x{number}": 0 for number in range(MOST_NAMES)}
+    assert read_body({"inputs": "Hi"} | names).input is None
 
 
 @pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
