@@ -212,7 +212,6 @@ class _Tester:
             last = frame
             if isinstance(frame, TokenChunk):
                 tokens += frame.token_ids
-                rule(len(frame.logprobs) in (0, len(frame.token_ids)), "logprobs have one entry for each token")
         order.finish()
         assert isinstance(last, GenerationFinished)
         within = all(0 <= token < self.engine.vocabulary_size for token in tokens)

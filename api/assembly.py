@@ -19,10 +19,7 @@ from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.normalize.tool_types import named
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import (
-    ModelStages,
-    responses_pipeline,
-)
+from penstock.stages.responses import ModelStages, responses_pipeline
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers

@@ -19,7 +19,7 @@ from penstock.pipeline.field_types import WrongType, check_fields
 from penstock.pipeline.frame_order import Order
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.logs import current_response
+from penstock.pipeline.logs import counted, current_response
 
 SHOWN = 4
 """The number of last frames that a fault names."""
@@ -184,5 +184,5 @@ def _described(frame: Any) -> str:
     name = type(frame).__name__
     for attribute, unit in (("text", "character"), ("delta", "character"), ("token_ids", "token")):
         if isinstance(value := getattr(frame, attribute, None), str | tuple | list):
-            return f"{name} of {len(value)} {unit}{'' if len(value) == 1 else 's'}"
+            return f"{name} of {counted(len(value), unit)}"
     return name

@@ -10,13 +10,14 @@ from itertools import groupby
 from typing import Any
 
 from penstock.api.options import Option, options
+from penstock.api.settings import DEFAULT_MODEL
 
-_HEAD = """\
+_HEAD = f"""\
 # The settings of penstock serve, with their defaults. Keep the lines that you change, in penstock.toml in the working
 # directory. A variable (PENSTOCK_STORE_TTL) wins over this file, and an option (--store-ttl) over both.
 # Keys belong into the environment: PENSTOCK_API_KEYS, PENSTOCK_ENGINE_KEY and PENSTOCK_WEB_SEARCH_KEY.
 
-# model = "openai/gpt-oss-20b"
+# model = "{DEFAULT_MODEL}"
 """
 _TAIL = """
 # Options of vLLM's engine in this process, as on its command line; last, as it is a table.

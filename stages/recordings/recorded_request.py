@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.comparison import excerpt
@@ -125,7 +126,7 @@ class ComparableRequest:
                 there, here = excerpt(recorded_item, item, SHOWN), excerpt(item, recorded_item, SHOWN)
                 return f"its item {at} is {there}, and here it is {here}"
         if (count := len(other.items)) != len(self.items):
-            return f"it has {count} item{'' if count == 1 else 's'}, and this request has {len(self.items)}"
+            return f"it has {counted(count, 'item')}, and this request has {len(self.items)}"
         if self.tools != other.tools:
             there, here = (", ".join(each.tools) or "none" for each in (other, self))
             return f"its tools are {there}, and here they are {here}"

@@ -52,7 +52,7 @@ class NoVllm(errors.CannotStart):
 
 
 class WrongOption(errors.CannotStart):
-    """VLLM does not take its options; ``unknown`` are those that it does not have, and ``known`` those that it has."""
+    """Options are wrong for vLLM; ``unknown`` are those that it does not have, and ``known`` those that it has."""
 
     def __init__(self, message: str, known: Iterable[str]) -> None:
         super().__init__(message)
