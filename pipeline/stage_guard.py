@@ -101,7 +101,7 @@ class StageGuard:
                     raise self._fault(f"gave a wrong type: {wrong}", self._place(stream), last) from None
                 yield frame
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, StageError) or _is_cancelled(error) or not self._is_guilty(error):
+            if isinstance(error, StageError) or _is_cancelled(error) or name_stage(error) != self.name:
                 raise
             raise self._raised(error, stream, last) from error
         finally:
@@ -115,12 +115,6 @@ class StageGuard:
     def _check_class(self, frame: Any) -> None:
         if not isinstance(frame, tuple(self.accepted.frames)):
             raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
-
-    def _is_guilty(self, error: BaseException) -> bool:
-        """Return True if the stage raised ``error``, and the operator's function in it."""
-        code = code_of(self.function) if self.function else None
-        files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
-        return name_stage(error) == self.name and (code is None or code.co_filename in files)
 
     def _raised(self, error: BaseException, stage: Any, last: Iterable[Any] = ()) -> StageFault:
         return self._fault(f"raised {type(error).__name__}", self._place(stage, error), last, str(error))
@@ -163,20 +157,22 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 def _place(stage: Any, error: BaseException | None = None) -> str:
-    """Return the file and the line where ``error`` was raised in a stage, where it stands, or else where it begins."""
+    """Return the file and the line where ``error`` was raised in a stage, where it stands, or else where it begins.
+
+    An error that has no line in the file of the stage may have one in the file that it calls: engines have many files.
+    """
     code = getattr(stage, "ag_code", None)
     if code is None:
         code = code_of(stage)
     if code is None:
         return repr(type(stage))
-    raised = [
-        line
-        for frame, line in walk_tb(error.__traceback__ if error else None)
-        if frame.f_code.co_filename == code.co_filename
-    ]
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__ if error else None)]
+    called = [file for file, _ in places[2:3]]  # after the guard and the stage
+    for file in (code.co_filename, *called):
+        if raised := [line for each, line in places if each == file]:
+            return f"{file}:{raised[-1]}"
     standing = getattr(stage, "ag_frame", None)
-    line = raised[-1] if raised else standing.f_lineno if standing else code.co_firstlineno
-    return f"{code.co_filename}:{line}"
+    return f"{code.co_filename}:{standing.f_lineno if standing else code.co_firstlineno}"
 
 
 def _described(frame: Any) -> str:

@@ -19,7 +19,7 @@ from penstock.pipeline.frames import (
     ResolvedRequest,
     TokenChunk,
 )
-from penstock.pipeline.plugins import WrongPlugin
+from penstock.pipeline.plugins import WrongPlugin, function_named
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import ModelStages, harmony_stages, responses_pipeline, text_stages
 from penstock.stages.services.engines.custom import guarded_engine, misfit, open_engine
@@ -211,6 +211,12 @@ class Failing(ScriptedEngine):
         yield TokenChunk((dict[str, int]()["oops"],))
 
 
+class Listing(ScriptedEngine):
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[Any, None]:
+        yield [GenerationFinished("stop", 0, 0.0)]
+
+
 class MuteBackend(ScriptedEngine):
     async def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
         async for request in source:
@@ -233,6 +239,12 @@ class MuteBackend(ScriptedEngine):
             inspect.getsourcelines(inspect.unwrap(Failing.given))[1] + 1,
         ),
         (
+            Listing(),
+            harmony_stages(load_encoding()),
+            "The engine, in stage 'generate', of this server raised TypeError.",
+            inspect.getsourcelines(inspect.unwrap(Listing.open))[1],
+        ),
+        (
             MuteBackend(),
             text_stages(),
             "The engine, in stage 'parse', of this server ended too early: every turn ends with TurnFinished.",
@@ -248,3 +260,27 @@ async def test_frames_of_an_own_engine_are_checked(
     assert response.error is not None
     assert response.error.message == message
     assert f"{__file__}:{line};" in caplog.text
+
+
+CLIENT = """\
+from penstock.pipeline.frames import TokenChunk
+
+async def generated():
+    yield TokenChunk((dict()["oops"],))
+"""
+
+
+async def test_error_in_another_file_of_an_engine_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "client.py").write_text(CLIENT)
+    generated = function_named(f"{tmp_path}/client.py:generated", "--engine")
+
+    class InTwoFiles(ScriptedEngine):
+        @asynccontextmanager
+        async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Any], None]:
+            yield generated()
+
+    engine = InTwoFiles()
+    stages = harmony_stages(load_encoding())
+    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(Nowhere()))))
+    await run_request(pipeline, {"input": "Hi", "model": engine.models[0]})
+    assert f"the engine, in stage 'generate', raised KeyError: 'oops' (at {tmp_path}/client.py:4;" in caplog.text
