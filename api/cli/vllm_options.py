@@ -44,6 +44,7 @@ INSTEAD = {
     "--middleware": "insert a stage by --with, or a middleware into Api.app",
     "--tool-parser-plugin": "only vLLM's own parsers can be chosen, by --tool-call-parser",
     "--tool-strict-level": "set strict in the tools of the request",
+    "--reasoning-effort-map": "set the variables of the template, in chat_template_kwargs of the request",
     "--response-role": "leave it out, as answers are always of the assistant",
     "--exclude-tools-when-tool-choice-none": "send no tools, to hide them from the model",
     "--trust-request-mm-kwargs": "leave it out, as requests cannot set the processing of images",

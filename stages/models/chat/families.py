@@ -6,7 +6,7 @@ share their marks, or a model has no template in text form, the model type decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -25,10 +25,14 @@ class Sign:
 
 @dataclass(frozen=True)
 class Guess:
-    """A guessed parser and the reason for it; ``parser`` is None if no sign fits."""
+    """A guessed parser and the reason for it; ``parser`` is None if no sign fits.
+
+    ``doubt`` says what else about the model speaks for another parser; empty if nothing does.
+    """
 
     parser: str | None
     why: str
+    doubt: str = ""
 
 
 TOOL_CALLS = (
@@ -38,13 +42,17 @@ TOOL_CALLS = (
     Sign("deepseek_v32", types=("deepseek_v32",)),
     Sign("inkling", types=("inkling",)),
     Sign("kimi_k3", types=("kimi_k3",)),
+    Sign("beam", types=("beam",)),
     Sign("mimo", ("<function=", "<parameter="), ("mimo",)),
     Sign("step3p5", ("<function=", "<parameter="), ("step3p5", "step3p7")),
+    Sign("step5", ("<function=", "<parameter="), ("step5",)),
+    Sign("qwen3_coder", ("<function=", "<parameter="), ("granite",)),
     Sign("hy_v4", ("<arg_key",), ("hy_v4",)),
     Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
     Sign("ling3", ("<arg_key>",), ("bailing",)),
     Sign("poolside_v1", ("<arg_key>",), ("laguna",)),
     Sign("ernie45", ("<tool_call>",), ("ernie4_5",)),
+    Sign("hermes", ("<tool_call>",), ("bailing", "mimo")),
     Sign("jamba", ("<tool_calls>",), ("jamba",)),
     Sign("hunyuan_a13b", ("<tool_calls>",), ("hunyuan",)),
     Sign("hunyuan_a13b", ('<tool_calls>[{"name": "func_name1"',)),
@@ -55,6 +63,7 @@ TOOL_CALLS = (
     Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
     Sign("k2_horizon", ("<ifm|tool_call>",)),
     Sign("plamo3", ("<|plamo:begin_tool_request",)),
+    Sign("muse", ("<atem:function_calls>",), ("muse_spark", "musespark")),
     Sign("muse_glimmer", ("<atem:function_calls>",)),
     Sign("longcat", ("<longcat_tool_call>",)),
     Sign("dots", ("<dots_function_call>",)),
@@ -76,6 +85,7 @@ TOOL_CALLS = (
     Sign("llama3_json", ('"parameters": dictionary of argument name',)),
     Sign("phi4_mini_json", ("<|tool|>",), ("phi",)),
     Sign("phi4_mini_json", ("functools[",)),
+    Sign("llama4_pythonic", ("[func_name1(param1=value1",), ("llama4",)),
     Sign("llama4_pythonic", ("[func_name1(param1=value1",)),
     Sign("pythonic", ("[func_name1(params_name1=params_value1",)),
     Sign("xlam", ('[{"name": "tool_call_name", "arguments"',)),
@@ -99,6 +109,7 @@ REASONING = (
     Sign("deepseek_v3", types=("deepseek_v32",)),
     Sign("inkling", types=("inkling",)),
     Sign("kimi_k3", types=("kimi_k3",)),
+    Sign("beam", types=("beam",)),
     Sign("seed_oss", ("<seed:think>",)),
     Sign("gemma4", ("<|channel>",)),
     Sign("mistral", ("[THINK]",)),
@@ -106,10 +117,13 @@ REASONING = (
     Sign("cohere_command3", ("<|START_THINKING|>",)),
     Sign("plamo3", ("<|plamo:begin_think",)),
     Sign("k2_horizon", ("<ifm|",)),
+    Sign("muse", ("<atem:function_calls>", "to=self"), ("muse_spark", "musespark")),
     Sign("muse_glimmer", ("<atem:function_calls>", "to=self")),
+    Sign("granite", ("Here is my thought process",), ("granite",)),
     Sign("granite", ("Here is my thought process",)),
     Sign("mimo", ("</think>",), ("mimo",)),
     Sign("step3p5", ("</think>",), ("step3p5", "step3p7")),
+    Sign("step5", ("</think>",), ("step5",)),
     Sign("step3", ("<steptml:",)),
     Sign("hy_v4", ("<arg_key",), ("hy_v4",)),
     Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
@@ -136,16 +150,28 @@ REASONING = (
 )
 
 
-def guess(signs: tuple[Sign, ...], templates: Iterable[str], model_type: str) -> Guess:
+def guess(signs: tuple[Sign, ...], templates: Sequence[str], model_type: str) -> Guess:
     """Return the parser of the first sign that fits one of ``templates``, which are tried in order.
 
     The operator's template comes before the model's own, which may show more: the template for calls that vLLM has for
     DeepSeek R1 leaves out its reasoning.  Among signs, specific ones come before generic ones.
     """
-    for template in templates:
-        for sign in signs:
-            if sign.fits(template, model_type):
-                marked = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
-                typed = [f"it is a {model_type} model"] if sign.types else []
-                return Guess(sign.parser, " and ".join(marked + typed))
-    return Guess(None, "nothing in its template shows which one it needs")
+    fitting = (next((sign for sign in signs if sign.fits(each, model_type)), None) for each in templates)
+    found = [sign for sign in fitting if sign]
+    if not found:
+        return Guess(None, "nothing in its template shows which one it needs")
+    first, *others = found
+    marked = [f"its template has {' and '.join(first.marks)}"] if first.marks else []
+    typed = [f"it is a {model_type} model"] if first.types else []
+    return Guess(first.parser, " and ".join(marked + typed), _doubt(first, others, signs, model_type))
+
+
+def _doubt(chosen: Sign, others: Sequence[Sign], signs: tuple[Sign, ...], model_type: str) -> str:
+    """Return what speaks against ``chosen``: ``others``, the signs of the model's own template, or its type."""
+    for other in others:
+        if other.parser != chosen.parser:
+            return f"the model's own template shows {other.parser}"
+    usual = list(dict.fromkeys(sign.parser for sign in signs if sign.types and model_type.startswith(sign.types)))
+    if usual and not chosen.types and chosen.parser not in usual:
+        return f"a {model_type} model usually needs {' or '.join(usual)}"
+    return ""

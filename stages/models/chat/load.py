@@ -130,6 +130,8 @@ def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
         return None
     if option is None:
         logger.info("The %s parser is %s, as %s", kind, name, guessed.why)
+        if guessed.doubt:
+            logger.warning("The %s parser may be wrong: %s; --%s-parser names it", kind, guessed.doubt, kind)
     return name
 
 

@@ -373,8 +373,12 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     The stream interval is None if the command line does not set it.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import LoRAParserAction
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.common.cli_args import LoRAParserAction
+    except ModuleNotFoundError:  # vLLM 0.32
+        from vllm.entrypoints.launchers.cli_args import LoRAParserAction
 
     def refuse(message: str) -> NoReturn:
         names = vars(parser.parse_known_args([])[0])

@@ -36,6 +36,10 @@ CASES = {
     "nemotron 3": (QWEN3_5, "nemotron_h", "nemotron_v3", "qwen3_coder"),
     "granite 4.2": (QWEN3_5, "granitemoehybrid", "granite_thinking_parser", "qwen3_coder"),
     "mimo": (QWEN3_5, "mimo_v2_flash", "mimo", "mimo"),
+    "mimo, in JSON": (QWEN3, "mimo", "mimo", "hermes"),
+    "step 5": (QWEN3_5, "step5_vl", "step5", "step5"),
+    "muse spark": ("to=self<atem:function_calls>", "muse_spark_text", "muse", "muse"),
+    "beam": ("", "beam", "beam", "beam"),
     "step 3.5": (QWEN3_5, "step3p5", "step3p5", "step3p5"),
     "glm 4.5": (GLM, "glm4_moe", "glm45", "glm45"),
     "deepseek v3": (DEEPSEEK_V3 + "{% if '</think>' in content %}", "deepseek_v3", None, "deepseek_v3"),
@@ -97,3 +101,23 @@ def test_the_models_own_template_shows_what_the_operators_leaves_out() -> None:
     own = DEEPSEEK_V3 + "</think><｜Assistant｜><think>\n"
     assert guess(REASONING, [DEEPSEEK_V3, own], "deepseek_v3").parser == "deepseek_r1"
     assert guess(TOOL_CALLS, [QWEN3, DEEPSEEK_V3], "").parser == "hermes"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_known_model_gives_no_doubt(case: str) -> None:
+    template, model_type, _, _ = CASES[case]
+    assert template is not None
+    assert model_type is not None
+    assert {guess(signs, [template], model_type).doubt for signs in (REASONING, TOOL_CALLS)} == {""}
+
+
+def test_model_type_of_another_family_is_a_doubt() -> None:
+    guessed = guess(TOOL_CALLS, [QWEN3], "mistral")
+    assert (guessed.parser, guessed.doubt) == ("hermes", "a mistral model usually needs mistral")
+    assert guess(TOOL_CALLS, [QWEN3], "llama").doubt == ""
+
+
+def test_own_template_of_another_family_is_a_doubt() -> None:
+    guessed = guess(TOOL_CALLS, [QWEN3, LLAMA3_2], "llama")
+    assert (guessed.parser, guessed.doubt) == ("hermes", "the model's own template shows llama3_json")
+    assert guess(TOOL_CALLS, [QWEN3, QWEN3], "llama").doubt == ""

@@ -6,13 +6,11 @@ import json
 import logging
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
 from tests.support.chat_families import load_model
 from tests.support.paths import TINY_QWEN
@@ -47,6 +45,15 @@ def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixtur
     assert logged == [
         "The reasoning parser is qwen3, as its template has <think> and </think>",
         "The tool-call parser is hermes, as its template has <tool_call>",
+    ]
+
+
+def test_doubt_about_a_guess_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "other.jinja").write_text("{{ messages }}<tool_call><function=x><parameter=y>")
+    with caplog.at_level(logging.WARNING, LOG):
+        load_model(without_weights(tmp_path), chat_template=str(tmp_path / "other.jinja"))
+    assert [record.getMessage() for record in caplog.records if record.name == LOG] == [
+        "The tool-call parser may be wrong: the model's own template shows hermes; --tool-call-parser names it"
     ]
 
 
@@ -93,11 +100,3 @@ def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ChatModelsNeedVllm, match="install vllm"):
         read_config("Qwen/Qwen3-8B")
-
-
-def test_every_guessable_parser_exists() -> None:
-    load_model()  # vLLM's imports warn
-    reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
-    tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()
-    assert {sign.parser for sign in REASONING} <= set(reasoning)
-    assert {sign.parser for sign in TOOL_CALLS} <= set(tools)

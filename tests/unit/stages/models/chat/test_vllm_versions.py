@@ -1,0 +1,81 @@
+"""What the product uses of vLLM, and the parsers that it knows, in the source of each version that is here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS, needless
+from penstock.api.settings import Settings
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
+from tests.support.paths import ROOT
+from tests.support.vllm_source import SOURCES, VllmSource
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.parametrize("source", SOURCES, ids=lambda source: str(source.folder.parent.name)),
+]
+
+TOOL_TABLE = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
+REASONING_TABLE = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
+
+NOT_GUESSED = {
+    "glm47": "another name of glm45",
+    "qwen3_json": "another name of hermes",
+    "qwen3_xml": "another name of qwen3_coder",
+    "musespark1x": "another name of muse",
+    "holo2": "deepseek_v3 for a model that thinks unless its request says otherwise",
+    "minimax_m2_append_think": "leaves the reasoning in the message",
+    "openai": "reads gpt-oss, which speaks Harmony",
+    "openai_gptoss": "reads gpt-oss, which speaks Harmony",
+    "hf": "reads models whose tokenizer describes its own output",
+}
+"""Parsers of vLLM that no model gets unless the operator names them."""
+
+SINCE = {"beam": "0.33", "muse": "0.33", "musespark1x": "0.33", "step5": "0.33"}
+"""Parsers that the oldest version that penstock works with does not have, with the first version that has them."""
+
+
+def used(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Find each import from vLLM in the product: the file, the module and the name."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+                yield from ((str(path.relative_to(ROOT)), node.module or "", each.name) for each in node.names)
+
+
+def test_names_that_the_product_imports_exist(source: VllmSource) -> None:
+    """A name may be imported from several modules, as it stands in one per version of vLLM."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for path, module, name in chain(used(ROOT / "stages"), used(ROOT / "api")):
+        places.setdefault((path, name), []).append(module)
+    assert len(places) > 20
+    assert [
+        (path, name)
+        for (path, name), modules in places.items()
+        if not any(source.has(module, name) for module in modules)
+    ] == []
+
+
+def test_parsers_of_vllm_are_those_that_are_known(source: VllmSource) -> None:
+    """A new name needs a sign in `families`, or a reason here."""
+    for table, signs in ((TOOL_TABLE, TOOL_CALLS), (REASONING_TABLE, REASONING)):
+        guessed, registered = {sign.parser for sign in signs}, source.registered(*table)
+        assert registered - guessed - NOT_GUESSED.keys() == set()
+        assert guessed - registered - SINCE.keys() == set()
+
+
+def test_switches_of_the_http_server_are_known(source: VllmSource) -> None:
+    """The installed version is checked by its own parser of arguments, in the tests of `penstock serve`."""
+    places = (source.module(f"vllm.entrypoints.{place}.cli_args") for place in ("common", "launchers"))
+    (file,) = filter(None, places)
+    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+    fields = [each for node in classes for each in node.body if isinstance(each, ast.AnnAssign)]
+    options = {f"--{ast.unparse(field.target).replace('_', '-')}" for field in fields}
+    assert "--tool-strict-level" in options
+    ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
+    assert {option for option in options if not needless(option)} - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
