@@ -213,13 +213,12 @@ class ServerBusy(StageError):
 class StageFault(StageError):
     """A stage of the operator's broke a rule, such as the order of frames, or raised an error other than `StageError`.
 
-    The client gets its name and the ``problem``.  ``str(error)``, for the operator, also has the ``message`` of the
-    error that it raised, and the ``details``: the place in the code, and the last frames.  With ``is_engine``, the
-    stage only passes on what the operator's engine gives.
+    The client gets the ``culprit``, the stage or the engine that it runs, and the ``problem``.  ``str(error)``, for the
+    operator, also has the ``message`` of the error that it raised, and the ``details``: the place in the code, and the
+    last frames.
     """
 
-    def __init__(self, stage: str, problem: str, details: str, message: str = "", *, is_engine: bool = False) -> None:
-        culprit = f"engine, in stage {stage!r}," if is_engine else f"stage {stage!r}"
+    def __init__(self, culprit: str, problem: str, details: str, message: str = "") -> None:
         super().__init__(f"The {culprit} of this server {problem}.")
         self.args = (f"the {culprit} {problem}{message and ': '}{message} ({details})",)
 

@@ -46,11 +46,6 @@ class RunningStage:
         """The last frame that the stage gave; None if it gave none."""
         return self.last[-1] if self.last else None
 
-    @property
-    def place(self) -> str:
-        """The file and the line at which the stage stands."""
-        return _place(self.stream)
-
 
 @dataclass(frozen=True)
 class StageGuard:
@@ -67,6 +62,16 @@ class StageGuard:
     running: set[RunningStage] = field(default_factory=set, compare=False, repr=False)
     """The stages that run now, one for each response."""
 
+    @property
+    def culprit(self) -> str:
+        """The operator's stage, or the engine that a stage runs, as messages name it."""
+        return f"engine, in stage {self.name!r}," if self.function else f"stage {self.name!r}"
+
+    def place(self, stream: Any, error: BaseException | None = None) -> str:
+        """Return the file and the line of an error of the stage; without one, that at which the stage stands."""
+        is_own = self.function is None or code_of(self.function) is getattr(stream, "ag_code", None)
+        return _place(stream if is_own else self.function, error)
+
     def open(self, stage: Any, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:
         """Return the running stage, and the running guard that reads it."""
         order = self.order() if self.order else None
@@ -78,7 +83,7 @@ class StageGuard:
             return [_failing(self._raised(error, stage), error)]
         if not isinstance(stream, AsyncGenerator):
             problem = f"returned {_described(stream)} instead of an async generator"
-            return [_failing(self._fault(problem, _place(stage)))]
+            return [_failing(self._fault(problem, self.place(stage)))]
         running = RunningStage(stream, source, deque(maxlen=SHOWN), current_response.get())
         return [stream, self.checked(running, order)]
 
@@ -96,9 +101,9 @@ class StageGuard:
                     check_fields(frame)
                     feed(frame)
                 except InvariantBroken as broken:
-                    raise self._fault(f"broke a rule: {broken}", self._place(stream), last) from None
+                    raise self._fault(f"broke a rule: {broken}", self.place(stream), last) from None
                 except WrongType as wrong:
-                    raise self._fault(f"gave a wrong type: {wrong}", self._place(stream), last) from None
+                    raise self._fault(f"gave a wrong type: {wrong}", self.place(stream), last) from None
                 yield frame
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, StageError) or _is_cancelled(error) or name_stage(error) != self.name:
@@ -110,25 +115,21 @@ class StageGuard:
             if order is not None:
                 order.finish()
         except InvariantBroken as broken:
-            raise self._fault(f"ended too early: {broken}", self._place(stream), last) from None
+            raise self._fault(f"ended too early: {broken}", self.place(stream), last) from None
 
     def _check_class(self, frame: Any) -> None:
         if not isinstance(frame, tuple(self.accepted.frames)):
             raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
 
     def _raised(self, error: BaseException, stage: Any, last: Iterable[Any] = ()) -> StageFault:
-        return self._fault(f"raised {type(error).__name__}", self._place(stage, error), last, str(error))
+        return self._fault(f"raised {type(error).__name__}", self.place(stage, error), last, str(error))
 
     def _fault(self, problem: str, place: str, last: Iterable[Any] = (), message: str = "") -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"
         details = f"at {place}; its last frames: {frames}"
-        fault = StageFault(self.name, problem, details, message, is_engine=self.function is not None)
+        fault = StageFault(self.culprit, problem, details, message)
         note_stage(fault, self.name)
         return fault
-
-    def _place(self, stream: Any, error: BaseException | None = None) -> str:
-        is_own = self.function is None or code_of(self.function) is getattr(stream, "ag_code", None)
-        return _place(stream if is_own else self.function, error)
 
 
 def guard_in(frame: FrameType | None) -> StageGuard | None:

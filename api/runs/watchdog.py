@@ -64,18 +64,18 @@ def watching(
 
 
 class CodeLine(NamedTuple):
-    """The code that held the loop: its stage, if there is one, and its line."""
+    """The code that held the loop: the stage or the engine that it belongs to, if there is one, and its line."""
 
-    stage: str | None
+    culprit: str | None
     line: str
 
     @property
     def key(self) -> str:
-        """The stage, or else the line: its holds are logged together."""
-        return self.stage or self.line
+        """The culprit, or else the line: its holds are logged together."""
+        return self.culprit or self.line
 
     def __str__(self) -> str:
-        return f"by the stage {self.stage!r}, at {self.line}" if self.stage else f"at {self.line}"
+        return f"by the {self.culprit.removesuffix(',')}, at {self.line}" if self.culprit else f"at {self.line}"
 
 
 def excused(interval: float, period: float, computed: float, waited: float) -> float:
@@ -227,10 +227,18 @@ def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> CodeLine
     """
     for frame in frames:
         guard = guard_in(frame.f_back)
-        if guard or frame.f_code in own:
-            return CodeLine(guard.name if guard else own[frame.f_code], _lines(frame, frames[0]))
+        if guard:
+            return CodeLine(guard.culprit, _lines(_of_function(guard, frames) or frame, frames[0]))
+        if frame.f_code in own:
+            return CodeLine(f"stage {own[frame.f_code]!r}", _lines(frame, frames[0]))
     in_penstock = (frame for frame in frames if str(frame.f_globals.get("__name__")).startswith("penstock."))
     return CodeLine(None, _lines(next(in_penstock, frames[0]), frames[0]))
+
+
+def _of_function(guard: StageGuard, frames: list[FrameType]) -> FrameType | None:
+    """Return the innermost frame in the file of the function that a stage runs; None if there is none."""
+    code = code_of(guard.function) if guard.function else None
+    return next((frame for frame in frames if code and frame.f_code.co_filename == code.co_filename), None)
 
 
 def _lines(frame: FrameType, innermost: FrameType) -> str:
@@ -286,5 +294,5 @@ async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE, 
                 if now - since >= silence:
                     stage.is_named = True
                     current_response.set(stage.response_id)
-                    text = "The stage %r has given nothing for %.0f s, and does not wait for its source: it is at %s"
-                    logger.log(level, text, guard.name, now - since, stage.place)
+                    text = "The %s has given nothing for %.0f s, and does not wait for its source: it is at %s"
+                    logger.log(level, text, guard.culprit, now - since, guard.place(stage.stream))

@@ -236,7 +236,7 @@ async def test_fault_shows_no_text() -> None:
 
 
 def test_recorded_fault_is_rebuilt() -> None:
-    fault = StageFault("mine", "raised SystemExit", "at mine.py:3")
+    fault = StageFault("stage 'mine'", "raised SystemExit", "at mine.py:3")
     again = error_named(type(fault).__name__, fault.message)
     assert isinstance(again, StageFault)
     assert again.message == "The stage 'mine' of this server raised SystemExit."

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +18,15 @@ import uvloop
 
 from penstock.api.runs.watchdog import QUIET, CodeLine, Hold, Reports, Watchdog, excused, find_place, name_silent
 from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.frames import GenerationStarted, Prompt
 from penstock.pipeline.logs import current_response, name_response
-from penstock.pipeline.plugins import guarded
+from penstock.pipeline.plugins import guarded, guarded_at
+from penstock.pipeline.recordings.format import read_frames
 from penstock.pipeline.stage_guard import StageGuard
+from penstock.stages.generate import Generate
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.clock import Clock
+from tests.support.paths import HARMONY
 
 Numbers = AsyncGenerator[int, None]
 STOPS = threading.Event()
@@ -112,8 +117,50 @@ async def test_outer_stages_are_not_named() -> None:
 
     async with pipeline.open(source()) as numbers:
         await anext(numbers)
-    assert [place.stage for place in found] == ["own", "hangs", "passes"]
+    assert [place.culprit for place in found] == ["stage 'own'", "stage 'hangs'", "stage 'passes'"]
     assert found[0].line.startswith(f"{__file__}:")
+
+
+class HangingEngine(ScriptedEngine):
+    found: CodeLine | None = None
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[Any], None]:
+        yield self.generated()
+
+    async def generated(self) -> AsyncGenerator[Any, None]:
+        self.look()  # holds the loop in the engine
+        await asyncio.Event().wait()
+        yield
+
+    def look(self) -> None:
+        stack = list[FrameType]()
+        frame = inspect.currentframe()
+        while frame := frame and frame.f_back:
+            stack.append(frame)
+        self.found = find_place(stack, {})
+
+
+async def test_engine_is_named_instead_of_the_stage_that_runs_it(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = HangingEngine()
+    pipeline: Any = guarded_at("generate", engine.open, Pipeline.start("generate", Generate(engine)))
+    prompts = read_frames(HARMONY / "greeting" / "prompt.jsonl", Prompt)
+    with naming(pipeline):
+        async with pipeline.open(source_of(prompts)) as frames:
+            assert isinstance(await anext(frames), GenerationStarted)
+            reading = asyncio.ensure_future(anext(frames))
+            await pass_minutes(clock, 2)
+            reading.cancel()
+            await asyncio.wait([reading])
+    assert str(engine.found) == f"by the engine, in stage 'generate', at {line_of('holds the loop in the engine')}"
+    begin = f"{__file__}:{inspect.getsourcelines(inspect.unwrap(HangingEngine.open))[1]}"
+    assert caplog.messages == [
+        "The engine, in stage 'generate', has given nothing for 60 s, and does not wait for its source: it is at "
+        + begin
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +183,9 @@ def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None
             now - 0.5,
             now,
             0.0,
-            Counter([CodeLine("mine", "mine.py:1"), CodeLine("mine", "mine.py:1"), CodeLine(None, "x")]),
+            Counter(
+                [CodeLine("stage 'mine'", "mine.py:1"), CodeLine("stage 'mine'", "mine.py:1"), CodeLine(None, "x")]
+            ),
         )
         reports.ended(hold, 0.5, now)
     long = Hold(0.0, 0.0, 1.0, Counter([CodeLine(None, "app.py:2")]))
