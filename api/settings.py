@@ -26,6 +26,7 @@ from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.normalize.tool_types import named
+from penstock.stages.services.engines.vllm import option_names
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
@@ -122,6 +123,11 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [f"--{option}", *map(_text, value)]
     return [f"--{option}={_text(value)}"]
+
+
+def _documented(option: str) -> str:
+    """Return an option of vLLM as it is documented: it may be typed with underscores, or as its opposite."""
+    return option.replace("_", "-").replace("--no-", "--", 1)
 
 
 def _text(value: Any) -> str:
@@ -451,11 +457,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _engine_is_elsewhere(self) -> Self:
         if self.engine and self.engine_arguments:
-            first = self.engine_arguments[0].split("=")[0]
-            reason = unknown_option(first, flags(type(self).model_fields))
+            typed = [argument.split("=")[0] for argument in self.engine_arguments]
+            refused = [name for name in typed if name.startswith("-")] or typed[:1]
             remote = "options of vLLM's engine belong to the engine's own server, as --engine names another one"
             own = "options of vLLM's engine have no effect on an engine of your own"
-            raise ValueError(f"{first}: {reason}; {own if self.engine_factory else remote}")
+            known, of_vllm = flags(type(self).model_fields), option_names()
+            reasons = {
+                name: "" if _documented(name) in of_vllm else f"{unknown_option(name, known)}; " for name in refused
+            }
+            advice = own if self.engine_factory else remote
+            raise ValueError("\n".join(f"{name}: {reason}{advice}" for name, reason in reasons.items()))
         return self
 
     @model_validator(mode="after")
@@ -468,9 +479,7 @@ class Settings(BaseSettings):
     @property
     def engine_options(self) -> list[str]:
         """The options of vLLM: those of the command line, after those of the table ``[vllm]`` that it leaves."""
-        typed = {
-            argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in self.engine_arguments
-        }
+        typed = {_documented(argument.split("=")[0]) for argument in self.engine_arguments}
         left = ((name, value) for name, value in self.vllm.items() if f"--{name.replace('_', '-')}" not in typed)
         return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
 

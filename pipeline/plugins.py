@@ -7,6 +7,7 @@ group ``penstock.stages``.  A package that is installed but not named changes no
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
@@ -21,6 +22,7 @@ from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
+from penstock.pipeline.logs import nearest
 from penstock.pipeline.stage_guard import StageGuard
 
 GROUP = "penstock.stages"
@@ -148,7 +150,7 @@ def function_named(name: str, option: str = WITH) -> Callable[..., Any]:
     Raises `WrongPlugin`.
     """
     if name.endswith(".py"):
-        raise WrongPlugin(name, f"name its function, too: {name}:{'install' if option == WITH else 'engine'}", option)
+        raise WrongPlugin(name, f"name its function, too: {' or '.join(_functions_in(name))}", option)
     place, _, path = (name if ":" in name else _entry_point(name)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise WrongPlugin(name, f"there is no file {place}", option)
@@ -160,8 +162,23 @@ def function_named(name: str, option: str = WITH) -> Callable[..., Any]:
         raise WrongPlugin(name, described(error, "importing it raised "), option) from error
     function: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
     if not callable(function):
-        raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}", option)
+        near = nearest(path, (each for each, value in vars(module).items() if callable(value)))
+        raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}{near}", option)
     return function  # type: ignore[no-any-return]
+
+
+def _functions_in(file: str) -> list[str]:
+    """Return the first functions of a file, each as an option names it, or only ``install`` if it is among them.
+
+    Stages are async, and so are not among them.
+    """
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        body = []
+    names = [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    named = names[:3] if names and "install" not in names else ["install"]
+    return [f"{file}:{name}" for name in named]
 
 
 def _entry_point(name: str) -> str:

@@ -17,7 +17,7 @@ from penstock.api.settings import OF_VLLM, Settings
 from penstock.api.sources import FILE, PREFIX, flags, keys, places, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.vllm import WrongOption
+from penstock.stages.services.engines.vllm import WrongOption, option_names
 
 KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
@@ -109,6 +109,8 @@ def _unknown(key: str) -> str:
         return f"{key}: there is no such variable{nearest(key.upper(), map(variable, keys(Settings.model_fields)))}"
     known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
     where = places(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
+    if f"--{key.replace('_', '-')}" in option_names():
+        return f"{where}: it is an option of vLLM's engine: move it into the table [vllm]"
     near = nearest(key, known)
     return f"{where}: there is no such setting{near}. If it is an option of vLLM, move it into the table [vllm]"
 

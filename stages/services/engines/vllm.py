@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.pipeline import errors
@@ -349,6 +350,18 @@ def default_sampling(config: VllmConfig) -> Mapping[str, float]:
     """Return the sampling defaults of the model, by vLLM's names, from its generation config or the operator's."""
     defaults: dict[str, float] = config.model_config.get_diff_sampling_param()
     return defaults
+
+
+def option_names() -> frozenset[str]:
+    """Return the options of vLLM's engine, or none without vLLM.
+
+    They are read from its source, as an import takes seconds.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    source = Path(spec.origin).parent / "engine" / "arg_utils.py"
+    return frozenset({"--lora-modules", *re.findall(r'"(--[a-z][a-z0-9-]+)"', source.read_text("utf-8"))})
 
 
 def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:

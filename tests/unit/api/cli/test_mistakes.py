@@ -70,6 +70,10 @@ def mistake(*arguments: str) -> str:
         ),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
+        (
+            (*ELSEWHERE, "--max_model_len=5", "--keep-alvie", "3", "--no-enable-lora"),
+            f"--max-model-len: {ELSE[2:]}\n{TYPO}\n--no-enable-lora: {ELSE[2:]}",
+        ),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
     ],
 )  # fmt: skip
@@ -114,7 +118,7 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
         ),
         (
             "max_model_len = 5",
-            "max_model_len (penstock.toml, line 1): there is no such setting (did you mean max-log-len?). If it is",
+            "max_model_len (penstock.toml, line 1): it is an option of vLLM's engine: move it into the table [vllm]",
         ),
         ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
         (

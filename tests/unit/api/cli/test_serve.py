@@ -12,7 +12,7 @@ from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.engines.vllm import WrongOption, plan_vllm
+from penstock.stages.services.engines.vllm import WrongOption, option_names, plan_vllm
 
 
 @pytest.mark.parametrize("option", NEEDLESS)
@@ -129,6 +129,13 @@ def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) ->
     shown = wrong_option(refused.value, arguments)
     assert shown.startswith(message)
     assert "\n" not in shown
+
+
+@pytest.mark.vllm
+def test_options_of_vllm_are_found_in_its_source() -> None:
+    with pytest.raises(WrongOption) as refused:
+        plan_vllm("tiny", ["--nope"])
+    assert {*refused.value.known} <= option_names()
 
 
 @pytest.mark.parametrize("option", ["-v", "--verbose"])
