@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.frames import FinishReason, GenerationFinished
+from penstock.pipeline.frames import FinishReason, GenerationFinished, TokenFrame
 from penstock.pipeline.protocol.tools import Toolset
 from tests.support.call_markup import CALL_MARKUP, CITY, END, WITHOUT_MARKUP, marked_model
 from tests.support.examples import examples
@@ -30,7 +30,11 @@ every_parser = pytest.mark.parametrize("parser", CALL_MARKUP)
 def read(
     parser: str, token_ids: list[int], reason: FinishReason = "stop", tools: Toolset = CHAT_TOOLS, size: int = 1
 ) -> list[ParsedItem]:
-    frames = [turn_started(tools=tools), *token_chunks(token_ids, size), GenerationFinished(reason, 0, 0.0)]
+    frames: list[TokenFrame] = [
+        turn_started(tools=tools),
+        *token_chunks(token_ids, size),
+        GenerationFinished(reason, 0, 0.0),
+    ]
     return parsed_items(parse_chat_frames(marked_model(parser), frames))
 
 
