@@ -96,7 +96,7 @@ def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
     try:
         plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_options)
     except WrongOption as error:
-        raise CannotStart(wrong_option(error, settings.engine_arguments, settings.model)) from error
+        raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
     return plan, stages(settings, chat, default_sampling(plan.config))
 

@@ -360,7 +360,8 @@ class Settings(BaseSettings):
     @field_validator("store")
     @classmethod
     def _store(cls, store: str) -> str:
-        if "://" in store and not store.startswith(("postgresql://", "postgres://")):
+        is_database = store.startswith(("postgresql://", "postgres://"))
+        if not is_database and ("://" in store or re.match("postgres(ql)?:?//", store)):
             raise ValueError("give the path of a file, postgresql://..., or none")
         return store if "://" in store else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
 

@@ -64,7 +64,9 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise CannotRun(f'{file}: {error}; a text stands in quotes: store-ttl = "7d"') from None
+        is_bare = str(error).startswith(("Invalid value", "Expected newline or end of document after a statement"))
+        hint = '; a text stands in quotes: store-ttl = "7d"' if is_bare else ""
+        raise CannotRun(f"{file}: {error}{hint}") from None
     except OSError as error:
         raise CannotRun(f"{file}: {error.strerror}") from None
     named = {key.replace("_", "-"): key for key in known}

@@ -33,7 +33,10 @@ SECRETS = {"api_keys", "engine_key", "web_search_key"}
 
 def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
     """Describe what is wrong with the settings, in one line for each of them."""
-    return "\n".join(dict.fromkeys(_mistake(each, arguments) for each in error.errors()))
+    first: dict[object, ErrorDetails] = {}  # a setting of several forms has an error for each of them
+    for each in error.errors():
+        first.setdefault(each["loc"][:1] or each["msg"], each)
+    return "\n".join(dict.fromkeys(_mistake(each, arguments) for each in first.values()))
 
 
 def place(key: str, arguments: Sequence[str]) -> str:
@@ -49,19 +52,23 @@ def place(key: str, arguments: Sequence[str]) -> str:
 
 
 def placed(message: str, arguments: Sequence[str]) -> str:
-    """Return a message in which each option of penstock or vLLM is named as the operator set it."""
-    return re.sub(
+    """Return a message in which each option of penstock or vLLM is named as the operator set it.
+
+    An option that lacks its value may have lost it to MODEL.
+    """
+    named = re.sub(
         r"(?<!\S)(?<!mean )--([a-z][\w-]*)", lambda option: place(option[1].replace("-", "_"), arguments), message
     )
+    lacking = re.match(r"argument (--[\w-]+).*: expected (?:at least )?one argument$", message)
+    following = [after for before, after in pairwise(arguments) if lacking and option_name(before) == lacking[1]]
+    return f"{named}; {_misread(following[0], lacking[1])}" if lacking and following else named
 
 
-def wrong_option(error: WrongOption, arguments: Sequence[str], model: str | None = None) -> str:
+def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
     """Describe the options that vLLM does not take, and penstock does not have, in one line for each of them."""
     if error.unknown:
         return "\n".join(_not_taken(name, error.known, arguments) for name in error.unknown)
-    lacks_value = re.match(r"argument (--[\w-]+).*: expected (?:at least )?one argument", str(error))
-    misread = f"; {_misread(model, lacks_value[1])}" if lacks_value and model else ""
-    return placed(str(error), arguments) + misread
+    return placed(str(error), arguments)
 
 
 def misread_model(model: str | None, arguments: Sequence[str], engine_arguments: Sequence[str]) -> str | None:

@@ -64,7 +64,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def commands_of_page() -> list[str]:
     """The commands that install penstock without ``make``."""
-    return "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)).splitlines()
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    return [command for block in blocks for command in block.splitlines()]
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:

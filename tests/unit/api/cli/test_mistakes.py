@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.cli.mistakes import wrong_option
+from penstock.api.cli.mistakes import placed, wrong_option
 from penstock.api.cli.serve import read_settings
 from penstock.api.settings import listed
 from penstock.pipeline.errors import CannotRun
@@ -163,6 +163,40 @@ def test_mistake_is_named_once(folder: Path) -> None:
     assert len(mistake().splitlines()) == len({*mistake().splitlines()})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (
+            ["--served-model-name", "foo"],
+            "; MODEL is read as 'foo', which follows --served-model-name: "
+            "write MODEL first, or --served-model-name=foo",
+        ),
+        (["foo", "--served-model-name"], ""),
+    ],
+)
+def test_option_without_its_value_is_named_with_the_model_that_took_it(arguments: list[str], end: str) -> None:
+    lacking = "argument --served-model-name: expected at least one argument"
+    assert placed(lacking, arguments) == lacking + end
+
+
+def test_file_of_wrong_syntax_is_named(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("store = seven")
+    assert mistake().endswith('; a text stands in quotes: store-ttl = "7d"')
+    (folder / "penstock.toml").write_text("[vllm\n")
+    assert "quotes" not in mistake()
+
+
+def test_store_with_a_mistyped_scheme_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its password would become the name of a folder."""
+    monkeypatch.setenv("PENSTOCK_STORE", "postgres//me:secret-5311@host/x")
+    assert mistake() == "PENSTOCK_STORE: give the path of a file, postgresql://..., or none"
+
+
+def test_setting_of_several_forms_has_one_line(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("api-keys = 3")
+    assert len(mistake().splitlines()) == 1
+
+
 def test_model_after_a_switch_of_vllm_is_the_model() -> None:
     assert read_settings(["--enforce-eager", "tiny", "--port", "1"]).model == "tiny"
     assert read_settings(["--max-model-len=5", "tiny", "--lora-modules", "a=/a", "b=/b"]).model == "tiny"
@@ -245,11 +279,6 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
         "--fre: there is no such option (did you mean --free?)",
         "--uds: this option of vllm serve is not taken: listen on an address of this machine by --host and --port",
     ]
-    lone = WrongOption("argument --served-model-name: expected at least one argument", ())
-    assert wrong_option(lone, [], "foo") == (
-        "argument --served-model-name: expected at least one argument; MODEL is read as 'foo', which follows "
-        "--served-model-name: write MODEL first, or --served-model-name=foo"
-    )
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
 
