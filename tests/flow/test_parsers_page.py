@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
-from penstock.stages.models.chat.parsers import FORMS
+from penstock.stages.models.chat.parsers import OWN
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES
 
@@ -26,7 +26,7 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
 * **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of vLLM, or `none`. If a named parser does
   not fit the model, the server does not start. If a selected one does not fit, it is left out with a warning.
 * **Readers.** Machines of penstock's own read the calls of some parsers, each token at the same cost. vLLM's code reads
-  the others, and all reasoning. The names are the same.
+  the others, and all reasoning but that of `inkling`. The names are the same.
 """
 
 TEMPLATES = {
@@ -90,7 +90,7 @@ def cells(sign: Sign) -> tuple[str, ...]:
 
 
 def page() -> str:
-    calls = (row(*cells(sign), "penstock" if sign.parser in FORMS else "vLLM") for sign in TOOL_CALLS)
+    calls = (row(*cells(sign), "penstock" if sign.parser in OWN else "vLLM") for sign in TOOL_CALLS)
     reasoning = (row(*cells(sign)) for sign in REASONING)
     templates = (
         row(f"`{name}.jinja`", *(code([each]) for each in entry)) for name, entry in TEMPLATES.items() if entry[2]

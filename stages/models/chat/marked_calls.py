@@ -15,7 +15,7 @@ from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
 from penstock.stages.models.chat.python_call import PythonCall
 
-_ARGUMENTS = frozenset({"arguments", "parameters"})
+_ARGUMENTS = frozenset({"arguments", "parameters", "args"})
 _FIRST_KEYS = _ARGUMENTS | {"name", "type", "id"}
 """The keys that an object may begin with if it is a call."""
 

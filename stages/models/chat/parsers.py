@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
+from penstock.stages.models.chat.inkling import INKLING_MARKS, InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
@@ -57,6 +58,9 @@ FORMS: Mapping[str, CallForm] = {
     "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
 }
 """Tool call parsers that lose or garble calls, or take ever longer for each token, with the form of their calls."""
+
+OWN = FORMS.keys() | {"inkling"}
+"""Tool call parsers in whose place penstock reads the calls itself."""
 
 _SPEAKS_ON = frozenset({"mistral"})
 """Parsers that return the text after a call as more of its arguments."""
@@ -117,6 +121,9 @@ class VllmParsers:
         elif chat.calls == "arguments":
             called = functions[0]["function"]["name"] if functions else ""
             names, syntax = (names[0], None), BareArguments(called)
+        elif names[1] == "inkling":
+            declared = {each["function"]["name"] for each in functions}
+            names, syntax = (None, None), InklingBlocks(declared, self._latest_mark(turn.prompt))
         elif form := FORMS.get(names[1] or ""):
             names, syntax = (names[0], None), MarkedCalls(form, {each["function"]["name"] for each in functions})
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
@@ -143,6 +150,11 @@ class VllmParsers:
         described: dict[str, Any] = tag.format.model_dump()
         return described
 
+    def _latest_mark(self, prompt: Sequence[int]) -> str | None:
+        """Return the last of Inkling's marks in a prompt."""
+        marks = {token: mark for mark, token in self._tokenizer.get_added_vocab().items() if mark in INKLING_MARKS}
+        return next((marks[token] for token in reversed(prompt) if token in marks), None)
+
     def _whole(self, names: Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
         request = self._request(names[1], functions, variables)
         parser = self._parser(names, variables, request)
@@ -159,6 +171,8 @@ class VllmParsers:
         made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
         for engine in filter(None, (getattr(part, "_parser_engine", None) for part in (made.tool_parser, made))):
             engine._is_valid_tool_name = _may_be_name  # noqa: SLF001 - else calls of unknown functions vanish
+        if names[1] == "poolside_v1":  # for each token, it reads all arguments again, for a result that is unused
+            made.tool_parser._complete_json_prefix = lambda *_: None  # noqa: SLF001
         return made
 
     def _request(

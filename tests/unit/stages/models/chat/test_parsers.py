@@ -18,6 +18,7 @@ from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support import parsed_output
 from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
+from tests.support.clock import count_instructions
 
 pytestmark = pytest.mark.vllm
 
@@ -230,6 +231,17 @@ NESTED = {
 @pytest.mark.parametrize("parser", NESTED)
 def test_declared_calls_are_read_by_parsers_of_nested_tools(parser: str, vocabulary: Vocabulary) -> None:
     assert read_whole(vocabulary, parser, NESTED[parser]) == [PARIS]
+
+
+@pytest.mark.slow
+def test_cost_of_a_long_call_of_poolside_is_flat(vocabulary: Vocabulary) -> None:
+    def cost(words: int) -> int:
+        key = "<arg_key>city</arg_key>"
+        text = f"<tool_call>get_weather\n{key}<arg_value>{'a warm city ' * words}</arg_value></tool_call>"
+        return count_instructions(lambda: read_whole(vocabulary, "poolside_v1", text))
+
+    cost(1)
+    assert cost(400) < 5 * cost(100)
 
 
 GEMMA_CALL = (

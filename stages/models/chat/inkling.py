@@ -1,0 +1,118 @@
+"""Inkling's output: blocks of reasoning, text and calls, each between marks that name its kind.
+
+vLLM's parser reads all arguments again for each token.  This one reads each character once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum, auto
+
+from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
+from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
+
+
+class _Place(Enum):
+    HEADER = auto()
+    """Between the mark of a message and that of its kind: the name of a function, which is no text."""
+    TEXT = auto()
+    REASONING = auto()
+    CALL = auto()
+
+
+_CALL = "<|content_invoke_tool_json|>"
+_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
+_PLACES: Mapping[str, _Place] = {
+    "<|message_model|>": _Place.HEADER,
+    "<|content_thinking|>": _Place.REASONING,
+    "<|content_text|>": _Place.TEXT,
+    "<|content_invoke_tool_text|>": _Place.TEXT,
+    "<|content_tool_error|>": _Place.TEXT,
+    _CALL: _Place.CALL,
+    **dict.fromkeys(_ENDS, _Place.TEXT),
+}
+"""The place after each mark."""
+
+_KNOWN: Mapping[_Place, tuple[str, ...]] = {
+    _Place.HEADER: tuple(_PLACES),
+    _Place.TEXT: tuple(_PLACES),
+    _Place.REASONING: ("<|content_thinking|>", _CALL, *_ENDS),
+    _Place.CALL: _ENDS,
+}
+"""The marks that have a meaning in each place; others are text."""
+
+INKLING_MARKS = tuple(_PLACES)
+
+_PATTERNS = {place: re.compile("|".join(map(re.escape, marks))) for place, marks in _KNOWN.items()}
+_OPEN_IN_PROMPT = frozenset({"<|content_thinking|>", "<|content_text|>"})
+"""The marks after which a prompt may end within a block."""
+
+_FORM = CallForm((_CALL,))
+
+
+class InklingBlocks:
+    """Reads a whole output, reasoning included; ``names`` are the functions that may be called.
+
+    ``begins`` is the last mark of the prompt, which may have begun the first block.
+    """
+
+    triggers = frozenset("<")
+
+    def __init__(self, names: Collection[str], begins: str | None) -> None:
+        self._names = names
+        self._place = _PLACES[begins] if begins in _OPEN_IN_PROMPT else _Place.HEADER
+        self._held = ""
+        """Text that may still become a mark."""
+        self._header = ""
+        self._calls = MarkedCalls(_FORM, names)
+
+    @property
+    def is_at_rest(self) -> bool:
+        return self._place in (_Place.TEXT, _Place.REASONING) and not self._held
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        self._held += text
+        while found := _PATTERNS[self._place].search(self._held):
+            text, self._held = self._held[: found.start()], self._held[found.end() :]
+            yield from self._give(text)
+            yield from self._enter(found[0])
+        end = self._held.rfind("<")
+        if end < 0 or not any(mark.startswith(self._held[end:]) for mark in _KNOWN[self._place]):
+            end = len(self._held)
+        text, self._held = self._held[:end], self._held[end:]
+        yield from self._give(text)
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        held, self._held = self._held, ""
+        yield from self._give("" if cut else held)
+        yield from self._end_block(cut=cut)
+
+    def _give(self, text: str) -> Iterator[Piece]:
+        if not text:
+            return
+        match self._place:
+            case _Place.HEADER:
+                self._header += text
+            case _Place.TEXT:
+                yield ContentPiece(text)
+            case _Place.REASONING:
+                yield ReasoningPiece(text)
+            case _Place.CALL:
+                yield from self._calls.feed(text)
+
+    def _enter(self, mark: str) -> Iterator[Piece]:
+        if mark in _ENDS:
+            yield from self._end_block()
+        self._header, self._place = "", _PLACES[mark]
+        if self._place is _Place.CALL:
+            self._calls = MarkedCalls(_FORM, self._names)
+            yield from self._calls.feed(mark)
+
+    def _end_block(self, *, cut: bool = False) -> Iterator[Piece]:
+        """Return what the block held back; a header without a block is text."""
+        if self._place is _Place.CALL:
+            yield from self._calls.finish(cut=cut)
+        elif self._header:
+            yield ContentPiece(self._header)
+            self._header = ""
