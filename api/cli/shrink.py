@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
         subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
     if isinstance(trial.fails, Stages):
-        print(f"penstock: {chosen.recording}: {trial.fails.fault}", file=sys.stderr)
+        print(f"penstock: {chosen.recording}: {trial.fails.described}", file=sys.stderr)
     ended = smallest(trial, model)
     with private_files():
         write(trial, case, out, chosen.recording)
@@ -138,17 +138,23 @@ class Stages:
     runs: RunRegistry
     fault: str = ""
     """The first fault found: the stage and its error, or the broken rule; empty before that."""
+    described: str = ""
+    """The same with its place, and the last frames before it."""
 
     def __call__(self, folder: Path) -> bool:
         """Run the stages on the recording in ``folder``.  Return True if they show the fault."""
         recording = read_recording(folder / TOKENS, FILES["generate"][1])
         with _unlogged():
-            fault = asyncio.run(self._fault(recording))
-        self.fault = self.fault or fault
+            fault, described = asyncio.run(self._fault(recording))
+        if not self.fault:
+            self.fault, self.described = fault, described
         return bool(fault) and fault == self.fault
 
-    async def _fault(self, recording: Recording) -> str:
-        """Return the fault of the stages; those before `emit` run alone first, as `emit` turns errors into events."""
+    async def _fault(self, recording: Recording) -> tuple[str, str]:
+        """Return the fault of the stages, and its description.
+
+        The stages before `emit` run alone first, as `emit` turns errors into events.
+        """
         steps = self.pipeline.following("generate").steps
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
@@ -157,13 +163,14 @@ class Stages:
         for pipeline in (before_emit, whole):
             trace = await traced(pipeline, source_of_recording(recording), "generate")
             if recording.end.failure and pipeline is before_emit and trace.error:
-                return ""  # the engine failed, not a stage
+                return "", ""  # the engine failed, not a stage
+            if isinstance(trace.error, StageFault):
+                return trace.error.message, str(trace.error)
             if trace.error:
-                if isinstance(trace.error, StageFault):
-                    return trace.error.message
                 detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
-                return f"the stage {name_stage(trace.error)!r} raised {type(trace.error).__name__}{detail}"
-        return ""
+                fault = f"the stage {name_stage(trace.error)!r} raised {type(trace.error).__name__}{detail}"
+                return fault, fault
+        return "", ""
 
 
 @contextmanager
