@@ -45,10 +45,8 @@ _KNOWN: Mapping[_Place, tuple[str, ...]] = {
 INKLING_MARKS = tuple(_PLACES)
 
 _PATTERNS = {place: re.compile("|".join(map(re.escape, marks))) for place, marks in _KNOWN.items()}
-_OPEN_IN_PROMPT = frozenset({"<|content_thinking|>", "<|content_text|>"})
-"""The marks after which a prompt may end within a block."""
-
 _FORM = CallForm((_CALL,))
+_NAME = re.compile(r"[\w.:/-]*")
 
 
 class InklingBlocks:
@@ -61,7 +59,7 @@ class InklingBlocks:
 
     def __init__(self, names: Collection[str], begins: str | None) -> None:
         self._names = names
-        self._place = _PLACES[begins] if begins in _OPEN_IN_PROMPT else _Place.HEADER
+        self._place = _PLACES[begins] if begins else _Place.TEXT
         self._held = ""
         """Text that may still become a mark."""
         self._header = ""
@@ -102,7 +100,7 @@ class InklingBlocks:
                 yield from self._calls.feed(text)
 
     def _enter(self, mark: str) -> Iterator[Piece]:
-        if mark in _ENDS:
+        if mark in _ENDS or not _NAME.fullmatch(self._header):
             yield from self._end_block()
         self._header, self._place = "", _PLACES[mark]
         if self._place is _Place.CALL:
@@ -110,7 +108,7 @@ class InklingBlocks:
             yield from self._calls.feed(mark)
 
     def _end_block(self, *, cut: bool = False) -> Iterator[Piece]:
-        """Return what the block held back; a header without a block is text."""
+        """Return what the block held back; a header is text if no block follows it, or if it is no name."""
         if self._place is _Place.CALL:
             yield from self._calls.finish(cut=cut)
         elif self._header:

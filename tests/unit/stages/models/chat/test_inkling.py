@@ -67,6 +67,7 @@ BLOCKS = {
     f"{RAW}ls <|end{END}": [("Message", "", "ls <|end")],
     f"{CALL}no call{END}": [("Message", "", f"{CALL}no call")],
     "No mark": [("Message", "", "No mark")],
+    f"I ask.{HEADER}{CALL}{PARIS}{END}": [("Message", "", "I ask."), ASKED],
 }
 
 
@@ -77,7 +78,8 @@ def test_blocks_are_items(text: str, size: int, model: ChatModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "kind"), [(f"{HEADER}{REASONING}", "Reasoning"), (f"{HEADER}{TEXT}", "Message"), (END, "Message")]
+    ("prompt", "kind"),
+    [(f"{HEADER}{REASONING}", "Reasoning"), (f"{HEADER}{TEXT}", "Message"), (END, "Message"), ("", "Message")],
 )
 def test_prompt_may_begin_the_first_block(prompt: str, kind: str, model: ChatModel) -> None:
     assert read(model, "So be it", prompt=prompt) == [(kind, "", "So be it")]
