@@ -27,7 +27,8 @@ def test_shared_helpers_are_imported_from_support() -> None:
     wrong = set()
     for path in TESTS.rglob("*.py"):
         top, *below = path.relative_to(TESTS).parts
-        folder = f"tests.{top}" if top in ("bench", "examples") else f"tests.{top}.{below[0] if below else ''}"
+        is_flat = top in ("bench", "examples", "thorough")
+        folder = f"tests.{top}" if is_flat else f"tests.{top}.{below[0] if below else ''}"
         for module in imported(path):
             is_own = module.startswith(folder) and not re.search(r"\.(test_|conftest\b)", module)
             if module.startswith("tests.") and not (module.startswith("tests.support.") or is_own):
