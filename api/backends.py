@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
@@ -127,9 +129,15 @@ async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[Runnin
 
 def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:
     """Return the stages for the ``model`` of an engine elsewhere by its config, or for Harmony if it is None."""
-    config = read_config(model) if model else None
-    chat = None if config is None or speaks_harmony(config) else load_chat_model(config, settings.chat)
-    return stages(settings, chat, default_sampling(config) if config else NO_DEFAULTS)
+    if model is None:
+        return stages(settings, None)
+    if find_spec("vllm") is None:
+        files = ModelFiles(model)
+        own = None if files.speaks_harmony else load_from_files(files, settings.chat)
+        return stages(settings, own, files.sampling)
+    config = read_config(model)
+    chat = None if speaks_harmony(config) else load_chat_model(config, settings.chat)
+    return stages(settings, chat, default_sampling(config))
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.recordings.format import Header
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
 from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
@@ -58,7 +60,11 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
             harmony, runs, missing=f"this version does not know its options {', '.join(sorted(unknown))}"
         )
     try:
-        chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
+        options = ChatOptions(**header.options)
+        if find_spec("vllm") is None:
+            chat = load_from_files(ModelFiles(header.source), options)
+        else:
+            chat = load_chat_model(read_config(header.source), options)
     except (CannotStart, OSError, ValueError) as error:
         return RecordedModel(harmony, runs, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
 from penstock.stages.models.chat.parsers import OWN
+from penstock.stages.models.chat.standalone import CALLS, THOUGHTS
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES
 
@@ -27,6 +28,8 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   not fit the model, the server does not start. If a selected one does not fit, it is left out with a warning.
 * **Readers.** Machines of penstock's own read the calls of some parsers, each token at the same cost. vLLM's code reads
   the others, and all reasoning but that of `inkling`. The names are the same.
+* **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its
+  parsers are among these: {own}. Calls are then held to a grammar only if they are required, and images are not read.
 """
 
 TEMPLATES = {
@@ -97,7 +100,7 @@ def page() -> str:
     )
     return "\n".join(
         (
-            HEAD,
+            HEAD.format(own=code(sorted({*CALLS, *THOUGHTS}), ", ")),
             "## Calls\n",
             table("parser", "template has", "model type", "read by", rows=calls),
             "## Reasoning\n",

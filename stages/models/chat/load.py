@@ -1,7 +1,7 @@
 """Loading a chat model, from the engine of this process or, for a remote engine, from the model's files.
 
-The template, the tokenizer and the output parsers are vLLM's.  vLLM is imported inside functions, because importing it
-is slow and it need not be installed.
+The template, the tokenizer and the output parsers are vLLM's; `.standalone` loads some models without it.  vLLM is
+imported inside functions, because importing it is slow and it need not be installed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.pipeline.errors import CannotStart
@@ -30,12 +29,12 @@ NO_PARSER = "none"
 
 
 class ChatModelsNeedVllm(CannotStart):
-    """vLLM is not installed; chat models need its templates and parsers."""
+    """vLLM is not installed, and the model cannot be served without its code."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, why: str) -> None:
         super().__init__(
-            f"{model} has a chat template, for which penstock needs vLLM's code even if the engine runs elsewhere: "
-            "install vllm, or its CPU build as `make install` does."
+            f"{model} has a chat template, and {why}: install vllm, or its CPU build as `make install` does, "
+            "even if the engine runs elsewhere."
         )
 
 
@@ -90,8 +89,6 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
 
 def read_config(model: str) -> VllmConfig:
     """Read the config of ``model``, a folder or a Hugging Face id, without its weights and without a device."""
-    if find_spec("vllm") is None:
-        raise ChatModelsNeedVllm(model)
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -129,10 +126,15 @@ def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
         logger.warning("No %s parser: %s would fit, as %s, but %s", kind, name, guessed.why, error)
         return None
     if option is None:
-        logger.info("The %s parser is %s, as %s", kind, name, guessed.why)
-        if guessed.doubt:
-            logger.warning("The %s parser may be wrong: %s; --%s-parser names it", kind, guessed.doubt, kind)
+        log_choice(kind, guessed)
     return name
+
+
+def log_choice(kind: Literal["reasoning", "tool-call"], guessed: Guess) -> None:
+    """Log a guess that is followed, its reason, and what speaks against it."""
+    logger.info("The %s parser is %s, as %s", kind, guessed.parser, guessed.why)
+    if guessed.doubt:
+        logger.warning("The %s parser may be wrong: %s; --%s-parser names it", kind, guessed.doubt, kind)
 
 
 def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:

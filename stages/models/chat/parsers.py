@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.frames import ChatTurn, GenerationStarted
+from penstock.pipeline.frames import CallSyntax, ChatTurn, GenerationStarted
 from penstock.stages.models.chat.inkling import INKLING_MARKS, InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import Function, OutputParser
@@ -115,17 +115,12 @@ class VllmParsers:
     def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         names = (None if chat.continues else self._names[0], self._names[1])
-        syntax: Syntax | None = None
-        if chat.calls == "list":
-            names, syntax = (names[0], None), ListedCalls()
-        elif chat.calls == "arguments":
-            called = functions[0]["function"]["name"] if functions else ""
-            names, syntax = (names[0], None), BareArguments(called)
+        syntax = own_syntax(chat.calls, FORMS.get(names[1] or ""), functions)
+        if syntax:
+            names = (names[0], None)
         elif names[1] == "inkling":
             declared = {each["function"]["name"] for each in functions}
             names, syntax = (None, None), InklingBlocks(declared, self._latest_mark(turn.prompt))
-        elif form := FORMS.get(names[1] or ""):
-            names, syntax = (names[0], None), MarkedCalls(form, {each["function"]["name"] for each in functions})
         elif begins := _ONLY_WHOLE.get(names[1] or ""):
             whole = self._whole((None, names[1]), begins, chat.variables, functions)
             names, syntax = (names[0], None), whole
@@ -206,6 +201,19 @@ class VllmParsers:
 def _may_be_name(name: str) -> bool:
     """Return True if ``name`` may be that of a function, declared or not; the rest of a sentence is none."""
     return re.fullmatch(r"[\w.:/-]+", name.strip()) is not None
+
+
+def own_syntax(calls: CallSyntax, form: CallForm | None, functions: Sequence[Function]) -> Syntax | None:
+    """Return the machine that reads the calls of a turn, if it is one of penstock's own.
+
+    ``calls`` is the syntax that the turn is held to, and ``form`` the model's own.
+    """
+    names = [function["function"]["name"] for function in functions]
+    if calls == "list":
+        return ListedCalls()
+    if calls == "arguments":
+        return BareArguments(names[0] if names else "")
+    return MarkedCalls(form, set(names)) if form else None
 
 
 def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:

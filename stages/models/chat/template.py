@@ -20,7 +20,7 @@ _DOT = (
 )
 """An image of one pixel, put in place of every image: rendered text has placeholders for images, not their content."""
 
-_OF_TEMPLATES = (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
+OF_TEMPLATES = (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
 """Exceptions that templates and their compilation raise, besides jinja2's own."""
 
 
@@ -75,12 +75,15 @@ class VllmTemplate:
 
         try:
             rendered: tuple[Any, Mapping[str, Any]] = self._renderer.render_messages(messages, params)
-        except (VLLMClientError, TemplateError, *_OF_TEMPLATES) as error:
-            reason = str(error.args[0]) if error.args else type(error).__name__
-            raise InvalidRequest(
-                f"The model's chat template refuses this conversation: {reason}", param="input"
-            ) from error
+        except (VLLMClientError, TemplateError, *OF_TEMPLATES) as error:
+            raise refusal(error) from error
         return rendered[1]
+
+
+def refusal(error: Exception) -> InvalidRequest:
+    """Return the error for the client when a template raised ``error``."""
+    reason = str(error.args[0]) if error.args else type(error).__name__
+    return InvalidRequest(f"The model's chat template refuses this conversation: {reason}", param="input")
 
 
 def _own(message: ChatMessage, *, keep_images: bool) -> ChatMessage:

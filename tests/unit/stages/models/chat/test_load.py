@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.stages.models.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
+from penstock.stages.models.chat.load import WrongChatOptions
 from tests.support.chat_families import load_model
 from tests.support.paths import TINY_QWEN
 
@@ -93,10 +92,3 @@ def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
 def test_missing_template_ends_the_start() -> None:
     with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
         load_model(chat_template="lost.jinja")
-
-
-def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chat models are read with vLLM's code, which an HTTP engine does not need."""
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ChatModelsNeedVllm, match="install vllm"):
-        read_config("Qwen/Qwen3-8B")
