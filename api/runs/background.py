@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -45,17 +45,34 @@ class InFlight:
 
     stopping: bool = False
     """True if new requests are refused."""
-    count: int = 0
+    _tasks: set[asyncio.Task[Any] | None] = field(default_factory=set)
+    _refused: set[asyncio.Task[Any] | None] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        """The number of requests in flight."""
+        return len(self._tasks)
 
     def __enter__(self) -> None:
-        """Count a request in; raise `ServerStopping` if the server is stopping."""
+        """Take a request in; raise `ServerStopping` if the server is stopping."""
         if self.stopping:
             raise ServerStopping
-        self.count += 1
+        self._tasks.add(asyncio.current_task())
 
-    def __exit__(self, *_: object) -> None:
-        """Count a request out."""
-        self.count -= 1
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Let a request go; raise `ServerStopping` if it was refused."""
+        task = asyncio.current_task()
+        self._tasks.discard(task)
+        if task and task in self._refused and isinstance(error, asyncio.CancelledError):
+            self._refused.discard(task)
+            task.uncancel()
+            raise ServerStopping from None
+
+    def refuse(self) -> None:
+        """End the requests that are still in flight: their clients get `ServerStopping`, if they have no answer yet."""
+        self._refused.update(self._tasks)
+        for task in filter(None, tuple(self._tasks)):
+            task.cancel()
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, and wait up to ``seconds``, or until ``is_hurried``, for those in flight to end."""

@@ -305,6 +305,7 @@ class Scheduler:
             await self.in_flight.drain(wait)
             for run in self.runs:
                 self._end_early(run, errors.RunInterrupted())
+        self.in_flight.refuse()
 
     async def release_lost(self) -> None:
         """Release the responses that other servers took over when this one seemed dead; clients can resume there."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.api.runs import scheduler
 from penstock.pipeline.errors import ServerStopping
+from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.database import DatabaseUnavailable, Row, Unit, Value
@@ -43,6 +47,31 @@ async def test_stopping_server_refuses_new_responses(served: ScriptedServer, bod
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert len(served.scheduler.runs) == 0
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}])
+async def test_request_that_a_stage_holds_is_refused_by_a_stopping_server(
+    tmp_path: Path, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no response yet that could fail."""
+    monkeypatch.setattr(scheduler, "FINISH_WAIT", 0.1)
+
+    async def hold(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+        async for prompt in source:
+            await asyncio.Event().wait()
+            yield prompt
+
+    async with running_server(
+        ScriptedEngine(script()), tmp_path, edit=lambda whole: whole.insert_after("render", "hold", hold)
+    ) as served:
+        request = served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
+        asking = asyncio.ensure_future(request.__aenter__())
+        await api_clients.wait_until(lambda: served.scheduler.in_flight.count == 1)
+        await served.scheduler.drain(0)
+        answer = await asking
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        answer.close()
+        assert served.scheduler.in_flight.count == 0
 
 
 async def test_late_detached_response_holds_no_conversation(store_at: str) -> None:
