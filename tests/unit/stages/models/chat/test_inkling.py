@@ -126,7 +126,7 @@ def theirs(model: ChatModel, text: str) -> Any:
     from vllm.parser import ParserManager  # noqa: PLC0415
 
     tool = {"type": "function", "name": "get_weather", "parameters": parsed_output.CITY, "strict": None}
-    request = ResponsesRequest(model="m", input="", tools=[tool])
+    request: Any = ResponsesRequest.model_validate({"model": "m", "input": "", "tools": [tool]})
     tokenizer = model.vocabulary.tokenizer
     parser = ParserManager.get_parser("inkling", "inkling", enable_auto_tools=True, tokenizer=tokenizer)
     assert parser
