@@ -43,6 +43,9 @@ BY_DESIGN: Differences = {
         ("gemma4/gemma4", f"{_GEMMA}_reasoning_suppression_matches_registered_parser"): 1,
         ("qwen3/-", "test_engine_reasoning_no_tool_holdback_finished_and_hidden_reasoning"): 1,
     },
+    "the test gives no prompt, which would end with the mark of the header": {
+        ("inkling/inkling", "TestNonStreaming::test_tool_header_name_is_not_visible_content"): 1,
+    },
     "the test looks at some of the pieces alone": {
         ("-/glm45", "TestGlm47Streaming::test_with_args"): 1,
         ("-/hermes", "test_parse_delta_finished_appends_remaining_args"): 1,
@@ -87,8 +90,8 @@ BY_DESIGN: Differences = {
 """Differences that stay."""
 
 DEFECTS: Differences = {
-    "a call without a mark is found only at the beginning of the answer, and not after thoughts in letters": {
-        ("-/xlam", "test_extract_tool_calls"): 3,
+    "a call without a mark is found only at the beginning of a line, and not after thoughts in letters": {
+        ("-/xlam", "test_extract_tool_calls"): 1,
     },
     "the parameter `input` around all arguments is not unwrapped": {
         ("-/deepseek_v32", "TestExtractToolCalls::test_input_wrapper_repaired"): 1,

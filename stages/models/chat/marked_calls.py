@@ -36,11 +36,13 @@ class CallForm:
     after a ``head``, a pattern with the name as its group.
 
     Calls begin after one of the marks ``begins``; the marks ``ends``, and those ``between`` calls, are dropped.  With
-    ``is_bare``, calls at the beginning of a line count, too, if they name a function that may be called.
+    ``is_bare``, calls at the beginning of a line count, too, if they name a function that may be called, and so do
+    calls after ``fences``, marks that other text may have as well.
     """
 
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    fences: tuple[str, ...] = ()
     is_bare: bool = False
     is_keyed: bool = False
     is_python: bool = False
@@ -51,7 +53,9 @@ class CallForm:
     @property
     def triggers(self) -> frozenset[str]:
         """The characters that calls may begin with, and the end of a line, after which a bare one may begin."""
-        return frozenset(mark[0] for mark in self.begins) | (frozenset("[{\n") if self.is_bare else frozenset())
+        return frozenset(mark[0] for mark in (*self.begins, *self.fences)) | (
+            frozenset("[{\n") if self.is_bare else frozenset()
+        )
 
 
 class _Place(Enum):
@@ -66,9 +70,10 @@ class MarkedCalls:
     def __init__(self, form: CallForm, names: Collection[str]) -> None:
         self._form = form
         self._names = names
-        self._begin = _any_of(form.begins)
+        self._begins = (*form.begins, *form.fences)
+        self._begin = _any_of(self._begins)
         self._end = _any_of(form.ends)
-        self._marks = tuple(filter(None, (*form.begins, *form.ends, *form.between, form.call)))
+        self._marks = tuple(filter(None, (*self._begins, *form.ends, *form.between, form.call)))
         self._between = re.compile("(?:{})*".format("|".join((r"[\s,;\[\]]", *map(re.escape, form.between)))))
         self._bare = re.compile(r"\[" if form.is_python else r"[\[{]")
         self._place = _Place.TEXT
@@ -111,7 +116,7 @@ class MarkedCalls:
             drops = self._object.is_call or (cut and self._object.may_be_call)
             held = "" if drops else self._unused + self._object.text + held
         elif self._place is _Place.BETWEEN:
-            held = "" if self._has_called or cut else self._unused + held
+            held = "" if self._has_called or (cut and self._is_marked) else self._unused + held
         yield from [ContentPiece(held)] if held else ()
 
     def _new_object(self) -> _CallObject | _HeadedCall | PythonCall:
@@ -136,10 +141,11 @@ class MarkedCalls:
             self._begin_calls("")
         elif begun:
             yield from self._give(begun.start())
-            self._skip(len(begun[0]))
-            self._begin_calls(begun[0])
+            if not any(mark.startswith(self._held) and mark != self._held for mark in self._begins):  # a longer one
+                self._skip(len(begun[0]))
+                self._begin_calls(begun[0])
         else:
-            yield from self._give(len(self._held) - _overlap(self._held, self._form.begins))
+            yield from self._give(len(self._held) - _overlap(self._held, self._begins))
 
     def _bare_start(self, text: str) -> int | None:
         """Return the position of the first bracket at the beginning of a line, or None."""
@@ -164,7 +170,8 @@ class MarkedCalls:
     # Between and in calls
 
     def _begin_calls(self, mark: str) -> None:
-        self._place, self._is_marked, self._has_called, self._unused = _Place.BETWEEN, bool(mark), False, mark
+        self._place, self._has_called, self._unused = _Place.BETWEEN, False, mark
+        self._is_marked = mark in self._form.begins
 
     def _read_between(self) -> Iterator[Piece]:
         """Read what stands before an object: brackets, commas, marks, or text after all calls."""
@@ -178,7 +185,8 @@ class MarkedCalls:
             yield from [] if self._has_called else [ContentPiece(self._unused + between[0] + found[0])]
         elif found := self._begin and self._begin.match(rest):
             self._unused += between[0] + found[0]
-            self._held, self._is_marked, self._has_called = rest[found.end() :], True, False
+            self._held, self._has_called = rest[found.end() :], False
+            self._is_marked = found[0] in self._form.begins
         elif _overlap(rest, self._marks) == len(rest):
             return
         elif self._may_begin(rest):

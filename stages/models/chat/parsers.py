@@ -50,7 +50,7 @@ FORMS: Mapping[str, CallForm] = {
     "phi4_mini_json": CallForm(("functools",)),
     "jamba": _LISTED,
     "hunyuan_a13b": _LISTED,
-    "xlam": CallForm(("[TOOL_CALLS]", "```json", "```"), ("```",), is_bare=True),
+    "xlam": CallForm(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>", "```"), ("```json", "```"), is_bare=True),
     "pythonic": CallForm(is_bare=True, is_python=True),
     "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), is_bare=True, is_python=True),
     "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), is_bare=True, is_python=True),

@@ -18,7 +18,8 @@ MARKED = CallForm(("<tool_calls>",), ("</tool_calls>",))
 BARE = CallForm(("<|python_tag|>",), is_bare=True)
 KEYED = CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True)
 PYTHON = CallForm(("<|python_start|>",), ("<|python_end|>",), is_bare=True, is_python=True)
-FORMS = (MARKED, BARE, KEYED)
+FENCED = CallForm(("<tool_call>",), ("</tool_call>", "```"), ("```json", "```"), is_bare=True)
+FORMS = (MARKED, BARE, KEYED, FENCED)
 NAMES = ("get_weather", "get_time")
 
 Read = list[tuple[str, str]]
@@ -70,6 +71,11 @@ CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
         (BARE, '{"age": 36, "name": "get_time"}', [("", '{"age": 36, "name": "get_time"}')]),
         (BARE, "[1, 2]", [("", "[1, 2]")]),
         (BARE, f"Write {CALL} for it.", [("", f"Write {CALL} for it.")]),
+        (FENCED, f"I look.\n```json\n[{CALL}]\n```", [("", "I look.\n"), PARIS]),
+        (FENCED, f"```{CALL}```", [PARIS]),
+        (FENCED, f"I look.<tool_call>[{CALL}]</tool_call>", [("", "I look."), PARIS]),
+        (FENCED, '```json\n[{"name": "Ada"}]\n```', [("", '```json\n[{"name": "Ada"}]\n```')]),
+        (FENCED, "```js\nf()\n```", [("", "```js\nf()\n```")]),
         (KEYED, '<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>', [PARIS]),
         (KEYED, '<|tools_prefix|>[{"get_weather": {"n": 1.5e3}}]<|tools_suffix|>', [("get_weather", '{"n": 1.5e3}')]),
     ],
