@@ -146,7 +146,7 @@ def fed(model: ChatModel, parser: OutputParser, token: int) -> Sequence[Piece]:
     return parser.feed(token, model.vocabulary.decode([token]))
 
 
-PARTS = ["<think>", "</think>", "<tool_call>", "<", "</thi", "a", " ", "\n", "nk>"]
+PARTS = ["<think>", "</think>", "<tool_call>", "<", "</th", "a", " ", "\n", "ink>"]
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12), st.sampled_from([True, False, None]))
