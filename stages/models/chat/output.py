@@ -70,7 +70,7 @@ class ParsedOutput:
         self._syntax = syntax
         self._renew = renew
         own = traits.triggers if parser else frozenset()
-        self.triggers = own if own is None or syntax is None else own | syntax.triggers
+        self.triggers: frozenset[str] | None = own if own is None or syntax is None else own | syntax.triggers
         self.is_at_rest = False
         self._batch: list[int] = []
         self._batched = ""

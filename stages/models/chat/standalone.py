@@ -104,7 +104,7 @@ class ModelFiles:
             raise ChatModelsNeedVllm(
                 self.model, "neither vLLM is installed nor transformers with jinja2, which suffice for some"
             )
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         try:
             path = cached_file(self.model, name, _raise_exceptions_for_missing_entries=name == "config.json")
