@@ -179,10 +179,10 @@ live: engine clients clients-chat clients-http test-page ## The tests with real 
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
-ifdef PENSTOCK_VLLM_SDIST
+ifdef SDIST_OF_VLLM
 	@$(SUITE) corpus tests/thorough
 else
-	@echo "corpus: left out; PENSTOCK_VLLM_SDIST names the folder of vLLM's sdist, vllm-0.33.0.tar.gz on PyPI, unpacked"
+	@echo "corpus: left out; SDIST_OF_VLLM names the folder of vLLM's sdist, vllm-0.33.0.tar.gz on PyPI, unpacked"
 endif
 
 engine: $(DONE)/test $(TINY).built

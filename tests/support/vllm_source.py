@@ -60,10 +60,10 @@ def _bound(file: Path) -> frozenset[str]:
 def _sources() -> list[VllmSource]:
     installed = find_spec("vllm")
     folders = [Path(next(iter(installed.submodule_search_locations or ())))] if installed else []
-    if sdist := os.environ.get("PENSTOCK_VLLM_SDIST"):
+    if sdist := os.environ.get("SDIST_OF_VLLM"):
         folders.append(Path(sdist) / "vllm")
     return [VllmSource(folder) for folder in folders]
 
 
 SOURCES = _sources()
-"""The installed vLLM, and the one whose unpacked sdist ``PENSTOCK_VLLM_SDIST`` names."""
+"""The installed vLLM, and the one whose unpacked sdist ``SDIST_OF_VLLM`` names."""

@@ -1,6 +1,6 @@
 """vLLM's own tests as a reference: penstock makes of each output what vLLM makes of it, or a table says why not.
 
-``PENSTOCK_VLLM_SDIST`` names the folder of vLLM's unpacked sdist.
+``SDIST_OF_VLLM`` names the folder of vLLM's unpacked sdist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.io, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     """Cases that can be read here."""
-    found = recorded_cases(Path(os.environ["PENSTOCK_VLLM_SDIST"]), tmp_path_factory.mktemp("vllm"))
+    found = recorded_cases(Path(os.environ["SDIST_OF_VLLM"]), tmp_path_factory.mktemp("vllm"))
     assert len(found) > 1500
     unread = {case.names for case in found if not starts(case)}
     assert unread == UNREAD.keys()
