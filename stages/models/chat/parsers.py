@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -130,7 +131,10 @@ class VllmParsers:
             request = parser.adjust_request(request)
         anew = partial(self._parser, (None, names[1]), chat.variables, request)
         renew = anew if names[1] in _ENDS_WITH_CALLS else None
-        return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
+        traits = self._known(names, parser)
+        if chat.variables.get("force_nonempty_content"):
+            traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all
+        return ParsedOutput(parser, request, turn.prompt, traits, syntax, renew)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call

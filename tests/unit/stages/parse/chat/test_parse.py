@@ -135,6 +135,19 @@ def test_arguments_in_an_undeclared_parameter_are_completed() -> None:
     assert item.repairs == ("unread output",)
 
 
+def test_thought_is_the_answer_too_if_the_request_wants_one_in_any_case() -> None:
+    thought = "The user wants the weather in Paris, and it is warm."
+    turn = ChatTurn({"force_nonempty_content": True})
+    assert items_in_brief(parse_chat("nemotron", thought, turn=turn)) == [
+        ("Reasoning", "", thought),
+        ("Message", "", thought),
+    ]
+    assert items_in_brief(parse_chat("nemotron", f"{thought}</think>Warm.", turn=turn)) == [
+        ("Reasoning", "", thought),
+        ("Message", "", "Warm."),
+    ]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v31", "step3"])
 def test_call_without_arguments_has_an_empty_object(family: str) -> None:
     """Clients expect JSON."""
