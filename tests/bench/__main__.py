@@ -25,16 +25,19 @@ from tests.bench.measuring import PARTS, Found, attempt, measured
 from tests.bench.report import goals_table, keep, last, machine, section
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
-DETAILS = ("tokens", "chat")
+DETAILS = ("tokens", "chat", "parsers")
 
 
 async def details(name: str) -> dict[str, str]:
     """Return tables of penstock alone, by title; no goal depends on it."""
     from tests.bench.chat import chat_figures  # noqa: PLC0415 - each imports a lot
+    from tests.bench.parsers import parser_figures  # noqa: PLC0415
     from tests.bench.tokens import guard_table, variant_table  # noqa: PLC0415
 
     if name == "chat":
         return {"Chat models": await chat_figures()}
+    if name == "parsers":
+        return {"Parsers of chat models": parser_figures()}
     return {"Items of every kind": await variant_table(), "A stage of the operator's": await guard_table()}
 
 
