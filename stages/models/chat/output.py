@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.stages.models.chat.json_value import ValueEnd
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import ListedCalls, Restless, Syntax
+from penstock.stages.models.chat.syntaxes import Restless, Syntax
 
 if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -250,16 +250,17 @@ class ParsedOutput:
 
 
 class WholeOutput(Restless):
-    """The syntax of a parser that only reads whole outputs: nothing is returned before the end.
+    """The syntax of a parser that only reads whole calls: nothing is returned before the end.
 
-    Such a parser finds nothing in a call that was cut.  The text after ``begins``, the pattern that starts calls, is
-    then read as a JSON list of calls.
+    Calls begin with the pattern ``begins``, and end with the mark ``end``.  Each is read by itself, as such a parser
+    drops the text around calls.  One that was cut is left out.
     """
 
-    def __init__(self, parser: Parser, request: Any, begins: str) -> None:
+    def __init__(self, parser: Parser, request: Any, begins: str, end: str) -> None:
         self._parser = parser
         self._request = request
-        self._begins = re.compile(begins)
+        self._call = re.compile(rf"{begins}.*?(?:{re.escape(end)}|\Z)", re.DOTALL)
+        self._end = end
         self._text = ""
 
     def feed(self, text: str) -> Iterator[Piece]:
@@ -267,24 +268,24 @@ class WholeOutput(Restless):
         yield from ()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        begun = self._begins.search(self._text)
-        before_calls = self._text[: begun.start()] if begun else self._text
-        yield from self._read(before_calls if cut else self._text, before_calls)
-        if begun and cut:
-            calls = ListedCalls()
-            yield from calls.feed(self._text[begun.end() :])
-            yield from calls.finish(cut=True)
+        position = 0
+        for call in self._call.finditer(self._text):
+            if before := self._text[position : call.start()]:
+                yield ContentPiece(before)
+            if call[0].endswith(self._end) or not cut:
+                yield from self._read(call[0])
+            position = call.end()
+        if rest := self._text[position:]:
+            yield ContentPiece(rest)
 
-    def _read(self, text: str, before_calls: str) -> Iterator[Piece]:
+    def _read(self, text: str) -> Iterator[Piece]:
         try:
-            reasoning, content, calls = self._parser.parse(text, self._request, enable_auto_tools=True)
+            _, content, calls = self._parser.parse(text, self._request, enable_auto_tools=True)
         except Exception:
             logger.warning("A parser failed: the output is passed on as text", exc_info=True)
-            reasoning, content, calls = None, text, None
-        if calls and not (reasoning or content):
-            content = before_calls  # some parsers drop the text before the calls
-        yield from [ReasoningPiece(reasoning)] if reasoning else ()
-        yield from [ContentPiece(content)] if content else ()
+            content, calls = text, None
+        if not calls:
+            yield ContentPiece(content or text)
         for call in calls or ():
             yield CallPiece(call.name)
             yield ArgumentsPiece(call.arguments)

@@ -28,8 +28,11 @@ Names: TypeAlias = tuple[str | None, str | None]
 _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v3", "hy_v4", "dots", "minicpm5"})
 """Parsers that accept tools only in the form of the Chat Completions API."""
 
-_ONLY_WHOLE: Mapping[str, str] = {"minicpm5": r"<function(?=[ =])", "functiongemma": "<start_function_call>"}
-"""Tool call parsers that lose or garble calls when streaming, with a pattern for the start of calls."""
+_ONLY_WHOLE: Mapping[str, tuple[str, str]] = {
+    "minicpm5": ("<function(?:[ =Ġ]|name=)", "</function>"),
+    "functiongemma": ("<start_function_call>", "<end_function_call>"),
+}
+"""Tool call parsers that lose or garble calls when streaming, with a pattern for the start of a call, and its end."""
 
 _LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
 _LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
@@ -122,8 +125,8 @@ class VllmParsers:
         elif names[1] == "inkling":
             declared = {each["function"]["name"] for each in functions}
             names, syntax = (None, None), InklingBlocks(declared, self._latest_mark(turn.prompt))
-        elif begins := _ONLY_WHOLE.get(names[1] or ""):
-            whole = self._whole((None, names[1]), begins, chat.variables, functions)
+        elif marks := _ONLY_WHOLE.get(names[1] or ""):
+            whole = self._whole((None, names[1]), marks, chat.variables, functions)
             names, syntax = (names[0], None), whole
         request = self._request(names[1], functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
@@ -154,11 +157,13 @@ class VllmParsers:
         marks = {token: mark for mark, token in self._tokenizer.get_added_vocab().items() if mark in INKLING_MARKS}
         return next((marks[token] for token in reversed(prompt) if token in marks), None)
 
-    def _whole(self, names: Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
+    def _whole(
+        self, names: Names, marks: tuple[str, str], variables: Mapping[str, Any], functions: Sequence[Function]
+    ) -> Syntax:
         request = self._request(names[1], functions, variables)
         parser = self._parser(names, variables, request)
         assert parser is not None
-        return WholeOutput(parser, parser.adjust_request(request), begins)
+        return WholeOutput(parser, parser.adjust_request(request), *marks)
 
     def _parser(self, names: Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
         if names not in self._classes:

@@ -254,6 +254,18 @@ def test_functiongemma_keeps_all_arguments(vocabulary: Vocabulary) -> None:
     assert (name, json.loads(arguments)) == ("get_weather", {"city": "Paris", "days": 3})
 
 
+@pytest.mark.parametrize(("parser", "call"), [("functiongemma", GEMMA_CALL), ("minicpm5", NESTED["minicpm5"])])
+def test_text_around_calls_is_kept(parser: str, call: str, vocabulary: Vocabulary) -> None:
+    items = read_whole(vocabulary, parser, f"I look.\n{call}\nAgain.{call}\nDone.")
+    read = [text if kind == "Message" else name for kind, name, text in items]
+    assert read == ["I look.", "get_weather", "Again.", "get_weather", "Done."]
+
+
+def test_call_whose_blanks_were_lost_is_no_message(vocabulary: Vocabulary) -> None:
+    text = NESTED["minicpm5"].replace(" name", "name")
+    assert read_whole(vocabulary, "minicpm5", text) == [PARIS]
+
+
 NAMELESS = '[TOOL_CALLS] [{"arguments": {"city": "Paris"}}]'
 
 
