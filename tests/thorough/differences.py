@@ -55,12 +55,6 @@ BY_DESIGN: Differences = {
         ("minicpmv/-", "TestNewlineRecovery::test_buffered_delta_is_dropped_not_sent_empty"): 1,
         ("minimax_m3/-", "test_streaming_split_end_marker_content_ids_are_stripped"): 1,
     },
-    "a thought is sent before its end shows that it is the answer (`force_nonempty_content`): the message repeats it": {
-        ("granite_thinking_parser/-", f"test_granite_thinking_{_FORCE}"): 1,
-        ("granite_thinking_parser/-", "test_granite_thinking_force_nonempty_no_swap_when_newlines_only"): 1,
-        ("granite_thinking_parser/-", "test_granite_thinking_force_nonempty_swaps_when_content_absent"): 1,
-        ("nemotron_v3/-", f"test_nemotron_v3_{_FORCE}"): 1,
-    },
     "vLLM drops text before or after a call, which is a message here": {
         ("-/deepseek_v31", "test_extract_tool_calls_with_multiple_tools"): 1,
         ("-/hunyuan_a13b", "test_hunyuan_a13b_tool_parser_extract"): 1,
