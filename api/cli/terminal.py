@@ -108,7 +108,8 @@ class Drawing:
         for row in rows_of(timeline):
             lines = list(self._lines(row))
             if row.kind == "turn":
-                yield from ((lines[0].at, part) for part in self._prompt(row.turn))
+                at = lines[0].at if lines else None
+                yield from ((at, part) for part in self._prompt(row.turn))
             for line in lines:
                 yield line.at, self._columns(line, latest)
                 latest = next((at for at in (line.until, line.at, latest) if at is not None), None)

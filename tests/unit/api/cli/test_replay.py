@@ -75,6 +75,11 @@ async def leave(source):
     async for frame in source:
         yield frame
         raise SystemExit(3)
+
+async def balk(source):
+    async for frame in source:
+        raise ValueError("not even one")
+        yield frame
 """
 
 
@@ -178,6 +183,13 @@ def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], s
     assert "the stage 'fail' raised ValueError: not this one (" in replayed.err
     assert "fail.py:" in replayed.err
     assert penstock("replay", RECORDING, "--sse", "--with", install("fail"), "--from", "converse") == replayed
+    assert "Traceback" not in replayed.err
+
+
+def test_stage_that_raises_before_its_first_frame_is_drawn(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    replayed = penstock("replay", RECORDING, "--with", install("balk"))
+    assert replayed.status == 1
+    assert "the stage 'balk' raised ValueError: not even one (" in replayed.err
     assert "Traceback" not in replayed.err
 
 
