@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -46,7 +47,8 @@ class ParseStage(ABC):
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
             else:
-                for parsed in parser.feed(frame):
+                read = parser.feed(frame)
+                for parsed in await asyncio.to_thread(tuple, read) if parser.is_slow(frame) else read:
                     yield parsed
 
     @abstractmethod
@@ -86,6 +88,10 @@ class TurnParser(ABC):
     def feed(self, frame: frames.EngineFrame) -> Iterator[ParsedFrame]:
         """Take one frame and return the frames that follow from it."""
         return self._read(frame) if isinstance(frame, TokenChunk) else self._finish(frame)
+
+    def is_slow(self, frame: frames.EngineFrame) -> bool:
+        """Return True if a frame may take so long to read that other responses would wait for it."""
+        return False
 
     @abstractmethod
     def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]: ...

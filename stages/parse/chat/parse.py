@@ -10,6 +10,7 @@ very beginning of a turn, and at its end if the turn ends with a message.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -27,6 +28,12 @@ from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken, is_open
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
+
+_SLOW = 0.004
+"""Seconds of a step after which the next one runs in a thread."""
+
+_LONG = 500
+"""Tokens since plain text after which a step that ends a call runs in a thread."""
 
 TextPiece: TypeAlias = ReasoningPiece | ContentPiece
 
@@ -101,8 +108,26 @@ class ChatParser(TurnParser):
         """None if the engine reports no log probabilities."""
         self._uncounted = 0
         """Tokens that are not added to those of reasoning yet, as the next piece decides that."""
+        self._was_slow = False
+        """True if the latest step took more than `_SLOW` seconds."""
+        self._plain_upto = 0
+        """The position at which the latest run of plain text ended."""
         self._plain_from = 0
         """The position at which the latest run of plain text began."""
+
+    def feed(self, frame: frames.EngineFrame) -> Iterator[frames.ParsedFrame]:
+        """Take one frame and return the frames that follow from it."""
+        began = time.perf_counter()
+        yield from super().feed(frame)
+        self._was_slow = time.perf_counter() - began > _SLOW
+
+    def is_slow(self, frame: frames.EngineFrame) -> bool:
+        """Return True after a slow step, and if a long call may end: several parsers then read all of it again."""
+        if self._was_slow:
+            return True
+        is_long = len(self._tokens) - self._plain_upto > _LONG
+        marks = self._chat.vocabulary.mark_ids
+        return is_long and (not isinstance(frame, frames.TokenChunk) or not marks.isdisjoint(frame.token_ids))
 
     def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._end_plain_text()
@@ -124,6 +149,7 @@ class ChatParser(TurnParser):
         """Catch up with the tokens of the hot path."""
         if self._plain_texts is not None:
             self._plain_texts, self._state.read_upto = None, len(self._tokens)
+            self._plain_upto = len(self._tokens)
             if self._latest is ReasoningPiece:
                 self._reasoning_tokens += len(self._tokens) - self._plain_from
 

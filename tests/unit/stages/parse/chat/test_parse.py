@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import ChatTurn, FinishReason, ItemDelta
+from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, ItemDelta, TokenFrame
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.model import Piece
+from penstock.stages.models.chat.output import ParsedOutput
+from penstock.stages.parse.chat import parse
+from penstock.stages.parse.chat.parse import ParseChat
 from tests.support.chat_families import family_model
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     chat_tokens,
+    chat_turn_started,
     ended_chat_tokens,
     items_in_brief,
     parse_chat,
     parse_chat_tokens,
     parse_cut_chat,
     parsed_items,
+    token_chunks,
     turn_finished,
 )
 
@@ -159,6 +168,27 @@ def test_call_without_arguments_has_an_empty_object(family: str) -> None:
         '<steptml:invoke name="get_time"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
     }
     assert items_in_brief(parse_chat(family, markup[family])) == [("FunctionCall", "get_time", "{}")]
+
+
+@pytest.mark.parametrize(("long", "in_threads"), [(10, 1), (500, 0)])
+async def test_end_of_a_long_call_is_read_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, long: int, in_threads: int
+) -> None:
+    """Several parsers read all of the call again there, and other responses would wait."""
+    threads = set[int]()
+
+    def finish(output: ParsedOutput, *, cut: bool) -> Sequence[Piece]:
+        threads.add(threading.get_ident())
+        return finish_here(output, cut=cut)
+
+    finish_here = ParsedOutput.finish
+    monkeypatch.setattr(ParsedOutput, "finish", finish)
+    monkeypatch.setattr(parse, "_LONG", long)
+    chunks = token_chunks(ended_chat_tokens("qwen3", THOUGHT + PARIS))
+    turn: list[TokenFrame] = [chat_turn_started("qwen3"), *chunks, GenerationFinished("stop", 0, 0.0)]
+    given = [frame async for frame in ParseChat(family_model("qwen3"))(source_of(turn))]
+    assert items_in_brief(parsed_items(given)) == [LET_ME_SEE, IN_PARIS]
+    assert len(threads - {threading.get_ident()}) == in_threads
 
 
 def test_white_space_of_markup_is_no_text() -> None:
