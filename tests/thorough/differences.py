@@ -80,10 +80,6 @@ BY_DESIGN: Differences = {
         ("-/xlam", "test_extract_tool_calls_streaming_incremental"): 2,
         ("-/xlam", "test_streaming_with_list_structure"): 1,
     },
-    "vLLM makes a call with a name that no function can have, which is a thought with its markup here": {
-        ("-/gemma4", "TestBareAndMalformedOpeners::test_malformed_no_brace_bounded"): 1,
-        ("-/qwen3_coder", "test_malformed_xml_no_gt_delimiter"): 2,
-    },
     "`force_nonempty_content`: the thought streams as a thought and is repeated as the answer, as in vLLM's stream": {
         ("granite_thinking_parser/-", f"test_granite_thinking_{_FORCE}"): 1,
         ("granite_thinking_parser/-", "test_granite_thinking_force_nonempty_no_swap_when_newlines_only"): 1,
@@ -105,11 +101,6 @@ DEFECTS: Differences = {
         ("-/deepseek_v32", "TestExtractToolCalls::test_input_wrapper_repaired"): 1,
     },
     "quotes within quotes end the argument": {("-/lfm2", "test_tool_call"): 1},
-    "a call with a name that no function can have is lost if a right one follows": {
-        ("-/gemma4", "TestBareAndMalformedOpeners::test_bare_malformed_then_well_formed"): 1,
-        ("-/gemma4", "TestBareAndMalformedOpeners::test_malformed_then_well_formed"): 1,
-        ("-/gemma4", "TestBareAndMalformedOpeners::test_three_mixed_calls"): 1,
-    },
     "blanks that are spelled as in SentencePiece stay in messages": {
         ("-/minicpm5", "test_thinking_only_sentencepiece_normalized_in_content"): 1,
     },

@@ -174,7 +174,9 @@ class VllmParsers:
         tools = request.tools if request else []
         made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
         for engine in filter(None, (getattr(part, "_parser_engine", None) for part in (made.tool_parser, made))):
-            engine._is_valid_tool_name = _may_be_name  # noqa: SLF001 - else calls of unknown functions vanish
+            # by itself, it drops calls of unknown functions, or makes a name of the rest of a sentence
+            if engine.parser_engine_config.validate_tool_names or names[1] == "mistral":
+                engine._is_valid_tool_name = _may_be_name  # noqa: SLF001 - there is no option for it
         if names[1] == "poolside_v1":  # for each token, it reads all arguments again, for a result that is unused
             made.tool_parser._complete_json_prefix = lambda *_: None  # noqa: SLF001
         return made
