@@ -26,7 +26,7 @@ from penstock.pipeline.recordings.format import (
 from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Trace, traced
 
-SLOW, SILENCE = 0.25, 5.0
+SLOW, SILENCE = 0.25, 30.0
 """Seconds for which code may hold the event loop, and for which a stage may give nothing, before a line names it."""
 
 WITH_ENGINE = ("converse", "render", "generate")
@@ -79,7 +79,7 @@ async def replay_of(
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
-    with watching(pipeline, SLOW, SILENCE, logging.WARNING):
+    with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
         trace = await traced(part(tapped, source, since, upto), source_of_recording(recording), source)
     left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
     return Replay(files, model, pipeline, recording, trace, turns, tuple(filter(None, (note, left_out))))

@@ -46,18 +46,24 @@ SILENCE = 60.0
 
 @contextmanager
 def watching(
-    pipeline: Pipeline[Any, Any], slow: float, silence: float = SILENCE, level: int = logging.INFO
+    pipeline: Pipeline[Any, Any],
+    slow: float,
+    silence: float = SILENCE,
+    level: int = logging.INFO,
+    *,
+    only_inserted: bool = False,
 ) -> Iterator[None]:
     """Watch the event loop and the operator's stages of a pipeline for the length of a block.
 
     The loop is not watched if ``slow``, the seconds for which code may hold it, is 0.  A stage that gives nothing for
-    ``silence`` seconds is logged at ``level``.
+    ``silence`` seconds is logged at ``level``.  With ``only_inserted``, no code but that of the operator's stages is
+    named.
     """
     steps = list(pipeline.every_step())
     own = {code: step.name for step in steps if step.guard is None and (code := code_of(step.stage))}
     naming = asyncio.create_task(name_silent([step.guard for step in steps if step.guard], silence, level))
     try:
-        with Watchdog(slow, own) if slow else nullcontext():
+        with Watchdog(slow, None if only_inserted else own) if slow else nullcontext():
             yield
     finally:
         naming.cancel()
@@ -148,9 +154,10 @@ class Watchdog:
     answer: until the answer, the loop is held.  An idle loop has nothing to do.
 
     ``own`` has the names of the server's stages by their code; those of an operator have guards.
+    If it is None, only these are looked for.
     """
 
-    def __init__(self, slow: float, own: Mapping[CodeType, str], patience: float = PATIENCE) -> None:
+    def __init__(self, slow: float, own: Mapping[CodeType, str] | None, patience: float = PATIENCE) -> None:
         self._slow = slow
         self._own = own
         self._patience = patience
@@ -209,7 +216,7 @@ class Watchdog:
                 hold.places[place] += 1
             if hold and hold.seconds(now) > self._patience:
                 reports.goes_on(hold, now)
-        if hold and (seconds := hold.seconds(time.monotonic())) > self._slow:
+        if hold and hold.places.total() > 1 and (seconds := hold.seconds(time.monotonic())) > self._slow:
             reports.ended(hold, seconds, now)
 
     def _place(self) -> CodeLine | None:
@@ -217,7 +224,8 @@ class Watchdog:
         frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 - documented, for debuggers
         if frame is None or frame in self._outside:
             return None
-        return find_place([frame for frame in _outward(frame) if frame not in self._outside], self._own)
+        place = find_place([frame for frame in _outward(frame) if frame not in self._outside], self._own or {})
+        return None if self._own is None and place.culprit is None else place
 
 
 def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> CodeLine:

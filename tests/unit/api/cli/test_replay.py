@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.cli import replayer
 from penstock.api.cli.replay import paced
 from penstock.pipeline.frames import EmittedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.response import Response
@@ -213,7 +214,11 @@ def test_mistake_of_a_stage_is_reported_with_its_place(
     assert (replayed.status, replayed.err.count("\n")) == (1, 1)
 
 
-def test_stage_that_blocks_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
+@pytest.mark.io
+def test_stage_that_blocks_is_named(
+    penstock: RunCommand, install: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayer, "SLOW", 0.001)  # no line about penstock's own stages, which take longer
     replayed = penstock("replay", RECORDING, "--json", "--with", install("doze"))
     assert (replayed.status, replayed.out) == (0, penstock("replay", RECORDING, "--json").out)
     assert re.search(r"The event loop was held for [\d.]+ s by the stage 'doze', at .*doze.py:\d+", replayed.err)
