@@ -48,10 +48,10 @@ _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def seconds(value: Any) -> Any:
-    """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; leave what is no text to pydantic."""
-    if not isinstance(value, str):
+    """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``, or a number as it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)):
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(value))):
         raise ValueError(f"expected a duration, such as 30d, 12h, 5m or 90s, not {value!r}")
     return float(match[1]) * _UNITS[match[2]]
 
@@ -464,7 +464,8 @@ class Settings(BaseSettings):
             own = "options of vLLM's engine have no effect on an engine of your own"
             known, of_vllm = flags(type(self).model_fields), option_names()
             reasons = {
-                name: "" if _documented(name) in of_vllm else f"{unknown_option(name, known)}; " for name in refused
+                name: "" if _documented(name) in of_vllm else f"{unknown_option(name, [*known, *of_vllm])}; "
+                for name in refused
             }
             advice = own if self.engine_factory else remote
             raise ValueError("\n".join(f"{name}: {reason}{advice}" for name, reason in reasons.items()))

@@ -16,7 +16,7 @@ from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistak
 from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
-from penstock.api.sources import FILE, places
+from penstock.api.sources import FILE, flags, places
 from penstock.pipeline.errors import CannotRun
 
 
@@ -59,7 +59,10 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
     if settings.vllm and settings.engine:
         engine = place("engine", arguments)
-        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine"
+        ours = {flag.removeprefix("--") for flag in flags(Settings.model_fields)}
+        misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
+        move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
+        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
     if settings.is_open:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
         yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"

@@ -308,7 +308,7 @@ async def test_run_checks_types_always_and_the_order_of_whole_turns() -> None:
     for frames in ([ItemDelta("a")], turn):
         with pytest.raises(StageFault, match="gave a wrong type: expected ParsedFrame, got str"):
             await run(talk, frames)
-    with pytest.raises(StageFault, match="broke a rule"):
+    with pytest.raises(StageFault, match="the stage 'swallow' broke a rule"):
         await run(swallow, turn)
     assert await run(swallow, turn[2:]) == [frame for frame in turn[2:] if type(frame).__name__ != "ItemClosed"]
 

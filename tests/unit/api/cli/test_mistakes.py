@@ -179,6 +179,26 @@ def test_option_without_its_value_is_named_with_the_model_that_took_it(arguments
     assert placed(lacking, arguments) == lacking + end
 
 
+def test_setting_in_the_table_of_an_engine_elsewhere_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "penstock.toml").write_text("[vllm]\nkeep-alive = '3s'\nmax-model-len = 8")
+    read_settings(["--engine", "http://a"])
+    shown = capsys.readouterr().err
+    assert shown.endswith("names another engine; keep-alive is a setting of penstock: move it above the table\n")
+
+
+def test_switch_is_no_duration(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("keep-alive = true")
+    assert mistake() == (
+        "keep-alive (penstock.toml, line 1): expected a duration, such as 30d, 12h, 5m or 90s, not True"
+    )
+
+
+def test_misspelt_option_of_vllm_is_named_beside_an_engine_elsewhere() -> None:
+    assert mistake(*ELSEWHERE, "--max-model-length=10").startswith(
+        "--max-model-length: there is no such option (did you mean --max-model-len?)"
+    )
+
+
 def test_file_of_wrong_syntax_is_named(folder: Path) -> None:
     (folder / "penstock.toml").write_text("store = seven")
     assert mistake().endswith('; a text stands in quotes: store-ttl = "7d"')
