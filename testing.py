@@ -81,11 +81,8 @@ async def run(stage: Stage[Any, Any] | Pipeline[Any, Any], frames: Iterable[Any]
 
     ``frames`` may be a part of a turn: the order of what the stage gives is then not checked.  Raises `StageFault`.
     """
-    pipeline = (
-        stage
-        if isinstance(stage, Pipeline)
-        else Pipeline.start(getattr(stage, "__name__", type(stage).__name__), stage)
-    )
+    name = getattr(stage, "__name__", type(stage).__name__)
+    pipeline = stage if isinstance(stage, Pipeline) else Pipeline.start(name, stage)
     source = list(frames)
     checked = all_guarded(pipeline, has_order=_are_whole(pipeline.accepts(), source))
     async with checked.open(source_of(source)) as given:

@@ -1,4 +1,4 @@
-"""Where penstock reads an output of vLLM's tests otherwise than vLLM does, each with its reason."""
+"""The outputs of vLLM's tests that penstock reads otherwise than vLLM does, each with its reason."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _distinct(records: Iterator[dict[str, Any]]) -> Iterator[Case]:
 
 
 def _is_comparable(record: dict[str, Any]) -> bool:
-    """Return False for a parser of a test's own, a single delta of a call, and calls that vLLM was told to leave."""
+    """Return False for a parser of a test's own, a single delta of a call, and calls that vLLM's test forbids."""
     is_known = record["text"] is not None and any(record["names"])
     is_whole = all(name for name, _ in record["calls"])
     is_free = record["choice"] in ("auto", "None") or record["choice"].startswith("<MagicMock")

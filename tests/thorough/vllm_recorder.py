@@ -31,7 +31,7 @@ Names: TypeAlias = tuple[str | None, str | None]
 _names: dict[type, str] = {}
 _engines: dict[type, Names] = {}
 _found: dict[tuple[int, str], dict[str, Any]] = {}
-"""What the current test has given each parser."""
+"""The outputs that the current test has given each parser."""
 _kept: list[Any] = []
 """Parsers of the current test: ids are not used again while they live."""
 _reading: list[Any] = []

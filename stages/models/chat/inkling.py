@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum, auto
 
-from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
+from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls, overlap
 from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
 
 
@@ -75,9 +75,7 @@ class InklingBlocks:
             text, self._held = self._held[: found.start()], self._held[found.end() :]
             yield from self._give(text)
             yield from self._enter(found[0])
-        end = self._held.rfind("<")
-        if end < 0 or not any(mark.startswith(self._held[end:]) for mark in _KNOWN[self._place]):
-            end = len(self._held)
+        end = len(self._held) - overlap(self._held, _KNOWN[self._place])
         text, self._held = self._held[:end], self._held[end:]
         yield from self._give(text)
 

@@ -145,7 +145,7 @@ class MarkedCalls:
                 self._skip(len(begun[0]))
                 self._begin_calls(begun[0])
         else:
-            yield from self._give(len(self._held) - _overlap(self._held, self._begins))
+            yield from self._give(len(self._held) - overlap(self._held, self._begins))
 
     def _bare_start(self, text: str) -> int | None:
         """Return the position of the first bracket at the beginning of a line, or None."""
@@ -187,7 +187,7 @@ class MarkedCalls:
             self._unused += between[0] + found[0]
             self._held, self._has_called = rest[found.end() :], False
             self._is_marked = found[0] in self._form.begins
-        elif _overlap(rest, self._marks) == len(rest):
+        elif overlap(rest, self._marks) == len(rest):
             return
         elif self._may_begin(rest):
             self._object = self._new_object()
@@ -360,7 +360,7 @@ def _any_of(marks: Collection[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, marks))) if marks else None
 
 
-def _overlap(text: str, marks: Collection[str]) -> int:
+def overlap(text: str, marks: Collection[str]) -> int:
     """Return the length of the longest end of ``text`` that may become a mark."""
     longest = max(map(len, marks), default=0)
     for length in range(min(len(text), longest - 1), 0, -1):

@@ -20,7 +20,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.load import NO_PARSER, ChatModelsNeedVllm, ChatOptions, WrongChatOptions, log_choice
-from penstock.stages.models.chat.marked_calls import CallForm
+from penstock.stages.models.chat.marked_calls import CallForm, overlap
 from penstock.stages.models.chat.model import (
     ChatMessage,
     ChatModel,
@@ -294,11 +294,6 @@ class ThoughtsFirst:
             at, rest_at = end.start(), end.end() if end[0] == _THINK[1] else end.start()
             self._is_open = False
         else:
-            at = rest_at = len(self._held) - max(_overlap(self._held, mark) for mark in self._ends)
+            at = rest_at = len(self._held) - overlap(self._held, self._ends)
         thought, self._held = self._held[:at], self._held[rest_at:]
         yield from [ReasoningPiece(thought)] if thought else ()
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return the number of characters at the end of ``text`` that may begin ``mark``."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

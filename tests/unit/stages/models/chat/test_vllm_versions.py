@@ -1,4 +1,4 @@
-"""What the product uses of vLLM, and the parsers that it knows, in the source of each version that is here."""
+"""The names that the product imports from vLLM, and the parsers that it knows, in each version that is here."""
 
 from __future__ import annotations
 
