@@ -28,6 +28,7 @@ from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys, load_keys
 from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
+from penstock.api.key_sources import seal_keys
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.scheduler import Scheduler
@@ -44,6 +45,7 @@ from penstock.stages.recordings.converse import partly_run, recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.store import Store
 
 logger = logging.getLogger("penstock")
@@ -68,12 +70,13 @@ async def open_scheduler(
         await store.open()
         backend = await closing.enter_async_context(start_engine(settings))
         runs = RunRegistry(store)
+        sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         tools = backend.toolbox or await toolbox(settings, keys)
         closing.push_async_callback(tools.close)
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
         yield Scheduler(
-            assembled(settings, backend, runs, tools, recording),
+            assembled(settings, backend, runs, tools, sealer, recording),
             backend.engine,
             runs,
             store,
@@ -161,6 +164,7 @@ def _keys(settings: Settings) -> Keys:
 def _preloaded(settings: Settings) -> Keys:
     """Return the keys; wrong ones, plug-ins and MCP servers end the start before the model is loaded."""
     load(settings.with_)
+    seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)
     return _keys(settings)
 
@@ -186,6 +190,7 @@ def checks(settings: Settings) -> dict[str, Check]:
     """Return the checks of ``penstock check``: all that can be wrong before a model is loaded."""
 
     async def keys() -> str:
+        seal_keys(settings.seal_key_file, settings.seal_keys)
         return "needed" if _keys(settings).are_needed else "none: all clients that reach the server may use it"
 
     async def address() -> str:

@@ -19,11 +19,12 @@ from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.normalize.tool_types import named
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import ModelStages, responses_pipeline
+from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -68,12 +69,18 @@ def database(store: str) -> Database:
 
 
 def assembled(
-    settings: Settings, running: RunningEngine, runs: RunRegistry, tools: Toolbox, recording: Recorder | None = None
+    settings: Settings,
+    running: RunningEngine,
+    runs: RunRegistry,
+    tools: Toolbox,
+    sealer: Sealer,
+    recording: Recorder | None = None,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
-    pipeline = declared = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
+    pipeline = declared = sealing(pipeline, sealer)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
@@ -95,7 +102,7 @@ def assembled(
 
 def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
-    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox())
+    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox(), Sealer())
 
 
 def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:

@@ -240,6 +240,14 @@ class Settings(BaseSettings):
         examples=["/etc/penstock/keys"],
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    seal_key_file: Path | None = Field(
+        None,
+        title="FILE",
+        description="a file of keys, one per line, that seal what clients keep: the first seals, all open; "
+        "PENSTOCK_SEAL_KEYS holds keys as well; by default a key in the store",
+        examples=["/etc/penstock/seal-keys"],
+    )
+    seal_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
     allow_host: Texts = Field(
         [],
         title="NAME",

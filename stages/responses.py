@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_on_demand
@@ -31,6 +31,7 @@ from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
@@ -50,7 +51,10 @@ def responses_pipeline(
     limits: Limits = DEFAULT_LIMITS,
     caches: CacheSharing = DEFAULT_SHARING,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``."""
+    """Return the pipeline that answers requests with a model, its engine and the tools in ``toolbox``.
+
+    It seals nothing (see `sealing`), so that a replay repeats its bytes.
+    """
     normalize = Normalize(
         runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
     )
@@ -62,9 +66,17 @@ def responses_pipeline(
     return (
         Pipeline.start("normalize", normalize)
         .then("converse", model.converse(turn, toolbox, limits))
-        .then("emit", emit)
+        .then("emit", Emit())
         .then("persist", Persist(runs))
     )
+
+
+def sealing(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], sealer: Sealer
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
+    normalize = replace(pipeline.stage("normalize"), sealer=sealer)
+    return pipeline.replace("normalize", normalize).replace("emit", Emit(sealer))
 
 
 MakeConverse: TypeAlias = Callable[

@@ -66,7 +66,7 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     if settings.is_open:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
         yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"
-    files = [settings.api_key_file, FILE if SECRETS & places(FILE).keys() else None]
+    files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & places(FILE).keys() else None]
     for file in filter(None, files):
         if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"

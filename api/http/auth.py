@@ -6,8 +6,7 @@ the database reveals a key.  A server without keys has a single owner, whose nam
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -16,7 +15,8 @@ from aiohttp import web
 
 from penstock.api.http.errors import Handler
 from penstock.api.http.prefix import prefix_of
-from penstock.pipeline.errors import CannotStart, Unauthorized
+from penstock.api.key_sources import UnusableKeys, given_keys, lines, usable
+from penstock.pipeline.errors import Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.normalize.tool_types import named
 
@@ -29,21 +29,12 @@ Only the owner of a response finds it.  An application around this one may set a
 OPEN = frozenset({"/", "/health", "/openapi.json"})
 """The paths that need no key."""
 
-
-LEAST_LENGTH = 16
-"""The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
-
-
 _TOOLS = " tools="
 
 
 def is_open(request: web.Request) -> bool:
     """True if a request needs no key."""
     return request.rel_url.raw_path.removeprefix(prefix_of(request)) in OPEN
-
-
-class UnusableKeys(CannotStart):
-    """The configured keys are missing, too short to protect the server, or impossible to send in a header."""
 
 
 class Keys:
@@ -91,14 +82,12 @@ def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
     keys: list[str] = []
     tools: dict[str, frozenset[HostedKind]] = {}
     if file is not None:
-        lines = [line.partition(_TOOLS) for line in _lines(file)]
-        keys += _usable((key.strip() for key, _, _ in lines), f"--api-key-file {file}")
-        tools = {key.strip(): _named(names, f"--api-key-file {file}") for key, separator, names in lines if separator}
+        source = f"--api-key-file {file}"
+        parts = [line.partition(_TOOLS) for line in lines(file, source)]
+        keys += usable((key.strip() for key, _, _ in parts), source)
+        tools = {key.strip(): _named(names, source) for key, separator, names in parts if separator}
     if given is not None:
-        keys += _usable(
-            re.findall(r"[^,\s]+", given) if isinstance(given, str) else given,
-            "PENSTOCK_API_KEYS, or api-keys in penstock.toml",
-        )
+        keys += usable(given_keys(given), "PENSTOCK_API_KEYS, or api-keys in penstock.toml")
     return Keys(keys, tools)
 
 
@@ -107,30 +96,6 @@ def _named(names: str, source: str) -> frozenset[HostedKind]:
         return named(names.split(","))
     except ValueError as error:
         raise UnusableKeys(f"{source}: tools: {error}") from None
-
-
-def _lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a file without ``#`` comments, leaving out empty ones."""
-    try:
-        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise UnusableKeys(f"--api-key-file {file}: {error.strerror}") from error
-    for line in text.splitlines():
-        if key := re.sub(r"(^|\s)#.*", "", line).strip():
-            yield key
-
-
-def _usable(keys: Iterable[str], source: str) -> Iterator[str]:
-    """Yield the same keys; raise `UnusableKeys` for an unusable one, without showing it in the message."""
-    number = 0
-    for number, key in enumerate(keys, start=1):
-        if len(key) < LEAST_LENGTH:
-            raise UnusableKeys(f"{source}: key {number} has fewer than {LEAST_LENGTH} characters")
-        if not re.fullmatch("[!-~]+", key):
-            raise UnusableKeys(f"{source}: key {number} is not one word of visible ASCII characters")
-        yield key
-    if not number:
-        raise UnusableKeys(f"{source}: there is no API key")
 
 
 def _digest(key: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -27,30 +28,37 @@ from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteRea
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.emit.turns import Turns
 from penstock.stages.models.output_items import BUILDERS, Drafts
+from penstock.stages.services.sealing import Sealer
 
 logger = logging.getLogger(__name__)
 
 
-async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
-    """Yield the events of one response; raise only errors from before the response began."""
-    writer = ResponseWriter()
-    try:
-        async for frame in source:
-            if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
-                delta = writer.feed_text(frame)
-                if delta is not None:
-                    yield delta
-                continue
-            for event in writer.feed(frame):
+@dataclass(frozen=True)
+class Emit:
+    """Write the events of responses; ``sealer`` seals what clients carry, and None seals nothing."""
+
+    sealer: Sealer | None = None
+
+    async def __call__(self, source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        """Yield the events of one response; raise only errors from before the response began."""
+        writer = ResponseWriter()
+        try:
+            async for frame in source:
+                if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
+                    delta = writer.feed_text(frame)
+                    if delta is not None:
+                        yield delta
+                    continue
+                for event in writer.feed(frame):
+                    yield event
+            for event in writer.finish():
                 yield event
-        for event in writer.finish():
-            yield event
-    except Exception as error:
-        if not writer.started:
-            raise
-        log_failure(logger, writer.response.id, error)
-        for event in writer.fail(error):
-            yield event
+        except Exception as error:
+            if not writer.started:
+                raise
+            log_failure(logger, writer.response.id, error)
+            for event in writer.fail(error):
+                yield event
 
 
 class ResponseWriter:

@@ -41,6 +41,7 @@ from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import History
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
@@ -125,6 +126,8 @@ class Normalize:
     traits: ModelTraits = ModelTraits()
     caches: CacheSharing = CacheSharing()
     access: ToolAccess = FULL_ACCESS
+    sealer: Sealer | None = None
+    """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 

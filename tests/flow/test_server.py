@@ -35,6 +35,7 @@ from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -279,7 +280,7 @@ def test_chat_model_has_its_own_stages() -> None:
     live = RunRegistry(Store(Nowhere()))
     settings = chosen(allow_address=["10.0.0.0/8"])
     running = RunningEngine(ScriptedEngine(), stages(settings, load_model()))
-    pipeline = assembled(settings, running, live, Toolbox())
+    pipeline = assembled(settings, running, live, Toolbox(), Sealer())
     assert isinstance(render := pipeline.stage("render"), RenderChat)
     assert isinstance(pipeline.stage("parse"), ParseChat)
     assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])

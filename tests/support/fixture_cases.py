@@ -27,7 +27,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, read_header, write_frames
 from penstock.pipeline.tap import Tap
 from penstock.stages.converse.converse import Converse
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import RETURN, STOP_TOKENS, load_encoding
 from penstock.stages.normalize.normalize import Normalize
@@ -96,7 +96,7 @@ def suffix_of(folder: Path) -> str:
 
 async def check_events(case: Case, store: Store, source: str) -> None:
     """Emit and persist the items in the file ``source``, and compare the events and the stored response."""
-    case.expect("events.jsonl", await run_stage(emit, case.read(source, frames.ConversedFrame)), frames.EmittedFrame)
+    case.expect("events.jsonl", await run_stage(Emit(), case.read(source, frames.ConversedFrame)), frames.EmittedFrame)
     emitted = case.read("events.jsonl", frames.EmittedFrame)
     events = await run_stage(Persist(RunRegistry(store)), emitted)
     response = final(checked(events))

@@ -10,7 +10,7 @@ from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest,
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.normalize.normalize import Normalize
@@ -35,7 +35,7 @@ def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
     assert_type(rendered, Pipeline[CreateResponse, Prompt])
     generated = rendered.then("generate", Generate(ScriptedEngine())).then("tap", tap)
     assert_type(generated, Pipeline[CreateResponse, TokenFrame])
-    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(runs))
+    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", Emit()).then("persist", Persist(runs))
     assert_type(whole.then("check", check), Pipeline[CreateResponse, ResponseEvent])
 
 

@@ -6,7 +6,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from penstock.stages.normalize.normalize import Normalize
@@ -20,12 +20,12 @@ from penstock.stages.services.runs.run import RunRegistry
 def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
     understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
     understood.then("parse", ParseHarmony(encoding))  # error
-    understood.then("emit", emit)  # error
+    understood.then("emit", Emit())  # error
     rendered = understood.then("render", RenderHarmony(encoding))
-    rendered.then("emit", emit)  # error
+    rendered.then("emit", Emit())  # error
     generated = rendered.then("generate", Generate(ScriptedEngine()))
     generated.then("persist", Persist(runs))  # error
-    emitted = generated.then("parse", ParseHarmony(encoding)).then("emit", emit)
+    emitted = generated.then("parse", ParseHarmony(encoding)).then("emit", Emit())
     emitted.then("check", check)  # error
     unfinished: Pipeline[CreateResponse, ResponseEvent] = emitted  # error
     emitted.open(source_of(["no request"]))  # error

@@ -94,6 +94,9 @@ _ITEM_LOOKUP = (
 )
 """Finds an item in one conversation, also if others have an item with the same id."""
 
+_SECRETS = ("create table secrets (name text primary key, value bytea not null)",)
+"""Random keys that all servers of the store share."""
+
 _FIRST_TABLES = (
     """
     create table responses (
@@ -154,8 +157,8 @@ _BROUGHT_OVER = (
 )
 """Copies the responses of the first SQLite schema; ``x'80'`` is an empty MessagePack map."""
 
-POSTGRES = (*_TABLES, *_RESULTS, *_ITEM_LOOKUP)
-SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS, *_ITEM_LOOKUP)
+POSTGRES = (*_TABLES, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
+SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
 
 
 def newer(version: int, supported: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -64,6 +65,10 @@ _LOGGED = "select logged from responses where id = $1"
 
 _RESOLVED_REQUEST = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
 
+_KEEP_RANDOM = "insert into secrets (name, value) values ($1, $2) on conflict do nothing"
+
+_RANDOM = "select value from secrets where name = $1"
+
 _DELETE = (
     "delete from responses where id = $1 and owner = $2",
     "delete from events where response_id = $1 and not exists (select 1 from responses where id = $1)",
@@ -112,6 +117,17 @@ class Store:
         """Try once more to write the queued changes, then close the database.  Closing twice is harmless."""
         await self._writer.close()
         await self._database.close()
+
+    async def secret(self, name: str) -> bytes:
+        """Return a random secret of 32 bytes, the same for all servers of this store; the first one makes it.
+
+        If the store keeps nothing, each server has its own.
+        """
+        made = secrets.token_bytes(32)
+        await self._writer.carry_out([Statement(_KEEP_RANDOM, (name, made))])
+        for (kept,) in await self._context.read(_RANDOM, name):
+            return bytes(kept)
+        return made
 
     # Runs: only `accept` waits for the database
 

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from penstock.api.cli.serve import greeting
-from penstock.api.http.auth import Keys, UnusableKeys, load_keys
+from penstock.api.http.auth import Keys, load_keys
+from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, Unauthorized
 from penstock.server import main
@@ -158,3 +159,17 @@ def test_key_on_the_command_line_is_refused(option: list[str], place: str, monke
     """A command line is visible to every process of the machine."""
     with pytest.raises(CannotRun, match=place):
         main(["tiny", *option])
+
+
+def test_seal_keys_come_from_the_file_first(key_file: Path) -> None:
+    key_file.write_text(f"{ALICE} # since May\n{BOB}\n")
+    assert seal_keys(key_file, "c" * 20) == [ALICE.encode(), BOB.encode(), b"c" * 20]
+    assert seal_keys(None, None) == []
+
+
+def test_unusable_seal_keys_are_refused(key_file: Path) -> None:
+    key_file.write_text("short\n")
+    with pytest.raises(UnusableKeys, match=r"--seal-key-file .*/keys: key 1 has fewer than 16 characters"):
+        seal_keys(key_file, None)
+    with pytest.raises(UnusableKeys, match=r"PENSTOCK_SEAL_KEYS, or seal-keys in penstock.toml: there is no key"):
+        seal_keys(None, "")

@@ -13,7 +13,7 @@ from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from penstock.stages.persist import Persist
 from penstock.stages.services.runs.event_log import read_blocks
 from penstock.stages.services.runs.run import COMMIT_WAIT, RunRegistry
@@ -51,7 +51,7 @@ def stream(
     *between: Stage[frames.EmittedFrame, frames.EmittedFrame],
 ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
     """The output of the stage; the stages ``between`` run before it and after ``emit``."""
-    pipeline = Pipeline.start("emit", emit)
+    pipeline = Pipeline.start("emit", Emit())
     for number, stage in enumerate(between):
         pipeline = pipeline.then(f"between {number}", stage)
     return pipeline.then("persist", Persist(live)).open(sequence)

@@ -39,7 +39,7 @@ from penstock.pipeline.protocol.response import (
     OutputTokensDetails,
     Usage,
 )
-from penstock.stages.emit.emit import emit
+from penstock.stages.emit.emit import Emit
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     Frames,
@@ -62,7 +62,7 @@ from tests.support.frames import (
 async def emitted(sequence: Iterable[frames.ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
     """The checked events of a stream; asserts that a ``ResponseStarted`` for the store precedes them."""
     sequence = tuple(sequence)
-    async with aclosing(emit(frame_source(sequence, error))) as out:
+    async with aclosing(Emit()(frame_source(sequence, error))) as out:
         first, *rest = [frame async for frame in out]
     begun = sequence[0]
     assert isinstance(begun, frames.GenerationStarted | frames.ResponseStarted)
@@ -154,7 +154,7 @@ async def test_limit_between_items_leaves_them_complete() -> None:
 
 async def test_tokens_follow_their_item() -> None:
     texts = (frames.ReasoningOpened(), frames.ItemDelta("So."), frames.ItemClosed(complete=True, token_ids=(1, 2)))
-    async with aclosing(emit(frame_source((started(), *texts, *message("Hello!"), finished())))) as out:
+    async with aclosing(Emit()(frame_source((started(), *texts, *message("Hello!"), finished())))) as out:
         sequence = [frame async for frame in out]
     (at,) = (at for at, frame in enumerate(sequence) if isinstance(frame, frames.ItemTokens))
     assert sequence[at] == frames.ItemTokens("rs_10000", (1, 2))
@@ -390,13 +390,13 @@ async def test_frames_against_the_grammar_fail_the_response(sequence: Frames, ca
 async def test_cancellation_is_no_failure_and_leaves_the_item_open(sequence: Frames, last: str) -> None:
     seen = []
     with pytest.raises(asyncio.CancelledError):
-        async for event in emit(frame_source((started(), *sequence), asyncio.CancelledError())):
+        async for event in Emit()(frame_source((started(), *sequence), asyncio.CancelledError())):
             seen.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
     assert event_types(client_events(seen))[-1] == last
 
 
 async def test_leaving_early_ends_the_events() -> None:
-    stream: AsyncGenerator[Any, None] = emit(frame_source(whole_turn()))
+    stream: AsyncGenerator[Any, None] = Emit()(frame_source(whole_turn()))
     for _ in range(6):
         await anext(stream)
     await stream.aclose()

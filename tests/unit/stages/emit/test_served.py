@@ -33,7 +33,7 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from penstock.stages.emit.emit import ResponseWriter, emit
+from penstock.stages.emit.emit import Emit, ResponseWriter
 from tests.support import frames
 from tests.support.event_streams import checked, final
 
@@ -371,7 +371,7 @@ async def test_results_follow_their_item() -> None:
         *frames.mcp_call("{}"),
         *frames.code_call("1", complete=False),
     )
-    async with aclosing(emit(frames.frame_source((frames.started(), *read, frames.finished("length"))))) as out:
+    async with aclosing(Emit()(frames.frame_source((frames.started(), *read, frames.finished("length"))))) as out:
         sequence = [frame async for frame in out]
     results = [frame for frame in sequence if isinstance(frame, ItemResult)]
     assert results == [

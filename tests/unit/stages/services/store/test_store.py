@@ -14,7 +14,7 @@ from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol import response
 from penstock.pipeline.protocol.items import InputText, Message, OutputItem
 from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.database import Row, Value
+from penstock.stages.services.store.database import Nowhere, Row, Value
 from penstock.stages.services.store.store import Store
 from tests.support.stored_responses import ITEMS, begun_response, history_of, store_response, stored_response
 from tests.support.stores import open_store
@@ -311,3 +311,15 @@ async def test_results_are_found_by_item_id(store: Store) -> None:
     assert await store.results([], "ann") == {}
     assert await store.delete("resp_1", "ann")
     assert await store.results(wanted, "ann") == {"msg_resp_2": "8"}
+
+
+async def test_servers_of_one_store_share_its_secrets(store: Store, other: Store) -> None:
+    secret = await store.secret("seal")
+    assert len(secret) == 32
+    assert await store.secret("seal") == secret
+    assert await store.secret("other") != secret
+    assert await other.secret("seal") == secret
+
+
+async def test_servers_without_a_store_have_secrets_of_their_own() -> None:
+    assert await Store(Nowhere()).secret("seal") != await Store(Nowhere()).secret("seal")
