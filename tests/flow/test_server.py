@@ -59,7 +59,7 @@ def chosen(**settings: Any) -> Settings:
 
 def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
     running = RunningEngine(ScriptedEngine(), HARMONY)
-    return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox())
+    return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox(), Sealer())
 
 
 @pytest.mark.parametrize(("option", "place"), [("log_prompts", "render"), ("log_outputs", "emit")])
