@@ -19,7 +19,7 @@ from aiohttp import web
 
 from penstock.api.http.access_log import MODEL, RESPONSE, name_model, take_request_id
 from penstock.api.http.auth import OWNER
-from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
+from penstock.api.http.bodies import CompactedResponse, DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
@@ -35,9 +35,10 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
-from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse, Envelope, trace_headers
+from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.services.runs.run import Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -59,6 +60,7 @@ _READ_REFUSALS = (
     errors.ServerStopping,
 )
 _CREATE_REFUSALS = (*_READ_REFUSALS, errors.ConversationLocked, errors.EngineOverloaded, errors.EngineDead)
+_COMPACT_REFUSALS = (*_READ_REFUSALS, errors.CompactionFailed, errors.EngineOverloaded, errors.EngineDead)
 _FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
@@ -101,6 +103,7 @@ class Responses:
         return (
             web.post(f"{base}/responses", self.create),
             web.post(f"{base}/responses/input_tokens", self.count_input_tokens),
+            web.post(f"{base}/responses/compact", self.compact),
             web.get(one, self.retrieve, allow_head=False),  # a HEAD would stream
             web.delete(one, self.delete),
             web.post(f"{one}/cancel", self.cancel),
@@ -124,6 +127,21 @@ class Responses:
                     request[RESPONSE] = response = await _last_response(events)
                     return as_json(response)
                 return await self._send(request, events, hides=prepared.hides, ready=(first,))
+
+    @operation(Operation(CompactedResponse, body=CompactConversation, refusals=_COMPACT_REFUSALS))
+    async def compact(self, request: web.Request) -> web.Response:
+        """Compact a conversation: return the items that stand for it from now on."""
+        body = await receive(request)
+        with self.scheduler.in_flight:
+            compaction = await self._read(request, body, CompactConversation)
+            resolved = await self.scheduler.prepare(compaction)
+            del body, compaction
+            async with aclosing(self.scheduler.run(resolved)) as events:
+                request[RESPONSE] = response = await _last_response(events)
+        if response.status != "completed" or response.usage is None:
+            raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
+        window = unsuperseded(resolved.history, (*resolved.facts.input, *response.output))
+        return as_json(CompactedResponse(response.id, response.created_at, window, response.usage))
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
@@ -210,12 +228,15 @@ class Responses:
         hides = options is not None and options.include_obfuscation is True
         return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)
 
-    async def _read(self, request: web.Request, body: bytes) -> CreateResponse:
+    async def _read(
+        self, request: web.Request, body: bytes, shape: type[CreateResponse | CompactConversation] = CreateResponse
+    ) -> CreateResponse:
         try:
-            create_request = await read_request(body)
+            read = await read_body(body, shape)
         except errors.InvalidRequest:
             name_model(request, body)
             raise
+        create_request = read.create_request if isinstance(read, CompactConversation) else read
         request[MODEL] = create_request.model or self.scheduler.engine.models[0]
         request_id = take_request_id(request, create_request.request_id)
         is_recorded = self.recorded_if.is_met_by(request.headers)

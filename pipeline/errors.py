@@ -61,9 +61,24 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, limit: int, *, are_all: bool = True) -> None:
+        self.prompt_tokens = prompt_tokens
         tokens = f"{prompt_tokens} tokens" if are_all else f"at least {prompt_tokens} tokens"
         message = f"The input has {tokens}, and this model's context holds {limit}, the answer included."
         super().__init__(message, param="input")
+
+
+class InvalidEncryptedContent(InvalidRequest):
+    """A client has sent ``encrypted_content`` that this server did not seal for it, or cannot open."""
+
+    code = "invalid_encrypted_content"
+
+    def __init__(self, item: str) -> None:
+        message = f"The encrypted content of {item} could not be verified: it was changed, or made elsewhere."
+        super().__init__(message, param=f"{item}.encrypted_content")
+
+
+class CompactionFailed(StageError):
+    """The model wrote no summary, so that the conversation cannot be compacted."""
 
 
 class NotRecorded(InvalidRequest):

@@ -24,6 +24,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import ClientForm, McpServer, Toolset
 
 
@@ -122,6 +123,15 @@ class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_TEMPLATE_OPTIONS = TemplateOptions()
 
 
+class Compacting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The request's wish to have the conversation compacted."""
+
+    at_once: bool = False
+    """True if the response is the compaction alone, as for a ``compaction_trigger``."""
+    threshold: int | None = None
+    """The tokens of a prompt from which the conversation is compacted before the model reads it."""
+
+
 class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts of a request, carried by the first frame of every junction."""
 
@@ -150,8 +160,13 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     hides_reasoning: bool = False
     """True if the response shall have no reasoning items."""
 
+    compacting: Compacting | None = None
+    """Set if the conversation may be compacted."""
+    summarizes: bool = False
+    """True if the turn shall write the summary of a compaction: ``summarize`` then changes the request."""
+
     results: Mapping[str, str] = {}
-    """The results of calls in ``input`` that came as raw messages, by item id."""
+    """The results of calls in ``input`` that came as raw messages, and the summaries of its compactions, by item id."""
     hosted: tuple[McpServer, ...] = ()
     """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
 
@@ -170,12 +185,12 @@ class ResolvedRequest(_Frame, frozen=True):
     tokens: Mapping[str, TokenIds] = {}
     """The tokens that the engine generated for items of the history, by item id (see `ItemTokens`)."""
     results: Mapping[str, str] = {}
-    """The text that the model read as the result of a call, by the call's id (see `ItemResult`)."""
+    """The text that the model reads as the result of a call, or a compaction, by the item's id (see `ItemResult`)."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """All items that the model reads."""
-        return (*self.history, *self.facts.input)
+        """All items that the model reads: those that no compaction has superseded (see `unsuperseded`)."""
+        return unsuperseded(self.history, self.facts.input)
 
 
 class ResponseStarted(_Frame, frozen=True):
@@ -418,6 +433,10 @@ class ShellOutputOpened(_Frame, frozen=True):
     """The shell of the sandbox runs the latest `ShellCallOpened`; its output is an item of its own."""
 
 
+class CompactionOpened(_Frame, frozen=True):
+    """A compaction of the conversation: its text is the summary, which the client gets sealed."""
+
+
 class CallStarted(_Frame, frozen=True):
     """The call of the open item begins to run."""
 
@@ -588,12 +607,12 @@ ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpened
 """Items for work of this server, requested by the model or not."""
 
-Opened: TypeAlias = ItemOpened | ServedOpened
+Opened: TypeAlias = ItemOpened | ServedOpened | CompactionOpened
 
 ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
 """``(CallStarted . CallFinished)`` comes inside the item of the call, after its last `ItemDelta`"""
 
-ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame
+ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame | CompactionOpened
 """``ResponseStarted? . (items of tools)* . (GenerationStarted . (ItemFrame | ToolFrame)* . TurnFinished)+``"""
 
 
@@ -607,7 +626,7 @@ class ItemTokens(_Frame, frozen=True):
 
 
 class ItemResult(_Frame, frozen=True):
-    """The result of a call that this server ran, as the model reads it; only if the item does not contain it."""
+    """The result of a call that this server ran, or a summary, as the model reads it, if the item does not show it."""
 
     item_id: str
     """The id of the item in the response."""

@@ -36,6 +36,7 @@ from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.web.image_cache import ImageCache
+from penstock.stages.summarize import Summarize
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
@@ -59,13 +60,14 @@ def responses_pipeline(
         runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
     )
     if isinstance(engine, TextBackend):
-        turn = Pipeline.start("parse", engine.answer)
+        turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)
     else:
-        render = Pipeline.start("render", model.render(engine.context_length))
-        turn = render.then("generate", Generate(engine)).then("parse", model.parse)
+        render = model.render(engine.context_length)
+        prompt = Pipeline.start("summarize", Summarize(engine.context_length, render)).then("render", render)
+        turn = prompt.then("generate", Generate(engine)).then("parse", model.parse)
     return (
         Pipeline.start("normalize", normalize)
-        .then("converse", model.converse(turn, toolbox, limits))
+        .then("converse", model.converse(turn, toolbox, replace(limits, context_length=engine.context_length)))
         .then("emit", Emit())
         .then("persist", Persist(runs))
     )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.response import Usage
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -64,6 +65,16 @@ class InputTokens(msgspec.Struct, frozen=True):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class CompactedResponse(msgspec.Struct, frozen=True):
+    """A compacted conversation: its ``output`` takes the place of what was compacted; ``usage`` is that of the pass."""
+
+    id: str
+    created_at: int
+    output: tuple[Item, ...]
+    usage: Usage
+    object: Literal["response.compaction"] = "response.compaction"
 
 
 class Model(msgspec.Struct, frozen=True):

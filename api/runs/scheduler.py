@@ -154,8 +154,11 @@ class Scheduler:
             raise errors.EngineDead("The engine has died.")
 
     async def _check_prompt(self, request: ResolvedRequest) -> None:
-        """Render the prompt once, if a stage renders, to raise its errors now rather than when its turn comes."""
-        if self._rendering is None:
+        """Render the prompt once, if a stage renders, to raise its errors now rather than when its turn comes.
+
+        One that may be compacted can still become shorter.
+        """
+        if self._rendering is None or request.facts.compacting:
             return
         async with self._rendering.open(source_of([request])) as prompts:
             length = len((await first(prompts)).token_ids)

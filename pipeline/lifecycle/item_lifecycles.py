@@ -179,6 +179,7 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
         statuses=_RUN_STATUSES,
     ),
     items.McpApprovalRequest: ItemLifecycle(added="closed"),
+    items.Compaction: ItemLifecycle(milestones=(_always("closed", events.CompactionCompacting),), added="closed"),
     items.CodeInterpreterCall: ItemLifecycle(
         delta=events.CodeInterpreterCallCodeDelta,
         text_field="code",

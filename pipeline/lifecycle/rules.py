@@ -105,6 +105,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
     items.ShellCall: _NO_PROGRESS,
     items.ApplyPatchCall: _NO_PROGRESS,
     items.McpApprovalRequest: _NO_PROGRESS,
+    items.Compaction: ItemRules({"encrypted_content": ""}, steps=(_always(events.CompactionCompacting),)),
     items.ShellCallOutput: ItemRules({"output": ()}),
     items.McpListTools: ItemRules(
         {"tools": (), "error": UNSET},

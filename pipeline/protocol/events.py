@@ -36,7 +36,7 @@ class Done(ItemEvent, frozen=True):
 
 
 class Progress(ItemEvent, frozen=True):
-    """Progress of a call, or of a list of tools, that this server runs itself."""
+    """Progress of work that this server does itself: a call, a list of tools, or a compaction."""
 
 
 class ResponseCreated(Event, frozen=True, tag="response.created"):
@@ -209,6 +209,10 @@ class WebSearchCallSearching(Progress, frozen=True, tag="response.web_search_cal
 class WebSearchCallCompleted(Progress, frozen=True, tag="response.web_search_call.completed"): ...
 
 
+class CompactionCompacting(Progress, frozen=True, tag="response.compaction.compacting"):
+    """The summary of a compaction was written; it is not in the event."""
+
+
 class ShellCallCommandAdded(Event, frozen=True, tag="response.shell_call_command.added"):
     output_index: int
     command_index: int
@@ -292,6 +296,7 @@ ResponseEvent: TypeAlias = (
     | ContentPartDone
     | ReasoningSummaryPartDone
     | ToolProgress
+    | CompactionCompacting
     | ShellEvent
     | OutputItemDone
     | TerminalEvent

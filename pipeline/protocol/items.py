@@ -404,6 +404,19 @@ class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
         return "browser", _BROWSER_FUNCTIONS.get(str((self.action or {}).get("type")), "search")
 
 
+class Compaction(BaseItem, frozen=True, tag="compaction"):
+    """A summary, sealed, of the conversation before it: it supersedes most of that (see `unsuperseded`)."""
+
+    id_prefix: ClassVar[str] = "cmp"
+    encrypted_content: str
+    status: ClassVar[ItemStatus] = "completed"  # the item has no status on the wire
+
+    @property
+    def text(self) -> str:
+        """The empty string: the summary is sealed."""
+        return ""
+
+
 class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
     """Tools that the client adds in the middle of a conversation, in their wire form."""
 
@@ -436,8 +449,11 @@ CallItem: TypeAlias = Call | ServedCall | McpApprovalRequest
 ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 """Items for work that this server does itself or needs approval for; a `ShellCall` for the sandbox is another."""
 
-Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | AdditionalTools
-OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem
+ContextItem: TypeAlias = AdditionalTools | Compaction
+"""Items that change the context of what follows."""
+
+Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem
+OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem | Compaction
 
 
 OneKind = TypeVar("OneKind", bound=Item)

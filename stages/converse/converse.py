@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.errors import EngineOverloaded
+from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
@@ -36,12 +36,15 @@ class Converse:
         An error in the first prompt is raised before the first frame, unless MCP frames had to come before the prompt.
         """
         async for request in source:
+            self._check(request)
             declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
             loop = ToolLoop(declared, self.toolbox, self.limits, self.clock)
             try:
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
                 while loop.next_turn():
+                    if loop.may_compact:
+                        loop.compact_if_full(await self._length(loop.request))
                     async with self._accepted(loop) as (first, parsed):
                         for passed in loop.feed(first) if first else ():
                             yield passed
@@ -57,6 +60,24 @@ class Converse:
             finally:
                 await loop.close()
 
+    def _check(self, request: ResolvedRequest) -> None:
+        """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""
+        compacting, names = request.facts.compacting, self.inner.names()
+        if compacting and "summarize" not in names:
+            param = "input" if compacting.at_once else "context_management"
+            raise UnsupportedParameter("This server does not compact conversations.", param=param)
+        if compacting and not compacting.at_once and "render" not in names:
+            message = "This server cannot count tokens: the prompt is made elsewhere."
+            raise UnsupportedParameter(message, param="context_management")
+
+    async def _length(self, request: ResolvedRequest) -> int:
+        """Return the number of tokens of the next prompt."""
+        try:
+            async with self.inner.through("render").open(source_of([request])) as prompts:
+                return len((await anext(prompts)).token_ids)
+        except ContextTooLong as error:
+            return error.prompt_tokens
+
     @asynccontextmanager
     async def _accepted(
         self, loop: ToolLoop
@@ -67,7 +88,7 @@ class Converse:
         Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
-            async with self.inner.open(source_of([loop.request])) as parsed:
+            async with self.inner.open(source_of([loop.asked])) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
                 except EngineOverloaded:

@@ -13,10 +13,12 @@ from itertools import chain
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
+from penstock.pipeline.protocol.items import Compaction, McpApprovalRequest, McpApprovalResponse, McpCall, of_type
+from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.sessions import Sessions, Step
+from penstock.stages.converse.summary_turn import SummaryTurn
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.converse.turn import ModelTurn, ToolCall
 from penstock.stages.services.tools import Toolbox
@@ -32,6 +34,8 @@ class Limits:
     turns: int = 100
     result_characters: int = 100_000
     """The most characters of a call's result that the model reads; the middle of a longer one is left out."""
+    context_length: int = 131_072
+    """The tokens that a prompt and its answer may have together."""
     retry_seconds: float = 1.0
     """Seconds before retrying a turn that the engine had no room for."""
 
@@ -54,7 +58,7 @@ class ToolLoop:
         self._limits = limits
         self._clock = clock
         self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
-        self._turn = ModelTurn()
+        self._turn: ModelTurn | SummaryTurn = ModelTurn()
         self._goes_on = True
         self._turns = 0
         self._calls = 0
@@ -77,6 +81,8 @@ class ToolLoop:
 
     def begin(self) -> Iterator[Step]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
+        if self._compacts_only:
+            return
         request = self.request
         known = known_tools(request.items)
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
@@ -120,6 +126,41 @@ class ToolLoop:
             isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.facts.tools.tools
         )
 
+    # Compaction
+
+    @property
+    def asked(self) -> frames.ResolvedRequest:
+        """The request of this turn."""
+        is_summary = isinstance(self._turn, SummaryTurn)
+        return frames.with_facts(self.request, summarizes=True) if is_summary else self.request
+
+    @property
+    def may_compact(self) -> bool:
+        """True if this turn may be a compaction instead, which depends on the length of its prompt."""
+        threshold, items = self._threshold, self.request.items
+        return threshold is not None and type(items[-1]) is not Compaction and would_supersede(items)
+
+    def compact_if_full(self, prompt_tokens: int) -> None:
+        """Make this turn a compaction if its prompt has so many tokens that the request, or the context, wants one."""
+        most = self._limits.context_length * 7 // 8  # the rest is for the answer
+        if prompt_tokens >= min(self._threshold or most, most):
+            self._compact()
+
+    def _compact(self) -> None:
+        self._turn = SummaryTurn(self.request.facts, is_first=not self.has_begun)
+        self._turns -= 1
+        self.is_plain = False
+
+    @property
+    def _threshold(self) -> int | None:
+        compacting = self.request.facts.compacting
+        return compacting.threshold if compacting else None
+
+    @property
+    def _compacts_only(self) -> bool:
+        compacting = self.request.facts.compacting
+        return compacting is not None and compacting.at_once
+
     # Turns
 
     def next_turn(self) -> bool:
@@ -134,6 +175,8 @@ class ToolLoop:
         if self._tokens_left is not None:
             sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
             self.request = frames.with_facts(self.request, sampling=sampling)
+        if self._compacts_only:
+            self._compact()
         return True
 
     def feed(self, frame: frames.ParsedFrame) -> Iterator[frames.ConversedFrame]:
@@ -145,6 +188,9 @@ class ToolLoop:
     def end_turn(self) -> Iterator[Step]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
         turn, finished, started = self._turn, self._turn.finished, self._clock()
+        if isinstance(turn, SummaryTurn):
+            self._goes_on = finished is not None and finished.reason == "stop" and not self._compacts_only
+            return
         if finished is None:  # the engine's stream broke off: a later stage reports it
             return
         if self._tokens_left is not None:

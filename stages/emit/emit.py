@@ -28,7 +28,7 @@ from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteRea
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.emit.turns import Turns
 from penstock.stages.models.output_items import BUILDERS, Drafts
-from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.sealing import SealedSummary, Sealer
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Emit:
 
     async def __call__(self, source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         """Yield the events of one response; raise only errors from before the response began."""
-        writer = ResponseWriter()
+        writer = ResponseWriter(self.sealer)
         try:
             async for frame in source:
                 if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
@@ -67,8 +67,10 @@ class ResponseWriter:
     response: Response
     _drafts: Drafts
 
-    def __init__(self) -> None:
+    def __init__(self, sealer: Sealer | None = None) -> None:
         self.started = False
+        self._sealer = sealer
+        self._owner = ""
         self._promises_json = False
         self._hides_reasoning = False
         self._numbers = count()
@@ -126,6 +128,7 @@ class ResponseWriter:
             raise RuntimeError("a response began twice")
         self.started = True
         response = self.response = frame.facts.response
+        self._owner = frame.facts.origin.owner
         self._drafts = Drafts(response, is_shown=True)
         self._hides_reasoning = frame.facts.hides_reasoning
         yield frame
@@ -172,9 +175,16 @@ class ResponseWriter:
             return
         if closed.complete and self._promises_json:
             self._check_answer()
+        self._seal()
         yield from self._end("completed" if closed.complete else "incomplete")
         if closed.token_ids:
             yield frames.ItemTokens(self._output[-1].id, closed.token_ids)
+
+    def _seal(self) -> None:
+        """Seal what the client keeps of the open item and cannot read."""
+        draft = self._open.draft if self._open else None
+        if self._sealer and draft and isinstance(draft.opening, frames.CompactionOpened):
+            draft.encrypted_content = self._sealer.seal(SealedSummary(draft.text), self._owner)
 
     def _check_answer(self) -> None:
         """Raise `EngineFailed` for a complete answer that is not valid JSON although the grammar required JSON.

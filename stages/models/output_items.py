@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from penstock.pipeline import frames
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NO_ACTION, NOT_LISTED, ItemLifecycle, Part
@@ -42,6 +42,8 @@ class Draft:
     texts: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
+    encrypted_content: str | UnsetType = UNSET
+    """The sealed text, if it is sealed."""
     started: frames.CallStarted | None = None
     finished: frames.CallFinished | None = None
 
@@ -79,7 +81,9 @@ class Draft:
 
     @property
     def hidden_result(self) -> str | None:
-        """The text that the model reads as the result of the call, if the item does not show it."""
+        """The text that the model reads as the result of the call or as a compaction, if the item does not show it."""
+        if isinstance(self.opening, frames.CompactionOpened):
+            return self.text
         finished = self.finished
         return finished.result if finished and (self.lifecycle.hides_result or not finished.ran) else None
 
@@ -234,6 +238,11 @@ def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemS
     return items.ShellCallOutput(items.ShellCallOutput.new_id(draft.key), draft.shell_call_id, outputs, status)
 
 
+def _compaction(opening: frames.CompactionOpened, draft: Draft, status: ItemStatus) -> items.Compaction:
+    sealed = "" if status == "in_progress" else draft.encrypted_content or ""
+    return items.Compaction(items.Compaction.new_id(draft.key), sealed)
+
+
 BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.ReasoningOpened: _reasoning,
     frames.MessageOpened: _message,
@@ -247,5 +256,6 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.WebCallOpened: _web_call,
     frames.ShellCallOpened: _shell_call,
     frames.ShellOutputOpened: _shell_output,
+    frames.CompactionOpened: _compaction,
 }
 """The builder of the item for each opening frame: it takes the frame, the draft and the status."""

@@ -63,6 +63,8 @@ class InputReader:
             if isinstance(item, params.ItemReference):
                 read.append(self._referenced(item, path))
                 continue
+            if isinstance(item, params.CompactionTriggerItem):
+                raise InvalidRequest("A compaction_trigger is the last item of an input.", param=path)
             converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path)
             if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
                 raise _duplicate(converted.id, f"{path}.call_id")
@@ -102,11 +104,16 @@ class InputReader:
                 kind = wire.FunctionCallOutput if item.type == "function_call_output" else wire.CustomToolCallOutput
                 return kind(item_id, item.call_id, self._output(item.output, path), item.status or "completed")
             case params.AdditionalToolsItem():
-                for position, tool in enumerate(item.tools):
-                    self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
-                return wire.AdditionalTools(item_id, item.role, tuple(tool.without_secrets for tool in item.tools))
-            case params.ItemReference():
-                raise AssertionError("a reference is resolved by now")
+                return self._additional_tools(item, item_id, path)
+            case params.CompactionItem():
+                return wire.Compaction(item_id, item.encrypted_content)
+            case params.ItemReference() | params.CompactionTriggerItem():
+                raise AssertionError("these are read by now")
+
+    def _additional_tools(self, item: params.AdditionalToolsItem, item_id: str, path: str) -> wire.AdditionalTools:
+        for position, tool in enumerate(item.tools):
+            self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
+        return wire.AdditionalTools(item_id, item.role, tuple(tool.without_secrets for tool in item.tools))
 
     def _message_parts(self, item: params.MessageItem, path: str) -> tuple[wire.MessagePart, ...]:
         if isinstance(item.content, str):

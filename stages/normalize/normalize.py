@@ -22,6 +22,7 @@ from penstock.pipeline import errors
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.frames import (
     NO_TEMPLATE_OPTIONS,
+    Compacting,
     Origin,
     RequestFacts,
     ResolvedRequest,
@@ -31,7 +32,8 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
-from penstock.pipeline.protocol.items import Item, images_of
+from penstock.pipeline.protocol.items import Compaction, Item, images_of, of_type
+from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
@@ -41,10 +43,13 @@ from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
-from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import History
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
+
+DEFAULT_THRESHOLD = 200_000
+"""The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -163,11 +168,12 @@ class Normalize:
             include=tuple(request.include or ()),
             template=_template(request),
             hosted=tuple(offered.settings.values()),
+            compacting=_compacting(request),
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
-            results=raw.results,
+            results={**raw.results, **self._summaries(request, (*past.items, *items), past.results)},
         )
-        results = {**past.results, **await self._results(items, request), **raw.results}
+        results = {**past.results, **await self._results(items, request), **facts.results}
         return ResolvedRequest(facts, past.items, {**past.tokens, **raw.tokens}, results)
 
     def _read(
@@ -186,9 +192,8 @@ class Normalize:
             param = "conversation" if request.conversation_id is not None else "previous_response_id"
             raise unreadable("input_image", param, sees_images=False)
         builder.inherit(history)
-        items = InputReader("input", suffix, referenced, builder, self.traits.sees_images).read(
-            request.input_items, history
-        )
+        given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
+        items = InputReader("input", suffix, referenced, builder, self.traits.sees_images).read(given, history)
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), items)
         if not items and not before and not history:
@@ -200,6 +205,22 @@ class Normalize:
         check_answered((*history, *new))
         check_image_count((*history, *items))
         return (*before, *new), builder.toolset(request), builder, messages
+
+    def _summaries(self, request: CreateResponse, items: Sequence[Item], known: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the summaries of the compactions among ``items``, by item id."""
+        return {item.id: self._summary(item, request) for item in of_type(items, Compaction) if item.id not in known}
+
+    def _summary(self, compaction: Compaction, request: CreateResponse) -> str:
+        """Open a compaction.  Raises `InvalidEncryptedContent` if it is changed, or another maker's or owner's."""
+        text = compaction.encrypted_content
+        try:
+            opened = self.sealer and self.sealer.open(text, request.envelope.owner, SealedSummary)
+        except Unverified:
+            opened = None
+        if not opened:
+            given = [getattr(item, "encrypted_content", None) for item in request.input_items]
+            raise errors.InvalidEncryptedContent(f"input[{given.index(text)}]" if text in given else "input")
+        return opened.text
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
         """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
@@ -261,6 +282,20 @@ class Normalize:
         return Scheduling(salt, request.priority or 0, request.envelope.trace_headers)
 
 
+def _ends_with_trigger(request: CreateResponse) -> bool:
+    return bool(request.input_items) and isinstance(request.input_items[-1], CompactionTriggerItem)
+
+
+def _compacting(request: CreateResponse) -> Compacting | None:
+    """Return the compaction that a request asks for, at once or from a number of tokens on."""
+    if _ends_with_trigger(request):
+        return Compacting(at_once=True)
+    if not request.context_management:
+        return None
+    threshold = request.context_management[0].compact_threshold
+    return Compacting(threshold=DEFAULT_THRESHOLD if threshold is None else threshold)
+
+
 def refuse_unsupported(request: CreateResponse) -> None:
     """Raise `UnsupportedParameter` for the first parameter whose value this server does not support.
 
@@ -268,7 +303,6 @@ def refuse_unsupported(request: CreateResponse) -> None:
     """
     unsupported = {
         **{name: getattr(request, name) is not None for name in _REFUSED},
-        "context_management": request.context_management,
         "ignore_eos": request.ignore_eos,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "skip_special_tokens": request.skip_special_tokens is False,

@@ -22,6 +22,17 @@ _NOT_APPROVED = "The user did not approve of this call"
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
+_SUMMARY = (
+    "The conversation before this point was compacted. Messages of the user stand above as they were. "
+    "This is a summary of all the rest:\n\n{}\n\nGo on from there, and do not repeat what is done."
+)
+
+
+def summary_of(compaction: items.Compaction, results: Mapping[str, str]) -> str:
+    """Return the text in place of all that a compaction supersedes."""
+    return _SUMMARY.format(results.get(compaction.id, ""))
+
+
 def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
     """Return the instructions, including system and developer messages at the start, and the items after them."""
     leading = tuple(takewhile(_is_leading, request.items))

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from penstock.pipeline.errors import ContextTooLong
-from penstock.pipeline.protocol.items import CallItem, Item, Message, Reasoning
+from penstock.pipeline.protocol.items import CallItem, Compaction, Item, Message, Reasoning
 from penstock.stages.render.item_texts import callers_of
 
 
@@ -79,4 +79,6 @@ def _is_led_to(item: Item) -> bool:
 
 
 def _role(item: Item) -> str | None:
+    if isinstance(item, Compaction):
+        return "developer"  # it stays: it stands for all that came before
     return item.role if isinstance(item, Message) else None

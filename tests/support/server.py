@@ -29,10 +29,11 @@ from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_stages, harmony_stages, responses_pipeline
+from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_stages, harmony_stages, responses_pipeline, sealing
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.heartbeats import STALE
 from penstock.stages.services.store.store import Store
@@ -59,8 +60,8 @@ class Server(ApiClient, Generic[Engine_co]):
     async def wait_until_idle(self: Server[ScriptedEngine]) -> None:
         await wait_until(lambda: self.engine.running == 0)
 
-    def prompt_text(self: Server[ScriptedEngine]) -> str:
-        return load_encoding().decode(self.engine.prompts[-1].token_ids)
+    def prompt_text(self: Server[ScriptedEngine], number: int = -1) -> str:
+        return load_encoding().decode(self.engine.prompts[number].token_ids)
 
 
 @asynccontextmanager
@@ -94,7 +95,7 @@ async def running_server(
     await store.open()
     runs = RunRegistry(store)
     stages = chat_stages(model, ImageCache()) if model else harmony_stages(load_encoding())
-    responses = responses_pipeline(stages, engine, runs, toolbox, limits)
+    responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
     api = Api(scheduler, engine.models, keep_alive, keys or Keys(), peers or Peers(), recorded_if, origins or Origins())

@@ -309,6 +309,21 @@ class AdditionalToolsItem(Body):
     tools: Annotated[list[ToolParam], FAIL_FAST]
 
 
+class CompactionItem(Body):
+    """The summary of what came before it, as this server sealed it."""
+
+    type: Literal["compaction"]
+    id: str | None = None
+    encrypted_content: str
+
+
+class CompactionTriggerItem(Body):
+    """The wish to have the conversation compacted instead of answered; the last item of an input."""
+
+    type: Literal["compaction_trigger"]
+    id: str | None = None
+
+
 ClientCallItem: TypeAlias = (
     LocalShellCallItem
     | LocalShellCallOutputItem
@@ -355,7 +370,9 @@ InputItem: TypeAlias = Annotated[
     | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
     | Annotated[WebSearchCallItem, Tag("web_search_call")]
     | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[AdditionalToolsItem, Tag("additional_tools")],
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[CompactionTriggerItem, Tag("compaction_trigger")],
     Discriminator(_item_tag),
 ]
 

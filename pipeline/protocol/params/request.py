@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it, with vLLM's extras.
+"""The bodies of ``POST /v1/responses``, as openai-python 3.52 writes them, with vLLM's extras, and of ``/compact``.
 
 Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
 of the value.  The ``normalize`` stage refuses parameters that are read here but not implemented.
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
-from penstock.pipeline.protocol.params.items import InputItem, MessageItem, RawMessage
+from penstock.pipeline.protocol.params.items import CompactionTriggerItem, InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
 
@@ -66,6 +66,13 @@ class PromptCacheOptions(Body):
     ttl: Literal["30m", "12h"] | None = None
     prewarm: bool | None = None
     comparison_response_id: str | None = None
+
+
+class ContextManagement(Body):
+    """An entry of ``context_management``: before a turn of ``compact_threshold`` tokens, the context is compacted."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1)] | None = None
 
 
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -139,11 +146,14 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items() if name.lower() in ("traceparent", "tracestate")}
 
 
+_Input: TypeAlias = TextOr[str, Annotated[list[InputItem], FAIL_FAST]]
+
+
 class CreateResponse(Body):
     """A request for one response.  A parameter that is not given is None."""
 
     model: str | None = None
-    input: TextOr[str, Annotated[list[InputItem], FAIL_FAST]] | None = None
+    input: _Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -172,10 +182,10 @@ class CreateResponse(Body):
     conversation: TextOr[str, ConversationReferenceParam] | None = None
 
     background_options: BackgroundOptions | None = None
+    context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
 
     # Read here, but refused by ``normalize`` if they are set
     prompt: Any = None
-    context_management: Any = None
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
@@ -247,3 +257,25 @@ class CreateResponse(Body):
     def input_items(self) -> Sequence[InputItem]:
         """The items of ``input``; a plain string is a user message."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input or ()
+
+
+class CompactConversation(Body):
+    """A request for the compaction of a conversation."""
+
+    model: str
+    input: _Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
+    service_tier: ServiceTier | None = None
+    image: Any = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request for a response that is the compaction alone, and is not stored."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name in type(self).model_fields}
+        request = CreateResponse().model_copy(update=given)
+        trigger = CompactionTriggerItem(type="compaction_trigger")
+        return request.model_copy(update={"input": [*request.input_items, trigger], "store": False})

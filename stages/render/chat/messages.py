@@ -25,6 +25,7 @@ from penstock.stages.render.item_texts import (
     output_of,
     refusals_in,
     result_of,
+    summary_of,
 )
 
 
@@ -203,6 +204,8 @@ class _Messages:
                 self._return(item, self._history[self._callers[at]] if at in self._callers else None)
             case _ if isinstance(item, items.ServedCall):
                 self._run(item)
+            case items.Compaction():
+                self.add({"role": "user", "content": summary_of(item, self._results)})
             case items.McpApprovalRequest():  # an approved request becomes a call of its own
                 if refusal := self._refusals.get(item.id):
                     self._add_call(self._written(item), item, item.id, refusal)

@@ -22,6 +22,7 @@ from penstock.stages.render.item_texts import (
     refusals_in,
     result_of,
     split,
+    summary_of,
 )
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"
@@ -88,6 +89,8 @@ class _Items:
         if isinstance(item, items.McpApprovalRequest):  # an approved request becomes a call of its own
             refusal = self._refusals.get(item.id)
             return () if refusal is None else (self._called(item), self._returned(item, refusal))
+        if isinstance(item, items.Compaction):
+            return (HarmonyMessage("user", (summary_of(item, self._results),)),)
         return ()  # the head declares the tools of other items with all others, as in training
 
     def _output(self, output: items.CallOutput, at: int) -> HarmonyMessage:

@@ -126,7 +126,7 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
 
 
 UNSUPPORTED_ITEMS = [
-    *("compaction", "compaction_trigger", "configuration_update", "file_search_call", "computer_call"),
+    *("configuration_update", "file_search_call", "computer_call"),
     *("computer_call_output", "tool_search_call", "tool_search_output", "image_generation_call"),
     *("program", "program_output"),
 ]
@@ -141,7 +141,7 @@ async def test_unsupported_items_are_refused_by_type(store: Store, kind: str) ->
 
 def test_every_sdk_item_type_is_covered() -> None:
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
-    accepted |= {"custom_tool_call_output", "item_reference", "additional_tools"}
+    accepted |= {"custom_tool_call_output", "item_reference", "additional_tools", "compaction", "compaction_trigger"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}
     kinds = {kind for item in get_args(ResponseInputItemParam) for kind in sdk_types(item)}
     assert kinds == accepted | set(UNSUPPORTED_ITEMS)

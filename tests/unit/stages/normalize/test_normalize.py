@@ -298,7 +298,6 @@ async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
     [
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("prompt", {"prompt": {}}),
-        ("context_management", {"context_management": [{"type": "compaction"}]}),
         ("moderation", {"moderation": {"model": "omni-moderation-latest"}}),
         ("access_programs", {"access_programs": {"cyber": "standard"}}),
         ("image", {"image": {"context_compression": "auto"}}),
