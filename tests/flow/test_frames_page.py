@@ -17,7 +17,14 @@ from tests.support.paths import ROOT
 PAGE = ROOT / "pipeline" / "FRAMES.md"
 MARK = re.compile(r"(<!-- (\w+) -->\n).*?(?=\n## |\Z)", re.DOTALL)
 
-FACTS = (frames.RequestFacts, frames.Compacting, frames.Sampling, frames.Scheduling, frames.Origin, frames.TemplateOptions)
+FACTS = (
+    frames.RequestFacts,
+    frames.Compacting,
+    frames.Sampling,
+    frames.Scheduling,
+    frames.Origin,
+    frames.TemplateOptions,
+)
 JUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ResolvedRequest": (frames.ResolvedRequest,),
     "Prompt": (frames.Prompt, frames.ChatTurn),

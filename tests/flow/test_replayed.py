@@ -268,6 +268,7 @@ async def test_stages_that_recorded_answers_do_not_pass_are_named(
     assert {line.split()[0]: line.partition("  (")[2] for line in lines} == {
         "normalize": "",
         "converse": "",
+        "summarize": "runs only to count input tokens)",
         "render": "runs only to count input tokens)",
         "log": "does not run)",
         "generate": "does not run)",

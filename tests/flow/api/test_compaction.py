@@ -39,6 +39,7 @@ async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
 
 async def compact(served: ScriptedServer, *talk: dict[str, Any], **fields: Any) -> dict[str, Any]:
     served.engine.script = script(SUMMARY)
+    response: dict[str, Any]
     status, response = await served.post({"input": [*talk, TRIGGER], **fields})
     served.engine.script = script(HELLO)
     assert (status, response["status"]) == (200, "completed")
@@ -163,7 +164,7 @@ async def test_endpoint_returns_the_window_that_replaces_the_conversation(
 ) -> None:
     async with openai_client(served.url) as sdk:
         served.engine.script = script(SUMMARY)
-        compacted = await sdk.responses.compact(model="tiny", input=TALK, instructions="Be brief.")  # type: ignore[arg-type]
+        compacted = await sdk.responses.compact(model="tiny", input=TALK, instructions="Be brief.")
         assert compacted.object == "response.compaction"
         assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
         assert compacted.usage.output_tokens == 16
@@ -252,7 +253,7 @@ async def test_compaction_of_another_owner_is_refused(tmp_path: Path) -> None:
         openai_client(served.url, keys[0]) as ann,
         openai_client(served.url, keys[1]) as bob,
     ):
-        window: Any = (await ann.responses.compact(model="tiny", input=TALK)).output  # type: ignore[arg-type]
+        window: Any = (await ann.responses.compact(model="tiny", input=TALK)).output
         given: Any = [item.to_dict(warnings=False) for item in window]
         assert (await ann.responses.create(model="tiny", input=given)).status == "completed"
         with pytest.raises(openai.BadRequestError) as refused:

@@ -325,7 +325,7 @@ async def test_turns_without_tokens_are_recorded_after_the_stage_that_makes_them
     pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
     async with recorder(tmp_path / "r") as taps:
         names = taps.tapped(pipeline.replace("parse", answer, first="render")).names()
-    assert names[2:5] == ["converse", "parse", "record parse"]
+    assert names[2:5] == ["converse", "summarize", "parse"]
 
 
 @pytest.mark.parametrize("is_full", [False, True])

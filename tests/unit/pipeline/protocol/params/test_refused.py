@@ -118,7 +118,7 @@ TYPES = [
 ITEMS = [
     (item(type="item_reference"), "Field required", "input[0].id"),
     (item(type="item_reference", id=5), "valid string", "input[0].id"),
-    (item(type="compaction", encrypted_content="x"), "'compaction' is none of 'message'", "input[0].type"),
+    (item(type="program", code="x"), "'program' is none of 'message'", "input[0].type"),
     (item(type=["message"]), "none of 'message'", "input[0].type"),
     (item(type="", role="user", content="x"), "'message'", "input[0].type"),
     (item(content="x"), "Field required", "input[0].role"),
