@@ -183,7 +183,7 @@ class ResolvedRequest(_Frame, frozen=True):
     history: tuple[Item, ...] = ()
     """The items before those of the request: of earlier responses or of the conversation."""
     tokens: Mapping[str, TokenIds] = {}
-    """The tokens that the engine generated for items of the history, by item id (see `ItemTokens`)."""
+    """The tokens that the engine generated for earlier items, by item id (see `ItemTokens`)."""
     results: Mapping[str, str] = {}
     """The text that the model reads as the result of a call, or a compaction, by the item's id (see `ItemResult`)."""
 

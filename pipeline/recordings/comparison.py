@@ -25,7 +25,7 @@ ID = re.compile(r"\b([a-z]+_)([0-9a-f]{32})")
 
 PASSING = frozenset(
     {"created_at", "completed_at", "duration", "date", "cached_tokens", "cached_tokens_per_turn"}
-    | {"trace_headers", "owner"}
+    | {"trace_headers", "owner", "encrypted_content"}
 )
 """Fields that differ between two correct runs of one request."""
 

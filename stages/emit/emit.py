@@ -28,9 +28,12 @@ from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteRea
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.emit.turns import Turns
 from penstock.stages.models.output_items import BUILDERS, Drafts
-from penstock.stages.services.sealing import SealedSummary, Sealer
+from penstock.stages.services.sealing import SealedReasoning, SealedSummary, Sealer
 
 logger = logging.getLogger(__name__)
+
+_ENCRYPTED_CONTENT = "reasoning.encrypted_content"
+"""The value of ``include`` that seals thoughts also if the response is stored."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class ResponseWriter:
         self.started = False
         self._sealer = sealer
         self._owner = ""
+        self._seals_reasoning = False
         self._promises_json = False
         self._hides_reasoning = False
         self._numbers = count()
@@ -129,6 +133,7 @@ class ResponseWriter:
         self.started = True
         response = self.response = frame.facts.response
         self._owner = frame.facts.origin.owner
+        self._seals_reasoning = not response.store or _ENCRYPTED_CONTENT in frame.facts.include
         self._drafts = Drafts(response, is_shown=True)
         self._hides_reasoning = frame.facts.hides_reasoning
         yield frame
@@ -175,16 +180,23 @@ class ResponseWriter:
             return
         if closed.complete and self._promises_json:
             self._check_answer()
-        self._seal()
+        self._seal(closed.token_ids)
         yield from self._end("completed" if closed.complete else "incomplete")
         if closed.token_ids:
             yield frames.ItemTokens(self._output[-1].id, closed.token_ids)
 
-    def _seal(self) -> None:
-        """Seal what the client keeps of the open item and cannot read."""
+    def _seal(self, token_ids: frames.TokenIds) -> None:
+        """Seal what the client keeps of the open item: a compaction, or a thought that no store keeps."""
         draft = self._open.draft if self._open else None
-        if self._sealer and draft and isinstance(draft.opening, frames.CompactionOpened):
-            draft.encrypted_content = self._sealer.seal(SealedSummary(draft.text), self._owner)
+        if self._sealer is None or draft is None:
+            return
+        match draft.opening:
+            case frames.CompactionOpened():
+                draft.encrypted_content = self._sealer.seal(SealedSummary(draft.text), self._owner)
+            case frames.ReasoningOpened() if self._seals_reasoning:
+                draft.encrypted_content = self._sealer.seal(SealedReasoning(draft.text, token_ids), self._owner)
+            case _:
+                pass
 
     def _check_answer(self) -> None:
         """Raise `EngineFailed` for a complete answer that is not valid JSON although the grammar required JSON.

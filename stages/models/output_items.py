@@ -137,10 +137,10 @@ class Drafts:
 
 def _reasoning(opening: frames.ReasoningOpened, draft: Draft, status: ItemStatus) -> items.Reasoning:
     parts: Any = () if status == "in_progress" else (draft.part,)
-    item_id = items.Reasoning.new_id(draft.key)
+    item_id, sealed = items.Reasoning.new_id(draft.key), draft.encrypted_content
     if draft.is_summarised:
-        return items.Reasoning(item_id, summary=parts, content=(), status=status)
-    return items.Reasoning(item_id, content=parts, status=status)
+        return items.Reasoning(item_id, summary=parts, content=(), encrypted_content=sealed, status=status)
+    return items.Reasoning(item_id, content=parts, encrypted_content=sealed, status=status)
 
 
 def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft, status: ItemStatus) -> items.Message:

@@ -41,6 +41,7 @@ from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
+from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
@@ -154,7 +155,10 @@ class Normalize:
         referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
-        items, toolset, offered, raw = await asyncio.to_thread(self._read, request, past.items, referenced, suffix)
+        thoughts = ThoughtOpener(self.sealer, request.envelope.owner)
+        items, history, toolset, offered, raw = await asyncio.to_thread(
+            self._read, request, past, referenced, suffix, thoughts
+        )
         sampling = _sampling(request, self.traits.sampling)
         facts = RequestFacts(
             response=_response(request, offered.echo, sampling, response_id, int(now), model),
@@ -174,15 +178,21 @@ class Normalize:
             results={**raw.results, **self._summaries(request, (*past.items, *items), past.results)},
         )
         results = {**past.results, **await self._results(items, request), **facts.results}
-        return ResolvedRequest(facts, past.items, {**past.tokens, **raw.tokens}, results)
+        return ResolvedRequest(facts, history, {**past.tokens, **thoughts.tokens, **raw.tokens}, results)
 
     def _read(
-        self, request: CreateResponse, history: Sequence[Item], referenced: Mapping[str, Item], suffix: str
-    ) -> tuple[tuple[Item, ...], Toolset, ToolsetBuilder, MessageReader]:
-        """Return the input, the tools, their builder, and the reader of raw messages.
+        self,
+        request: CreateResponse,
+        past: History,
+        referenced: Mapping[str, Item],
+        suffix: str,
+        thoughts: ThoughtOpener,
+    ) -> tuple[tuple[Item, ...], tuple[Item, ...], Toolset, ToolsetBuilder, MessageReader]:
+        """Return the input, the history, the tools, their builder, and the reader of raw messages.
 
         A request may have thousands of items and tools, so this runs in a thread.
         """
+        history = thoughts.stored(past.items, past.tokens)
         may_use = self.access.of(request.envelope.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(self.hosted & may_use, self.labels - (HOSTED.keys() - may_use))
@@ -193,7 +203,8 @@ class Normalize:
             raise unreadable("input_image", param, sees_images=False)
         builder.inherit(history)
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
-        items = InputReader("input", suffix, referenced, builder, self.traits.sees_images).read(given, history)
+        reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
+        items = thoughts.sent(reader.read(given, history), "input", referenced)
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), items)
         if not items and not before and not history:
@@ -204,7 +215,7 @@ class Normalize:
         new = new_items(history, items)
         check_answered((*history, *new))
         check_image_count((*history, *items))
-        return (*before, *new), builder.toolset(request), builder, messages
+        return (*before, *new), history, builder.toolset(request), builder, messages
 
     def _summaries(self, request: CreateResponse, items: Sequence[Item], known: Mapping[str, str]) -> Mapping[str, str]:
         """Return the summaries of the compactions among ``items``, by item id."""

@@ -33,16 +33,18 @@ from penstock.stages.render.item_texts import (
 class Turn:
     """A turn being assembled from items.
 
-    ``tokens`` are the tokens that the engine generated for its items; None once an item has none.  ``is_over`` is True
-    if the latest item's tokens end the turn, and None if they are not known.  ``returned`` is True once the output of a
-    call has followed the turn.  ``ran`` is True if it holds a call that the server ran, with its result.
+    ``tokens`` are the tokens that the engine generated for its first items.  ``is_whole`` is False once an item has
+    none, and no more are added.  ``is_over`` is True if the latest item's tokens end the turn, and None if they are not
+    known.  ``returned`` is True once the output of a call has followed the turn.  ``ran`` is True if it holds a call
+    that the server ran, with its result.
     """
 
     thoughts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[ChatMessage] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
-    tokens: TokenIds | None = ()
+    tokens: TokenIds = ()
+    is_whole: bool = True
     is_over: bool | None = None
     returned: bool = False
     ran: bool = False
@@ -220,7 +222,8 @@ class _Messages:
         written = self._tokens.get(item.id) or ()
         if isinstance(item, items.McpCall) and item.approval_request_id:  # the model wrote it as an approval request
             written = self._tokens.get(item.approval_request_id, written)
-        turn.tokens = (*turn.tokens, *written) if written and turn.tokens is not None else None
+        turn.is_whole = turn.is_whole and bool(written)
+        turn.tokens = (*turn.tokens, *written) if turn.is_whole else turn.tokens
         turn.is_over = written[-1] in self._around.stops if written else None
         return turn
 
@@ -260,7 +263,7 @@ class _Messages:
         if call is None or again:
             self.close()
             name, arguments = (self._around.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
-            self._turn = Turn(calls=[_call_of(output.call_id, name, arguments)], tokens=None, returned=True)
+            self._turn = Turn(calls=[_call_of(output.call_id, name, arguments)], is_whole=False, returned=True)
             self._turn.results.append(_result_of(output.call_id, name, self._output(output, again)))
         elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn

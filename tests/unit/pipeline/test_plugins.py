@@ -320,7 +320,7 @@ async def listen(source: AsyncIterator[int]) -> AsyncGenerator[ResolvedRequest, 
 def test_ends_of_a_composite_are_checked() -> None:
     with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
         recorded_responses().insert_after("parse", "count", count_words)
-    with pytest.raises(JunctionError, match="summarize -> listen: .* and listen takes int"):
+    with pytest.raises(JunctionError, match=r"summarize -> listen: .* and listen takes int"):
         recorded_responses().insert_before("render", "listen", listen)
 
 

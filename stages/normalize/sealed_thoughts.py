@@ -1,0 +1,83 @@
+"""Sealed thoughts: give reasoning items the text and the tokens back that are sealed in their ``encrypted_content``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.pipeline.errors import InvalidEncryptedContent, InvalidRequest
+from penstock.pipeline.frames import TokenIds
+from penstock.pipeline.logs import counted
+from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText
+from penstock.stages.services.sealing import MOST_BYTES, SealedReasoning, Sealer, Unverified
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_BYTES = 4
+"""The bytes of a token id, at most, in a sealed text."""
+
+
+@dataclass
+class ThoughtOpener:
+    """Opens the thoughts of one request, whose sender is ``owner``.
+
+    The thoughts of a request have `MOST_BYTES` together, because one short text may hold a long thought, and a request
+    may hold it many times.
+    """
+
+    sealer: Sealer | None
+    """None if nothing is opened here."""
+    owner: str
+    tokens: dict[str, TokenIds] = field(default_factory=dict)
+    """The tokens that the engine generated for the thoughts, by item id."""
+    _left: int = MOST_BYTES
+    _foreign: int = 0
+
+    def sent(self, items: Iterable[Item], name: str, referenced: Collection[str]) -> list[Item]:
+        """Return the items that a body has under ``name``, with the thoughts in them opened.
+
+        Those with ``referenced`` ids are items of the store.  If another maker has sealed a thought, the model reads
+        its plain content or its summary.  Raises `InvalidEncryptedContent` for a thought that was sealed here, but then
+        changed, or sealed for another owner.
+        """
+        opened: list[Item] = []
+        for position, item in enumerate(items):
+            try:
+                opened.append(self._opened_if_possible(item) if item.id in referenced else self._opened(item))
+            except Unverified:
+                raise InvalidEncryptedContent(f"{name}[{position}]") from None
+        if self._left < 0:
+            raise InvalidRequest("The thoughts of this request are too long.", param=name)
+        if self._foreign:
+            logger.info("Left out what another server has encrypted in %s", counted(self._foreign, "reasoning item"))
+        return opened
+
+    def stored(self, items: Iterable[Item], known: Collection[str]) -> tuple[Item, ...]:
+        """Return items of the store with the thoughts in them opened, except those with ``known`` tokens.
+
+        They were accepted once: what no longer opens stays as it is.
+        """
+        return tuple(item if item.id in known else self._opened_if_possible(item) for item in items)
+
+    def _opened_if_possible(self, item: Item) -> Item:
+        try:
+            return self._opened(item)
+        except Unverified:
+            return item
+
+    def _opened(self, item: Item) -> Item:
+        """Return an item with its thought, if one is sealed in it; raises `Unverified` if that does not open."""
+        if type(item) is not Reasoning or item.encrypted_content is UNSET or self.sealer is None or self._left < 0:
+            return item
+        thought = self.sealer.open(item.encrypted_content, self.owner, SealedReasoning)
+        if thought is None:
+            self._foreign += 1
+            return replace(item, encrypted_content=UNSET)
+        self._left -= len(thought.text) + _TOKEN_BYTES * len(thought.token_ids)
+        if thought.token_ids:
+            self.tokens[item.id] = thought.token_ids
+        return replace(item, content=(ReasoningText(thought.text),)) if thought.text else item
