@@ -22,6 +22,8 @@ from tests.bench.goals import Goal, growth, token_goal
 from tests.bench.inprocess import DEPTHS, in_process
 from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_stream, retained_token, running, servers
 from tests.bench.paced import RATE, carried, pace_table, search, tried
+from tests.bench.sealed import costs as sealed_costs
+from tests.bench.sealed import sealed_table
 from tests.bench.serving import KEPT, figures, over_least, serving_table
 from tests.bench.stalls import stall_table, stalls
 from tests.bench.store import store_figures, store_table
@@ -169,6 +171,11 @@ class Run:
         rounds, name = over_least(measured, KEPT), "CPU with store and event log over without"
         self._goal(Goal("P10", name, "", statistics.median(rounds), 1.15, rounds=rounds))
 
+    async def sealed(self) -> None:
+        found = sealed_costs()
+        self.found.tables["Sealed thoughts"] = sealed_table(found)
+        self._goal(Goal("P11", "sealing and opening a thought of 10,000 tokens", "ms", found[10_000].both, 2.0))
+
 
 PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "inprocess": Run.in_process,
@@ -180,6 +187,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "stalls": Run.stalls,
     "store": Run.store,
     "kept": Run.kept,
+    "sealed": Run.sealed,
 }
 
 USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}

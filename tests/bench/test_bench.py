@@ -15,6 +15,7 @@ from tests.bench.goals import Goal
 from tests.bench.inprocess import in_process
 from tests.bench.measuring import IN_PROCESS, SERVERS, Found
 from tests.bench.report import keep
+from tests.bench.sealed import costs, sealed_table
 from tests.bench.serving import LEAST, over_least, serving_table
 
 PNG = b"\x89PNG"
@@ -65,6 +66,13 @@ def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text()
     assert "| measured | streams | ours | spread | vLLM's | spread | ratio |" in page
     assert "| tokens/s | 8 | 1.5 | 0% | 3 | 0% | 0.500 |" in page
+
+
+def test_sealed_thoughts_are_measured_beside_encoding_them_again() -> None:
+    found = costs(lengths=(100, 1_000), rounds=1)
+    assert all(min(cost.seal, cost.open, cost.encode) > 0 for cost in found.values())
+    assert found[100].sealed < found[1_000].sealed
+    assert len({len(line) for line in sealed_table(found).split("\n")}) == 1
 
 
 def test_ratios_are_taken_within_a_round() -> None:

@@ -1,9 +1,9 @@
 """Encode a rendered text, reusing the tokens that the engine generated in earlier turns.
 
 A text can be encoded as different tokens, and only the generated ones match the engine's prefix cache.  They are used
-if the rendered text contains the text of their whole turn.  A template may leave out the reasoning of an earlier turn;
-all of that turn is then encoded anew.  White space is ignored, because templates trim texts and format JSON in their
-own way.
+if the rendered text contains the text of their whole turn, or of its beginning if no more tokens are known.  A template
+may leave out the reasoning of an earlier turn; all of that turn is then encoded anew.  White space is ignored, because
+templates trim texts and format JSON in their own way.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def spelled(
 ) -> Iterator[Sequence[int]]:
     """Yield the tokens of ``text``, piece by piece.
 
-    ``turns`` are the tokens of the turns that the engine generated.  The text is cut at matches of ``cut``, and the
-    pieces are encoded separately.
+    ``turns`` are the tokens that the engine generated, for whole turns or their beginnings.  The text is cut at matches
+    of ``cut``, and the pieces are encoded separately.
     """
     at = 0
     for start, end, written in _places(text, turns, vocabulary):
@@ -85,7 +85,13 @@ class _Words:
             return start, start + len(text)
         if (start := self._packed.find(packed, self._packed_at(at))) < 0:
             return None
-        return self._unpacked(start), self._unpacked(start + len(packed) - 1) + 1
+        end = self._unpacked(start + len(packed) - 1) + 1
+        return self._unpacked(start), self._next_word(end) if text[-1].isspace() else end
+
+    def _next_word(self, at: int) -> int:
+        """Return the position of the first character at or after ``at`` that is no white space."""
+        word = _WORD.search(self.text, at)
+        return word.start() if word else len(self.text)
 
     def _packed_at(self, at: int) -> int:
         word = bisect_right(self._starts, at) - 1

@@ -21,7 +21,7 @@ SUMMARY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>
 TRIGGER = {"type": "compaction_trigger"}
 READ = "<|start|>user<|message|>The conversation before this point was compacted."
 
-TALK: list[dict[str, Any]] = [
+TALK: list[Any] = [
     {"role": "developer", "content": "Be kind."},
     {"role": "user", "content": "I am Ann."},
     {"role": "assistant", "content": "Hello, Ann."},

@@ -67,6 +67,26 @@ async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
     assert after.token_ids[: len(generated)] == generated
 
 
+BEGINNING = "<think>\n I look.\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "rendered"),
+    [(BEGINNING, BEGINNING), (BEGINNING.rstrip(), f"{BEGINNING.rstrip()}\n\n"), ("", "<think>\nI look.\n</think>\n\n")],
+    ids=["with what follows", "without what follows", "nothing"],
+)
+async def test_known_beginning_of_a_turn_keeps_its_tokens(written: str, rendered: str) -> None:
+    """A client that keeps the conversation itself has the tokens of thoughts alone."""
+    thought, called = reasoning(" I look."), call("get_weather", '{"city": "Oslo"}')
+    request = conversation(message("user", "How warm is it?"), thought, called, output("18"), tools=TOOLS)
+    token_ids = (await prompt(known(request, *([(thought, written)] if written else ())))).token_ids
+    turn = rendered + '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+    rest = vocabulary().encode_further(turn.removeprefix(written))
+    whole = (*letters(written), *rest)
+    begin = next(at for at in range(len(token_ids)) if token_ids[at : at + len(whole)] == whole)
+    assert vocabulary().decode(token_ids[:begin]).endswith("<|im_start|>assistant\n")
+
+
 async def test_approved_call_has_the_tokens_of_its_request() -> None:
     request = approval("read", '{"id": 1}')
     made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=request.id)
