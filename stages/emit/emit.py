@@ -28,7 +28,7 @@ from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteRea
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.emit.turns import Turns
 from penstock.stages.models.output_items import BUILDERS, Drafts
-from penstock.stages.services.sealing import SealedReasoning, SealedSummary, Sealer
+from penstock.stages.services.sealing import SealedItem, SealedReasoning, SealedSummary, Sealer
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,8 @@ class ResponseWriter:
         self._sealer = sealer
         self._owner = ""
         self._seals_reasoning = False
+        self._unsealed: list[SealedItem] = []
+        """The items since the last thought; the next one seals what they do not show."""
         self._promises_json = False
         self._hides_reasoning = False
         self._numbers = count()
@@ -187,14 +189,19 @@ class ResponseWriter:
 
     def _seal(self, token_ids: frames.TokenIds) -> None:
         """Seal what the client keeps of the open item: a compaction, or a thought that no store keeps."""
-        draft = self._open.draft if self._open else None
-        if self._sealer is None or draft is None:
+        if self._sealer is None or self._open is None:
             return
+        draft = self._open.draft
+        hidden = draft.hidden_result
         match draft.opening:
             case frames.CompactionOpened():
                 draft.encrypted_content = self._sealer.seal(SealedSummary(draft.text), self._owner)
             case frames.ReasoningOpened() if self._seals_reasoning:
-                draft.encrypted_content = self._sealer.seal(SealedReasoning(draft.text, token_ids), self._owner)
+                thought = SealedReasoning(draft.text, token_ids, tuple(self._unsealed))
+                draft.encrypted_content = self._sealer.seal(thought, self._owner)
+                self._unsealed.clear()
+            case _ if self._seals_reasoning and (token_ids or hidden is not None):
+                self._unsealed.append(SealedItem(self._open.item("completed").id, token_ids, hidden))
             case _:
                 pass
 

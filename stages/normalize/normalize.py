@@ -177,7 +177,7 @@ class Normalize:
             hides_reasoning=request.include_reasoning is False,
             results={**raw.results, **self._summaries(request, (*past.items, *items), past.results)},
         )
-        results = {**past.results, **await self._results(items, request), **facts.results}
+        results = {**thoughts.results, **past.results, **await self._results(items, request), **facts.results}
         return ResolvedRequest(facts, history, {**past.tokens, **thoughts.tokens, **raw.tokens}, results)
 
     def _read(

@@ -13,7 +13,7 @@ from penstock.pipeline.errors import InvalidEncryptedContent, InvalidRequest
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText
-from penstock.stages.services.sealing import MOST_BYTES, SealedReasoning, Sealer, Unverified
+from penstock.stages.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, Sealer, Unverified
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ class ThoughtOpener:
     """None if nothing is opened here."""
     owner: str
     tokens: dict[str, TokenIds] = field(default_factory=dict)
-    """The tokens that the engine generated for the thoughts, by item id."""
+    """The tokens that the engine generated for the thoughts and the items before them, by item id."""
+    results: dict[str, str] = field(default_factory=dict)
+    """The results of calls before the thoughts, as the model read them, by item id."""
     _left: int = MOST_BYTES
     _foreign: int = 0
 
@@ -77,7 +79,14 @@ class ThoughtOpener:
         if thought is None:
             self._foreign += 1
             return replace(item, encrypted_content=UNSET)
-        self._left -= len(thought.text) + _TOKEN_BYTES * len(thought.token_ids)
-        if thought.token_ids:
-            self.tokens[item.id] = thought.token_ids
+        for known in (*thought.before, SealedItem(item.id, thought.token_ids)):
+            self._keep(known)
+        self._left -= len(thought.text)
         return replace(item, content=(ReasoningText(thought.text),)) if thought.text else item
+
+    def _keep(self, known: SealedItem) -> None:
+        self._left -= _TOKEN_BYTES * len(known.token_ids) + len(known.result or "")
+        if known.token_ids:
+            self.tokens[known.item_id] = known.token_ids
+        if known.result is not None:
+            self.results[known.item_id] = known.result

@@ -33,11 +33,23 @@ _NAME, _SALT, _KEY, _NONCE = 4, 24, 32, 12
 """The lengths in bytes."""
 
 
+class SealedItem(msgspec.Struct, frozen=True, array_like=True):
+    """The hidden side of an item before a thought: its tokens, if they are known, and the result of its call."""
+
+    item_id: str
+    token_ids: TokenIds = ()
+    result: str | None = None
+
+
 class SealedReasoning(msgspec.Struct, frozen=True, tag="reasoning", array_like=True):
-    """A thought: its text, and the tokens that the model generated, empty if they are not known."""
+    """A thought: its text, and the tokens that the model generated, empty if they are not known.
+
+    ``before`` are the items of the response since its previous thought.
+    """
 
     text: str
     token_ids: TokenIds = ()
+    before: tuple[SealedItem, ...] = ()
 
 
 class SealedSummary(msgspec.Struct, frozen=True, tag="summary", array_like=True):

@@ -88,6 +88,21 @@ async def test_replayed_call_has_its_result(calculating: ScriptedServer) -> None
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
+async def test_sealed_thought_has_the_hidden_results_before_it(calculating: ScriptedServer) -> None:
+    """The store has none of them, and the items do not show them."""
+    body: dict[str, Any] = {"tools": [WEATHER], "store": False}
+    question = {"role": "user", "content": "What to wear?"}
+    _, first = await calculating.post({"input": [question], **body})
+    assert [item["type"] for item in first["output"]] == ["code_interpreter_call", "reasoning", "function_call"]
+    assert RESULT not in str(first)
+    tokens = calculating.engine.prompts[-1].token_ids
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
+    assert (await calculating.post({"input": [question, *first["output"], output], **body}))[0] == 200
+    read = calculating.prompt_text()
+    assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
+    assert calculating.engine.prompts[-1].token_ids[: len(tokens)] == tokens
+
+
 async def shown(served: ScriptedServer, response_id: str, body_text: str) -> str:
     """All that a client can learn of a response: its answer, and its stored copy."""
     return body_text + str((await served.get(f"/v1/responses/{response_id}"))[1])

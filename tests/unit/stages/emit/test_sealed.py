@@ -14,14 +14,16 @@ from penstock.pipeline import frames
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
 from penstock.pipeline.protocol.items import Reasoning
 from penstock.stages.emit.emit import Emit
-from penstock.stages.services.sealing import SealedReasoning, Sealer
+from penstock.stages.services.sealing import SealedItem, SealedReasoning, Sealer
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     SUMMARY_OPTIONS,
     Frames,
     client_events,
+    code_call,
     finished,
     frame_source,
+    mcp_call,
     message,
     reasoning,
     started,
@@ -92,6 +94,25 @@ async def test_summarized_thought_is_sealed_too() -> None:
     thought = thought_in(await emitted(turn(begun(store=False, reasoning=SUMMARY_OPTIONS), THOUGHT)))
     assert thought.summary[0].text == "I see."
     assert opened(thought) == SealedReasoning("I see.", (5, 200_000))
+
+
+async def test_thought_holds_what_items_before_it_do_not_show() -> None:
+    call = code_call("1 + 1")
+    written: Frames = (*message("So.", phase="commentary")[:-1], frames.ItemClosed(complete=True, token_ids=(7,)))
+    shown = mcp_call("{}")
+    events = await emitted(turn(begun(store=False), call, written, shown, THOUGHT, message("Hi")))
+    ids = [each.item.id for each in events if isinstance(each, OutputItemDone)]
+    sealed = opened(thought_in(events))
+    assert sealed is not None
+    assert sealed.before == (SealedItem(ids[0], (), "2\n"), SealedItem(ids[1], (7,)))
+
+
+async def test_items_are_sealed_with_the_next_thought_alone() -> None:
+    frames_of_two = turn(begun(store=False), code_call("1"), THOUGHT, THOUGHT)
+    events = await emitted(frames_of_two)
+    done = [each.item for each in events if isinstance(each, OutputItemDone) and isinstance(each.item, Reasoning)]
+    both = [opened(thought) for thought in done]
+    assert [len(each.before) for each in both if each] == [1, 0]
 
 
 async def test_cut_thought_is_sealed_without_tokens() -> None:

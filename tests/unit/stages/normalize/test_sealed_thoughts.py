@@ -18,7 +18,7 @@ from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText, Sum
 from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.sealing import MOST_BYTES, SealedReasoning, SealedSummary, Sealer
+from penstock.stages.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer
 from penstock.stages.services.store.store import Store, StoredResponse
 
 OWNER = "owner"
@@ -68,6 +68,13 @@ async def test_sealed_thought_has_its_text_and_tokens(store: Store, more: dict[s
 async def test_thought_without_tokens_has_its_text(store: Store) -> None:
     resolved = await normalize(store, carried(sealed(SealedReasoning("I see"))))
     assert (texts(*resolved.facts.input), dict(resolved.tokens)) == (["I see"], {})
+
+
+async def test_items_before_a_thought_have_what_they_do_not_show(store: Store) -> None:
+    before = (SealedItem("ci_a", (1, 2), "42"), SealedItem("msg_a", (3,)), SealedItem("ws_a", (), ""))
+    resolved = await normalize(store, carried(sealed(SealedReasoning("I see.", (5,), before)), id="rs_a"))
+    assert dict(resolved.tokens) == {"ci_a": (1, 2), "msg_a": (3,), "rs_a": (5,)}
+    assert dict(resolved.results) == {"ci_a": "42", "ws_a": ""}
 
 
 async def test_foreign_thoughts_are_read_from_what_is_plain(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,15 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.services.sealing import MOST_CHARACTERS, PREFIX, SealedReasoning, SealedSummary, Sealer, Unverified
+from penstock.stages.services.sealing import (
+    MOST_CHARACTERS,
+    PREFIX,
+    SealedItem,
+    SealedReasoning,
+    SealedSummary,
+    Sealer,
+    Unverified,
+)
 
 THOUGHT = SealedReasoning("The user wants a joke. " * 20, tuple(range(200_000, 200_100)))
 OWNER = "owner"
 
 
-@given(st.text(), st.lists(st.integers(0, 2**32)), st.text())
-def test_opens_what_it_sealed(text: str, token_ids: list[int], owner: str) -> None:
-    sealer, thought = Sealer([b"k" * 32]), SealedReasoning(text, tuple(token_ids))
+_token_ids = st.lists(st.integers(0, 2**32)).map(tuple)
+_items = st.builds(SealedItem, st.text(), _token_ids, st.none() | st.text())
+
+
+@given(st.text(), _token_ids, st.lists(_items, max_size=3).map(tuple), st.text())
+def test_opens_what_it_sealed(
+    text: str, token_ids: tuple[int, ...], before: tuple[SealedItem, ...], owner: str
+) -> None:
+    sealer, thought = Sealer([b"k" * 32]), SealedReasoning(text, token_ids, before)
     assert Sealer([b"k" * 32]).open(sealer.seal(thought, owner), owner, SealedReasoning) == thought
 
 
