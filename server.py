@@ -129,7 +129,7 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
         started.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         closing = started.pop_all()
     app = api.app(settings.max_body_bytes)
-    app.on_shutdown.append(lambda _: scheduler.drain(settings.drain_timeout))
+    app.on_shutdown.insert(0, lambda _: scheduler.drain(settings.drain_timeout))  # before sockets are closed
     app.on_cleanup.append(lambda _: closing.aclose())
     return app
 

@@ -23,6 +23,7 @@ from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.socket.socket import OpenSockets, Sockets
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ModelNotFound
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -49,6 +50,7 @@ class Api:
     peers: Peers = field(default_factory=Peers)
     recorded_if: Condition = ALWAYS
     origins: Origins = field(default_factory=Origins)
+    sockets: OpenSockets = field(default_factory=OpenSockets)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
@@ -59,6 +61,7 @@ class Api:
         app.add_routes(self.routes)
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.origins.add_headers)
+        app.on_shutdown.append(self.sockets.close)
         app.on_cleanup.append(self.peers.close)
         return app
 
@@ -72,6 +75,8 @@ class Api:
         ]
         for base, outgoing in DIALECTS.items():
             routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
+            sockets = Sockets(self.scheduler, outgoing, self.keep_alive, self.sockets, self.recorded_if)
+            routes += sockets.routes(base)
             routes += Conversations(self.scheduler.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]

@@ -96,7 +96,7 @@ class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"There is no stored response {response_id!r}.", param="previous_response_id")
+        super().__init__(f"Previous response with id {response_id!r} not found.", param="previous_response_id")
 
 
 class ModelNotFound(InvalidRequest):

@@ -162,6 +162,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     compacting: Compacting | None = None
     """Set if the conversation may be compacted."""
+    generates: bool = True
+    """False if the response shall only be prepared: the engine reads its prompt, and it has no output."""
     summarizes: bool = False
     """True if the turn shall write the summary of a compaction: ``summarize`` then changes the request."""
 

@@ -57,12 +57,31 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         return answer
     finally:
         level = logging.DEBUG if request.path.endswith("/health") else logging.INFO
-        seconds = time.monotonic() - started
-        path = request.rel_url.raw_path[:LONGEST_PATH]  # still escaped: a line break would fake a second line
         response = request.get(RESPONSE)
-        outcome, client = f", {outcome_of(response)}" if response else "", _client(request)
-        line = "%s %s: %s%s in %.3f s (%s)%s"
-        logger.log(level, line, request.method, path, answered, outcome, seconds, client, reason)
+        outcome = answered + (f", {outcome_of(response)}" if response else "")
+        client = _client(request, response.model if response else request.get(MODEL))
+        _log(level, f"{request.method} {_path(request)}: {outcome}", started, f"({client}){reason}")
+
+
+def log_exchange(
+    request: web.Request, outcome: Response | web.Response, started: float, model: str | None = None
+) -> None:
+    """Log one response, or one refused request, of the connection that ``request`` has upgraded."""
+    if isinstance(outcome, Response):
+        done, client, reason = outcome_of(outcome), _client(request, outcome.model), ""
+    else:
+        problem = outcome.get(PROBLEM)
+        reason = _reason(problem) if problem and outcome.status < 500 else ""
+        done, client = str(outcome.status), _client(request, model)
+    _log(logging.INFO, f"WebSocket {_path(request)}: {done}", started, f"({client}){reason}")
+
+
+def _log(level: int, event: str, started: float, about: str) -> None:
+    logger.log(level, "%s in %.3f s %s", event, time.monotonic() - started, about)
+
+
+def _path(request: web.Request) -> str:
+    return request.rel_url.raw_path[:LONGEST_PATH]  # still escaped: a line break would fake a second line
 
 
 class _Named(msgspec.Struct):
@@ -93,11 +112,10 @@ async def add_request_id(request: web.Request, answer: web.StreamResponse) -> No
         answer.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
-def _client(request: web.Request) -> str:
+def _client(request: web.Request, model: str | None) -> str:
     """Return the client's address, the first digits of its key's digest, the model, and the id of the request."""
-    owner, response = request.get(OWNER), request.get(RESPONSE)
+    owner = request.get(OWNER)
     key = (f"key {owner[:8]}",) if owner else ()
-    model = response.model if response else request.get(MODEL)
     named = (f"model {_visible(shortened(model))}",) if model else ()
     return ", ".join((request.remote or "unknown address", *key, *named, request[REQUEST_ID]))
 

@@ -49,16 +49,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         if request.get(STREAMING):
             raise
-        return _answer(request, error)
+        return answer_to(request, error)
 
 
-def _answer(request: web.Request, error: Exception) -> web.Response:
+def answer_to(request: web.Request, error: Exception) -> web.Response:
+    """Return the answer for an error that was raised before any header, or any event, went out; log bugs."""
     match error:
         case errors.StageError():
             return refusal(error)
-        case web.HTTPMethodNotAllowed() if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
-            # Codex tries other answers again, seven times.
-            return as_error(426, "This server has no WebSocket transport. Send the request as a POST over HTTP.")
         case web.HTTPException():
             message, code = explained(error, request)
             answer = as_error(error.status, message, code=code)

@@ -30,6 +30,19 @@ class HeldBytes:
 
     count: int = 0
 
+    def take(self, count: int, size: int, limit: int) -> None:
+        """Count more bytes, of a body that has ``size`` with them; ``limit`` is that of one body.
+
+        Raises `ServerBusy`, and does not count them, if the server would hold too many.
+        """
+        if size > SMALL and self.count + count > MOST_AT_ONCE * limit:
+            raise ServerBusy("Other requests with large bodies are being read. Try again in a moment.")
+        self.count += count
+
+    def give(self, count: int) -> None:
+        """Stop counting bytes that are needed no longer."""
+        self.count -= count
+
 
 HELD = web.AppKey("held", HeldBytes)
 _SIZE = web.RequestKey("size", int)
@@ -62,18 +75,16 @@ async def receive(request: web.Request) -> bytes:
 
 def _hold(request: web.Request, count: int) -> None:
     """Count bytes that have arrived: a length that is only declared costs a client nothing."""
-    request[_SIZE] = size = request.get(_SIZE, 0) + count
-    held = request.app[HELD]
-    held.count += count
+    size = request.get(_SIZE, 0) + count
     if size > request.client_max_size:
         raise _too_large(request)
-    if size > SMALL and held.count > MOST_AT_ONCE * request.client_max_size:
-        raise ServerBusy("Other requests with large bodies are being read. Try again in a moment.")
+    request.app[HELD].take(count, size, request.client_max_size)
+    request[_SIZE] = size
 
 
 def release(request: web.Request) -> None:
     """Stop counting the body of the request, which is needed no longer."""
-    request.app[HELD].count -= request.get(_SIZE, 0)
+    request.app[HELD].give(request.get(_SIZE, 0))
     request[_SIZE] = 0
 
 

@@ -321,6 +321,12 @@ _encoded = bytearray()
 _prefixes: dict[type[Event], bytes] = {}
 
 
+def to_json(event: Event) -> bytes:
+    """Encode an event as JSON.  Not thread-safe."""
+    _encode_into(event, _encoded)
+    return bytes(_encoded)
+
+
 def to_sse(event: Event) -> bytes:
     """Encode an event as a whole server-sent event.
 

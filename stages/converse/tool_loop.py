@@ -17,6 +17,7 @@ from penstock.pipeline.protocol.items import Compaction, McpApprovalRequest, Mcp
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
+from penstock.stages.converse.preparing_turn import PreparingTurn
 from penstock.stages.converse.sessions import Sessions, Step
 from penstock.stages.converse.summary_turn import SummaryTurn
 from penstock.stages.converse.transcript import Transcript
@@ -58,7 +59,7 @@ class ToolLoop:
         self._limits = limits
         self._clock = clock
         self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
-        self._turn: ModelTurn | SummaryTurn = ModelTurn()
+        self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
         self._turns = 0
         self._calls = 0
@@ -81,7 +82,7 @@ class ToolLoop:
 
     def begin(self) -> Iterator[Step]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
-        if self._compacts_only:
+        if self._compacts_only or not self.request.facts.generates:
             return
         request = self.request
         known = known_tools(request.items)
@@ -131,13 +132,21 @@ class ToolLoop:
     @property
     def asked(self) -> frames.ResolvedRequest:
         """The request of this turn."""
-        is_summary = isinstance(self._turn, SummaryTurn)
-        return frames.with_facts(self.request, summarizes=True) if is_summary else self.request
+        match self._turn:
+            case SummaryTurn():
+                return frames.with_facts(self.request, summarizes=True)
+            case PreparingTurn():
+                sampling = replace(self.request.facts.sampling, max_tokens=1)
+                return frames.with_facts(self.request, sampling=sampling)
+            case ModelTurn():
+                return self.request
 
     @property
     def may_compact(self) -> bool:
         """True if this turn may be a compaction instead, which depends on the length of its prompt."""
         threshold, items = self._threshold, self.request.items
+        if not self.request.facts.generates:
+            return False
         return threshold is not None and type(items[-1]) is not Compaction and would_supersede(items)
 
     def compact_if_full(self, prompt_tokens: int) -> None:
@@ -177,6 +186,8 @@ class ToolLoop:
             self.request = frames.with_facts(self.request, sampling=sampling)
         if self._compacts_only:
             self._compact()
+        elif not self.request.facts.generates:
+            self._turn, self.is_plain = PreparingTurn(self.request.facts), False
         return True
 
     def feed(self, frame: frames.ParsedFrame) -> Iterator[frames.ConversedFrame]:
@@ -190,6 +201,8 @@ class ToolLoop:
         turn, finished, started = self._turn, self._turn.finished, self._clock()
         if isinstance(turn, SummaryTurn):
             self._goes_on = finished is not None and finished.reason == "stop" and not self._compacts_only
+            return
+        if isinstance(turn, PreparingTurn):
             return
         if finished is None:  # the engine's stream broke off: a later stage reports it
             return

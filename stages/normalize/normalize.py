@@ -32,6 +32,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Compaction, Item, images_of, of_type
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -46,7 +47,6 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.store.stored import History
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
 
 DEFAULT_THRESHOLD = 200_000
@@ -173,6 +173,7 @@ class Normalize:
             template=_template(request),
             hosted=tuple(offered.settings.values()),
             compacting=_compacting(request),
+            generates=request.envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
             results={**raw.results, **self._summaries(request, (*past.items, *items), past.results)},
@@ -258,7 +259,7 @@ class Normalize:
                 raise errors.no_conversation(shortened(conversation_id), param="conversation")
             return conversation
         if (previous := request.previous_response_id) is not None:
-            return await self._continued(previous, request.envelope.owner)
+            return request.envelope.continued or await self._continued(previous, request.envelope.owner)
         return History((), {})
 
     async def _continued(self, previous: str, owner: str) -> History:

@@ -87,6 +87,11 @@ def read_sse(body: bytes) -> list[ResponseEvent]:
     return checked(events)
 
 
+def event_of_json(body: dict[str, Any]) -> ResponseEvent:
+    """Read one event, in the JSON of a socket's frame."""
+    return _our_event.decode(json.dumps(body))
+
+
 def renumbered(frame: bytes, number: int) -> bytes:
     return re.sub(rb'(?<="sequence_number":)\d+', b"%d" % number, frame, count=1)
 

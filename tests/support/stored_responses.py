@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.stages.services.store.database import NOW, Statement
-from penstock.stages.services.store.store import History, Store, StoredConversation, StoredResponse
+from penstock.stages.services.store.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[items.Item, ...] = (
     items.Message("msg_1", "completed", "user", (items.InputText("Grüße 🐍 \u0000 <|end|>"),)),

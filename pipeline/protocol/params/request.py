@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, mode
 from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.logs import check_names
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem, InputItem, MessageItem, RawMessage
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
@@ -138,6 +139,10 @@ class Envelope:
     is_recorded: bool = False
     """True if the headers ask for a recording."""
     request_id: str = ""
+    generates: bool = True
+    """False if the response is only prepared: it has no output."""
+    continued: History | None = None
+    """The history of ``previous_response_id``, if the edge holds it; else it comes from the store."""
     """The client's own id of the request, from the headers or the body."""
 
 

@@ -17,13 +17,14 @@ import msgspec
 
 from penstock.pipeline.errors import ConversationLocked, ConversationNotFound, ItemNotFound
 from penstock.pipeline.frames import TokenIds
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import KEPT_BYTES, NOW, Row, Statement, Value, placeholders, size_of
 from penstock.stages.services.store.statements import unlock
-from penstock.stages.services.store.stored import History, StoredConversation
+from penstock.stages.services.store.stored import StoredConversation
 from penstock.stages.services.store.writer import StoreContext
 
 _CREATE = """

@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
@@ -40,10 +41,10 @@ from penstock.stages.services.store.database import (
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
-from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
+from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.writer import Statements, StoreContext
 
-__all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
+__all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
 _GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
 

@@ -30,18 +30,6 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return (*self.input, *self.response.output)
 
 
-class History(msgspec.Struct, frozen=True):
-    """Items in order, with the token ids that the engine generated and the tool call results, both by item id.
-
-    ``end`` is the position after the last item, in a conversation.
-    """
-
-    items: tuple[Item, ...]
-    tokens: Mapping[str, TokenIds] = {}
-    results: Mapping[str, str] = {}
-    end: int = 0
-
-
 class StoredConversation(msgspec.Struct, frozen=True):
     """A conversation without its items; ``created_at`` is in seconds since 1970."""
 

@@ -231,14 +231,6 @@ async def test_expectation_is_met_or_refused_in_json(served: ScriptedServer) -> 
     assert b"'a miracle'" in refused
 
 
-async def test_websocket_is_answered_with_upgrade_required(served: ScriptedServer) -> None:
-    """Codex then uses HTTP at once."""
-    headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
-    async with served.client.get(f"{served.url}/v1/responses", headers=headers) as answer:
-        assert answer.status == 426
-        assert (await answer.json())["error"]["type"] == "invalid_request_error"
-
-
 @pytest.fixture
 async def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[PacedServer, None]:
     """A server that holds four bodies of 2,000 bytes, and all of up to 100."""

@@ -1,0 +1,1 @@
+"""The WebSocket transport: one more edge over the same pipeline and runs as HTTP."""

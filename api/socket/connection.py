@@ -1,0 +1,299 @@
+"""One connection: it reads the events of its client, runs their responses, and sends the events of these.
+
+Each response runs in a task of its own, so that lanes do not wait for each other.  A client that leaves cancels all of
+them.  The connection remembers the latest response of each lane, also one that is not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import UNSET
+
+from penstock.api.http.access_log import log_exchange
+from penstock.api.http.auth import OWNER
+from penstock.api.http.errors import PROBLEM, answer_to
+from penstock.api.http.request_body import HELD, HeldBytes
+from penstock.api.http.sse import LARGE, obfuscated
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.socket.events import PROCESSED, ClientEvent, ErrorEvent, error_frame, read_event, with_lane
+from penstock.api.socket.lanes import Lanes, TooManyStreamIds
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.protocol.events import Event, TerminalEvent, to_json
+from penstock.pipeline.protocol.history import History
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
+from penstock.pipeline.protocol.params.validation import read_body
+from penstock.pipeline.recordings.sampling import Condition
+from penstock.stages.normalize.normalize import CONTINUABLE
+from penstock.stages.services.runs.run import Run, RunReleased
+
+logger = logging.getLogger(__name__)
+
+LIFETIME = 3600.0
+"""Seconds after which a connection takes no new requests, and is closed once its responses have ended."""
+
+MOST_WAITING = 64
+"""Requests that wait before no further ones are read from the connection."""
+
+COMPRESSED_FROM = 1024
+"""Bytes of a frame that is worth compressing: most events are shorter, and would take longer than their network."""
+
+
+class ConnectionExpired(InvalidRequest):
+    """The connection is too old for new requests."""
+
+    code = "websocket_connection_limit_reached"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Responses websocket connection limit reached (60 minutes). Create a new websocket connection to continue."
+        )
+
+
+@dataclass(frozen=True)
+class _Create:
+    """A request for a response, as it was read from a frame."""
+
+    event: ClientEvent
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """The latest response of a lane, and the history that continues it."""
+
+    response_id: str
+    history: History
+
+
+@dataclass(eq=False)  # hashed by identity
+class Connection:
+    """The connection of ``request``, with its open ``socket``; ``translate`` rewrites events for its base URL."""
+
+    socket: web.WebSocketResponse
+    request: web.Request
+    scheduler: Scheduler
+    translate: Callable[[Any], AbstractAsyncContextManager[AsyncIterator[Any]]]
+    keep_alive: float
+    recorded_if: Condition
+    _lanes: Lanes[_Create] = field(default_factory=Lanes)
+    _latest: dict[str | None, _Latest] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_expired: bool = False
+    _sent_at: float = 0.0
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, or until the connection is closed."""
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(LIFETIME, self._expire)
+        pinging = asyncio.create_task(self._keep_alive())
+        try:
+            async for message in self.socket:
+                await self._take(message.type, message.data)
+                await self._wait_for_room()
+        finally:
+            expiry.cancel()
+            pinging.cancel()
+            await self._leave()
+
+    async def close(self) -> None:
+        """Close the connection because the server stops."""
+        await self.socket.close(code=WSCloseCode.GOING_AWAY, message=b"The server is stopping.")
+
+    # Reading
+
+    async def _take(self, kind: WSMsgType, data: Any) -> None:
+        """Take a frame of the client; answer a wrong one with an error."""
+        lane: str | None = None
+        try:
+            event = read_event(data if kind is WSMsgType.TEXT else b"")
+            lane = self._lanes.enter(event.stream_id)
+            if event.type == PROCESSED:
+                return
+            self._check_age()
+            self._held.take(len(data), len(data), self.request.client_max_size)
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            await self._refuse(error, error.name if isinstance(error, TooManyStreamIds) else lane)
+            return
+        for job in self._lanes.add(lane, _Create(event, data)):
+            self._start(*job)
+
+    def _check_age(self) -> None:
+        """Raise `ConnectionExpired` if the connection takes no new requests."""
+        if self._is_expired:
+            raise ConnectionExpired
+
+    @property
+    def _held(self) -> HeldBytes:
+        return self.request.app[HELD]
+
+    async def _wait_for_room(self) -> None:
+        """Wait until fewer requests wait: more are not read, so that the client waits, too."""
+        while self._lanes.waiting >= MOST_WAITING:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    # Running
+
+    def _start(self, lane: str | None, create: _Create) -> None:
+        task = asyncio.create_task(self._respond(lane, create))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, lane: str | None, create: _Create) -> None:
+        """Run one response, and start those that waited for its end."""
+        try:
+            await self._answer(lane, create)
+        except ConnectionResetError:
+            logger.debug("A client left in the middle of its response")
+        finally:
+            for job in self._lanes.end(lane):
+                self._start(*job)
+            self._has_room.set()
+            if self._is_expired and self._lanes.is_idle:
+                self._expire()
+
+    async def _answer(self, lane: str | None, create: _Create) -> None:
+        """Send the events of one response, or the error that keeps it from beginning."""
+        started = monotonic()
+        parent: _Latest | None = None
+        model = ""
+        try:
+            with self.scheduler.in_flight:
+                try:
+                    request = await self._read(create)
+                    model = request.model or self.scheduler.engine.models[0]
+                    parent = self._parent(request)
+                    continued = parent.history if parent else None
+                    resolved = await self.scheduler.prepare(_continuing(request, continued))
+                finally:
+                    self._held.give(len(create.frame))
+                options = request.stream_options
+                hides = options is not None and options.include_obfuscation is True
+                del request
+                run = await self._stream(lane, resolved, hides=hides)
+        except ConnectionResetError:
+            raise
+        except RunReleased:  # the response goes on at another server
+            await self.close()
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            if parent and parent is self._latest.get(lane):
+                del self._latest[lane]
+            await self._refuse(error, lane, started, model)
+        else:
+            if run.response.status in CONTINUABLE:
+                self._latest[lane] = _latest(resolved, run)
+            log_exchange(self.request, run.response, started)
+
+    async def _read(self, create: _Create) -> CreateResponse:
+        request = await read_body(create.frame, CreateResponse)
+        if request.background:
+            raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
+        headers, owner = self.request.headers, self.request[OWNER]
+        is_recorded, request_id = self.recorded_if.is_met_by(headers), request.request_id or ""
+        envelope = Envelope(
+            owner, trace_headers(headers), create.frame, is_recorded, request_id, create.event.generates
+        )
+        return request.inside(envelope)
+
+    def _parent(self, request: CreateResponse) -> _Latest | None:
+        """Return the response that a request continues, if the connection remembers it, in any lane."""
+        previous = request.previous_response_id
+        return next((latest for latest in self._latest.values() if latest.response_id == previous), None)
+
+    async def _stream(self, lane: str | None, resolved: ResolvedRequest, *, hides: bool) -> Run:
+        """Send the events of a response to its end, and return its run.
+
+        Only errors that keep the response from beginning are raised.
+        """
+        run: Run | None = None
+        response, owner = resolved.facts.response, resolved.facts.origin.owner
+        event: Any = None
+        async with self.translate(self.scheduler.run(resolved)) as events:
+            async for event in events:
+                run = run or self.scheduler.runs.get(response.id, owner)
+                await self._send(event, lane, hides=hides)
+        if run is None or not isinstance(event, TerminalEvent):
+            raise RuntimeError("the stream ended without a terminal event")
+        return run
+
+    # Sending
+
+    async def _send(self, event: Event, lane: str | None, *, hides: bool) -> None:
+        frame = to_json(event) if not hides else obfuscated(event).partition(b"data: ")[2][:-2]
+        await self._write(with_lane(frame, lane))
+
+    async def _write(self, frame: bytes) -> None:
+        """Write a frame, waiting if the client reads slowly; long ones are compressed if the client takes that."""
+        self._sent_at = asyncio.get_running_loop().time()
+        window = int(self.socket.compress) if len(frame) >= COMPRESSED_FROM else 0
+        await self.socket.send_frame(frame, WSMsgType.TEXT, window or None)
+        if len(frame) >= LARGE:  # it took a while to encode, and so may the next
+            await asyncio.sleep(0)
+
+    async def _refuse(self, error: Exception, lane: str | None, started: float | None = None, model: str = "") -> None:
+        """Send an error that has no response."""
+        answer = answer_to(self.request, error)
+        retry = answer.headers.get("Retry-After")
+        event = ErrorEvent(
+            answer.status, answer[PROBLEM], {"retry-after": retry} if retry else UNSET, UNSET if lane is None else lane
+        )
+        log_exchange(self.request, answer, started or monotonic(), model)
+        await self._write(error_frame(event))
+
+    async def _keep_alive(self) -> None:
+        """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection."""
+        loop = asyncio.get_running_loop()
+        with suppress(ConnectionResetError):
+            while True:
+                silence = loop.time() - self._sent_at
+                if silence >= self.keep_alive:
+                    self._sent_at, silence = loop.time(), 0.0
+                    await self.socket.ping()
+                await asyncio.sleep(self.keep_alive - silence)
+
+    # Ending
+
+    def _expire(self) -> None:
+        """Take no new requests, and close the connection once it is idle."""
+        self._is_expired = True
+        if self._lanes.is_idle:
+            task = asyncio.create_task(self._close_expired())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _close_expired(self) -> None:
+        with suppress(ConnectionResetError):
+            await self._refuse(ConnectionExpired(), None)
+            await self.socket.close()
+
+    async def _leave(self) -> None:
+        """Cancel all responses of the client, those that wait included."""
+        for job in self._lanes.clear():
+            self._held.give(len(job.frame))
+        while tasks := tuple(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def _continuing(request: CreateResponse, history: History | None) -> CreateResponse:
+    """Return the request with the history that it continues."""
+    if history is None:
+        return request
+    return request.inside(replace(request.envelope, continued=history))
+
+
+def _latest(resolved: ResolvedRequest, run: Run) -> _Latest:
+    items = (*resolved.history, *resolved.facts.input, *run.response.output)
+    tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
+    return _Latest(run.response.id, History(items, tokens, results))

@@ -1,0 +1,66 @@
+"""The route of the WebSocket transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import hdrs, web
+
+from penstock.api.http.errors import STREAMING
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.socket.connection import Connection
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+
+
+@dataclass
+class OpenSockets:
+    """The open connections of a server, to close when it stops."""
+
+    connections: set[Connection] = field(default_factory=set)
+
+    async def close(self, _: web.Application) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+@dataclass
+class Sockets:
+    """The WebSocket transport under one base URL; ``outgoing``, if given, rewrites events into the dialect of that."""
+
+    scheduler: Scheduler
+    outgoing: Pipeline[ResponseEvent, Any] | None
+    keep_alive: float
+    open: OpenSockets
+    recorded_if: Condition = ALWAYS
+
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Return the routes under ``base``."""
+        return (web.get(f"{base}/responses", self.serve, allow_head=False),)
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Serve the responses of one client over a WebSocket."""
+        if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
+            raise web.HTTPMethodNotAllowed(request.method, (hdrs.METH_POST,))
+        socket = web.WebSocketResponse(max_msg_size=request.client_max_size, decode_text=False)
+        await socket.prepare(request)
+        request[STREAMING] = True
+        writer: Any = socket._writer  # noqa: SLF001 - aiohttp would compress even the shortest events
+        writer.compress = 0
+        connection = Connection(socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if)
+        self.open.connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self.open.connections.discard(connection)
+        return socket
+
+    def _translated(
+        self, events: AsyncGenerator[ResponseEvent, None]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)

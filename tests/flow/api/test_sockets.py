@@ -1,0 +1,351 @@
+"""The WebSocket transport: the same responses as over HTTP, in lanes, on one connection that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock.api.http.auth import load_keys
+from penstock.api.http.origins import Origins
+from penstock.api.socket import connection as connection_module
+from penstock.pipeline.protocol import events
+from penstock.pipeline.protocol.events import ResponseEvent, to_json
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.api_clients import wait_until
+from tests.support.event_streams import final, read_sse
+from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
+from tests.support.socket_client import SocketClient, connected
+
+
+@pytest.fixture
+async def client(served: PacedServer) -> AsyncGenerator[SocketClient, None]:
+    async with connected(served) as client:
+        yield client
+
+
+def without_ids(stream: list[ResponseEvent]) -> str:
+    """The events without what differs between two responses: ids and times."""
+    text = b"\n".join(map(to_json, stream)).decode().replace(final(stream).id.removeprefix("resp_"), "ID")
+    return re.sub(r'"(created|completed)_at":\d+', "", text)
+
+
+FIELDS = [{}, {"tools": [WEATHER]}, {"reasoning": {"summary": "auto"}}]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+async def test_events_are_those_of_sse(served: PacedServer, client: SocketClient, fields: dict[str, Any]) -> None:
+    served.engine.script = script(CALL if "tools" in fields else HELLO)
+    await client.send(input="Hi", stream=True, **fields)
+    over_socket = await client.stream()
+    over_http = read_sse(await served.stream({"input": "Hi", **fields}))
+    assert without_ids(over_socket) == without_ids(over_http)
+
+
+async def test_open_responses_has_its_own_names_of_events(served: PacedServer) -> None:
+    async with connected(served, "/openresponses/v1") as client:
+        await client.send(input="Hi")
+        names = [(await client.frame())["type"] for _ in range(10)]
+        assert "response.reasoning.delta" in names
+
+
+async def test_responses_of_a_lane_run_one_after_another(served: PacedServer, client: SocketClient) -> None:
+    served.engine.hold()
+    for _ in range(3):
+        await client.send(input="Hi")
+    await wait_until(lambda: served.engine.running == 1)
+    served.engine.say_all()
+    streams = [await client.stream() for _ in range(3)]
+    assert len({final(stream).id for stream in streams}) == 3
+
+
+async def test_lanes_run_side_by_side(served: PacedServer, client: SocketClient) -> None:
+    served.engine.hold(3)
+    for lane in (None, "a", "b.c-d_1"):
+        await client.send(lane=lane, input="Hi")
+    await wait_until(lambda: served.engine.running == 3)
+    served.engine.say_all()
+    for lane in ("b.c-d_1", None, "a"):
+        assert final(await client.stream(lane)).status == "completed"
+
+
+async def test_sixteen_responses_run_at_once(served: PacedServer, client: SocketClient) -> None:
+    served.engine.hold()
+    lanes = [f"lane{number}" for number in range(20)]
+    for lane in lanes:
+        await client.send(lane=lane, input="Hi")
+    await wait_until(lambda: served.engine.running == 16)
+    await asyncio.sleep(0.05)
+    assert served.engine.running == 16
+    served.engine.say_all()
+    for lane in lanes:
+        assert final(await client.stream(lane)).status == "completed"
+
+
+async def test_connection_may_use_32_names(served: PacedServer, client: SocketClient) -> None:
+    for number in range(32):
+        await client.create(lane=f"lane{number}", input="Hi")
+    await client.send(lane="one-more", input="Hi")
+    error = await client.error("one-more")
+    assert (error["status"], error["error"]["code"], error["error"]["param"]) == (
+        400,
+        "websocket_stream_limit_reached",
+        "stream_id",
+    )
+    await client.create(lane="lane7", input="Hi")
+    await client.create(input="Hi")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 5, None, ["a"]])
+async def test_wrong_stream_id_is_refused(client: SocketClient, name: Any) -> None:
+    await client.socket.send_str(json.dumps({"type": "response.create", "input": "Hi", "stream_id": name}))
+    error = await client.error()
+    assert (error["status"], error["error"]["code"], error["error"]["param"]) == (400, "invalid_stream_id", "stream_id")
+
+
+CHAIN = (
+    "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|end|>"
+    "<|start|>user<|message|>Go on<|end|><|start|>assistant"
+)
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("lane", [None, "fork"])
+async def test_latest_response_is_continued(
+    served: PacedServer, client: SocketClient, store: bool, lane: str | None
+) -> None:
+    first = await client.create(input="Hi", store=store)
+    second = await client.create(lane=lane, input="Go on", previous_response_id=first.id, store=store)
+    assert second.previous_response_id == first.id
+    assert served.prompt_text().endswith(CHAIN)
+
+
+async def test_stored_response_is_continued_from_another_connection(served: PacedServer) -> None:
+    async with connected(served) as client:
+        first = await client.create(input="Hi")
+    async with connected(served) as client:
+        await client.create(input="Go on", previous_response_id=first.id)
+    assert served.prompt_text().endswith(CHAIN)
+
+
+async def test_chain_that_is_not_stored_goes_on_token_for_token(served: PacedServer, client: SocketClient) -> None:
+    served.engine.script = script(CALL)
+    first = await client.create(input="Hi", store=False, tools=[WEATHER])
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    await client.create(input=[output], store=False, tools=[WEATHER], previous_response_id=first.id)
+    before, after = (list(prompt.token_ids) for prompt in served.engine.prompts)
+    generated = list(served.engine.script.token_ids)
+    assert after[: len(before) + len(generated)] == before + generated
+
+
+@pytest.mark.parametrize("lane", [None, "fork"])
+async def test_only_the_latest_response_of_a_lane_is_remembered(client: SocketClient, lane: str | None) -> None:
+    first = await client.create(input="Hi", store=False)
+    await client.create(input="Hi", store=False)
+    await client.send(lane=lane, input="Go on", previous_response_id=first.id, store=False)
+    error = await client.error(lane)
+    assert error == {
+        "status": 400,
+        "error": {
+            "type": "invalid_request_error",
+            "code": "previous_response_not_found",
+            "message": f"Previous response with id '{first.id}' not found.",
+            "param": "previous_response_id",
+        },
+    }
+
+
+async def test_refused_continuation_evicts_its_parent(client: SocketClient) -> None:
+    first = await client.create(input="Hi", store=False)
+    await client.send(input="Go on", previous_response_id=first.id, store=False, temperature=9)
+    assert (await client.error())["error"]["param"] == "temperature"
+    await client.create(input="Hi", previous_response_id=first.id, store=False)
+    second = await client.create(input="Hi", store=False)
+    await client.send(input="Go on", previous_response_id=second.id, store=False, model="absent")
+    assert (await client.error())["status"] == 404
+    await client.send(input="Go on", previous_response_id=second.id, store=False)
+    assert (await client.error())["error"]["code"] == "previous_response_not_found"
+
+
+async def test_refused_fork_keeps_its_parent(client: SocketClient) -> None:
+    first = await client.create(input="Hi", store=False)
+    await client.send(lane="fork", input="Go on", previous_response_id=first.id, store=False, model="absent")
+    assert (await client.error("fork"))["status"] == 404
+    await client.create(input="Go on", previous_response_id=first.id, store=False)
+
+
+async def test_response_without_generation_prepares_the_next(served: PacedServer, client: SocketClient) -> None:
+    await client.send(input="Hi", generate=False, store=False, instructions="Rhyme.")
+    stream = await client.stream()
+    assert [type(event) for event in stream] == [
+        *(events.ResponseCreated, events.ResponseInProgress, events.ResponseCompleted)
+    ]
+    prepared = final(stream)
+    assert (prepared.output, prepared.max_output_tokens) == ((), None)
+    assert prepared.usage is not None
+    assert (prepared.usage.input_tokens, prepared.usage.output_tokens) == (len(served.engine.prompts[0].token_ids), 0)
+    assert served.engine.prompts[0].facts.sampling.max_tokens == 1
+    await client.create(input="Go on", previous_response_id=prepared.id, store=False)
+    assert served.prompt_text().endswith(
+        "<|start|>user<|message|>Hi<|end|><|start|>user<|message|>Go on<|end|><|start|>assistant"
+    )
+
+
+async def test_processed_responses_are_acknowledged_in_silence(client: SocketClient) -> None:
+    first = await client.create(input="Hi")
+    await client.socket.send_json({"type": "response.processed", "response_id": first.id})
+    await client.create(input="Hi")
+
+
+@pytest.mark.parametrize(
+    ("frame", "param"),
+    [
+        ("{", None),
+        ("[]", None),
+        ('"response.create"', None),
+        ("{}", "type"),
+        ('{"type": 5}', "type"),
+        ('{"type": "response.append"}', "type"),
+        ('{"type": "response.create"}', "input"),
+        ('{"type": "response.create", "input": "Hi", "generate": 1}', "generate"),
+        ('{"type": "response.create", "input": "Hi", "background": true}', "background"),
+        ('{"type": "response.create", "input": 5}', "input"),
+        (b'{"type": "response.create", "input": "Hi"}', None),
+        (f"{'[' * 5000}", None),
+    ],
+    ids=str,
+)
+async def test_wrong_event_gets_an_error_and_the_connection_goes_on(
+    client: SocketClient, frame: str | bytes, param: str | None
+) -> None:
+    await (client.socket.send_str(frame) if isinstance(frame, str) else client.socket.send_bytes(frame))
+    error = await client.error()
+    assert (error["status"], error["error"]["param"]) == (400, param)
+    await client.create(input="Hi")
+
+
+async def test_client_that_leaves_cancels_what_runs_and_what_waits(served: PacedServer) -> None:
+    served.engine.hold()
+    async with connected(served) as client:
+        for lane in (None, "a", None):
+            await client.send(lane=lane, input="Hi")
+        created = [await client.frame(), await client.frame("a")]
+        await wait_until(lambda: served.engine.running == 2)
+    await served.wait_until_idle()
+    for frame in created:
+        response = await served.wait_for_end(frame["response"]["id"])
+        assert response["status"] == "cancelled"
+    assert len(served.engine.prompts) == 2
+
+
+async def test_large_frame_is_refused_as_a_large_body_is(served: PacedServer, client: SocketClient) -> None:
+    await client.socket.send_str(json.dumps({"type": "response.create", "input": "x" * 100_001}))
+    message = await client.socket.receive(timeout=15)
+    assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
+
+
+async def test_long_frames_are_compressed_if_the_client_takes_that(served: PacedServer) -> None:
+    async with connected(served, compress=15) as client:
+        assert client.socket.compress
+        response = await client.create(input="Hi", instructions="Rhyme. " * 1000)
+        assert response.instructions == "Rhyme. " * 1000
+
+
+async def test_connection_needs_a_key_as_requests_do(tmp_path: Path) -> None:
+    key = "a-key-of-sixteen-or-more"
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=load_keys(None, key)) as served:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            async with connected(served):
+                pass
+        assert refused.value.status == 401
+        async with connected(served, headers={"Authorization": f"Bearer {key}"}) as client:
+            await client.create(input="Hi")
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}], ids=str)
+async def test_foreign_page_cannot_connect(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with running_server(ScriptedEngine(script()), tmp_path, origins=Origins()) as served:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            async with connected(served, headers=headers):
+                pass
+        assert refused.value.status == 403
+
+
+async def test_get_without_an_upgrade_is_not_allowed(served: ScriptedServer) -> None:
+    async with served.client.get(f"{served.url}/v1/responses") as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+
+
+async def test_silent_connection_is_pinged(tmp_path: Path) -> None:
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.05) as served,
+        connected(served, autoping=False) as client,
+    ):
+        for _ in range(2):
+            assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.PING
+
+
+async def test_old_connection_takes_no_requests_and_closes_once_it_is_idle(
+    served: PacedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LIFETIME", 0.2)
+    served.engine.hold()
+    async with connected(served) as client:
+        await client.send(input="Hi")
+        await asyncio.sleep(0.3)
+        await client.send(lane="a", input="Hi")
+        assert (await client.error("a"))["error"]["code"] == "websocket_connection_limit_reached"
+        served.engine.say_all()
+        assert final(await client.stream()).status == "completed"
+        error = await client.error()
+        assert error["error"]["code"] == "websocket_connection_limit_reached"
+        assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.CLOSE
+
+
+async def test_stopping_server_lets_responses_end_and_closes_connections(served: PacedServer) -> None:
+    served.engine.hold(3)
+    async with connected(served) as idle, connected(served) as client:
+        await client.send(input="Hi")
+        await client.frame()
+        draining = asyncio.create_task(served.scheduler.drain(30))
+        await asyncio.sleep(0)
+        await idle.send(input="Hi")
+        refused = await idle.error()
+        assert (refused["status"], refused["headers"]) == (503, {"retry-after": "1"})
+        served.engine.say_all()
+        while (frame := await client.frame())["type"] != "response.completed":
+            pass
+        assert frame["response"]["status"] == "completed"
+        await draining
+        await served.api.sockets.close(None)  # type: ignore[arg-type]
+        message = await idle.socket.receive(timeout=15)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.GOING_AWAY)
+
+
+async def test_slow_reader_slows_nobody_else(served: PacedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True)
+    async with connected(served) as slow, connected(served) as client:
+        await slow.send(input="Hi", max_output_tokens=100_000)
+        await wait_until(lambda: served.engine.running == 1)
+        served.engine.script = script(HELLO)
+        for _ in range(5):
+            await client.create(input="Hi")
+
+
+async def test_events_of_a_socket_are_in_the_log(served: PacedServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with connected(served) as client:
+        await client.create(input="Hi")
+        await client.send(input="Hi", model="absent")
+        await client.error()
+    lines = [record.getMessage() for record in caplog.records if "WebSocket" in record.getMessage()]
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "WebSocket /v1/responses: completed, 68 tokens in, 15 out",
+        "WebSocket /v1/responses: 404",
+    ]
