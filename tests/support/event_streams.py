@@ -89,7 +89,8 @@ def read_sse(body: bytes) -> list[ResponseEvent]:
 
 def event_of_json(body: dict[str, Any]) -> ResponseEvent:
     """Read one event, in the JSON of a socket's frame."""
-    return _our_event.decode(json.dumps(body))
+    event: ResponseEvent = _our_event.decode(json.dumps(body))
+    return event
 
 
 def renumbered(frame: bytes, number: int) -> bytes:

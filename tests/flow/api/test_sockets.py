@@ -17,6 +17,8 @@ from penstock.api.http.origins import Origins
 from penstock.api.socket import connection as connection_module
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent, to_json
+from penstock.pipeline.protocol.items import FunctionCall
+from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
@@ -134,10 +136,16 @@ async def test_stored_response_is_continued_from_another_connection(served: Pace
     assert served.prompt_text().endswith(CHAIN)
 
 
+def called(response: Response) -> str:
+    call = response.output[-1]
+    assert isinstance(call, FunctionCall)
+    return call.call_id
+
+
 async def test_chain_that_is_not_stored_goes_on_token_for_token(served: PacedServer, client: SocketClient) -> None:
     served.engine.script = script(CALL)
     first = await client.create(input="Hi", store=False, tools=[WEATHER])
-    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    output = {"type": "function_call_output", "call_id": called(first), "output": "Sunny"}
     await client.create(input=[output], store=False, tools=[WEATHER], previous_response_id=first.id)
     before, after = (list(prompt.token_ids) for prompt in served.engine.prompts)
     generated = list(served.engine.script.token_ids)
