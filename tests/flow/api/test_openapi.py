@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from penstock.api.app import DIALECTS
 from penstock.api.http.auth import OPEN
 from penstock.pipeline.protocol.params.request import CreateResponse
 from tests.support.openapi import Description
@@ -44,8 +45,8 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
     described = {(method, path) for method, path, _ in description.operations}
     app = served.api.app(1000)
     routed = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
-    page = ("GET", "/")  # for people
-    assert described == {(method, path) for method, path in routed if method != "HEAD"} - {page}
+    others = {("GET", "/"), *(("GET", f"{base}/responses") for base in DIALECTS)}  # a page, and WebSockets
+    assert described == {(method, path) for method, path in routed if method != "HEAD"} - others
     for _, path, operation in description.operations:
         assert operation["summary"]
         assert {"500"} < set(operation["responses"])
