@@ -166,6 +166,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """False if the response shall only be prepared: the engine reads its prompt, and it has no output."""
     summarizes: bool = False
     """True if the turn shall write the summary of a compaction: ``summarize`` then changes the request."""
+    summary: str | None = None
+    """The summary, if ``summarize`` has made it without the model."""
 
     results: Mapping[str, str] = {}
     """The results of calls in ``input`` that came as raw messages, and the summaries of its compactions, by item id."""

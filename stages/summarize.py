@@ -1,7 +1,8 @@
 """Summarize: turn the request of a compaction into one that asks the model for a summary of the conversation.
 
 ``converse`` marks such a request with `RequestFacts.summarizes`; all others pass unchanged.  The same model writes the
-summary, without tools and with little effort.  To have summaries made in another way, replace this stage.
+summary, without tools and with little effort.  A stage in place of this one may ask in another way, or set
+`RequestFacts.summary` to a summary of its own.
 """
 
 from __future__ import annotations

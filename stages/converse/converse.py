@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.converse.mcp_tools import with_declarations
+from penstock.stages.converse.summary_turn import frames_of_summary
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.tools import Toolbox
 
@@ -60,6 +61,22 @@ class Converse:
             finally:
                 await loop.close()
 
+    @asynccontextmanager
+    async def _opened(self, request: ResolvedRequest) -> AsyncGenerator[AsyncIterator[ParsedFrame], None]:
+        """Open the stages of a turn; the model is not needed if ``summarize`` makes a summary itself."""
+        if not request.facts.summarizes:
+            async with self.inner.open(source_of([request])) as parsed:
+                yield parsed
+            return
+        async with self.inner.through("summarize").open(source_of([request])) as requests:
+            asking = await anext(requests)
+        if asking.facts.summary is not None:
+            async with aclosing(source_of(frames_of_summary(asking.facts, asking.facts.summary))) as made:
+                yield made
+            return
+        async with self.inner.following("summarize").open(source_of([asking])) as parsed:
+            yield parsed
+
     def _check(self, request: ResolvedRequest) -> None:
         """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""
         compacting, names = request.facts.compacting, self.inner.names()
@@ -88,7 +105,7 @@ class Converse:
         Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
-            async with self.inner.open(source_of([loop.asked])) as parsed:
+            async with self._opened(loop.asked) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
                 except EngineOverloaded:

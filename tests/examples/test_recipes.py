@@ -16,7 +16,7 @@ PAGE = ROOT / "stages" / "RECIPES.md"
 HERE = Path(__file__).parent
 RECIPES = (
     *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
-    *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places"),
+    *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places", "summarize_own"),
 )
 LONGEST = 41
 HEAD = """# Recipes
