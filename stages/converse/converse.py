@@ -17,7 +17,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.converse.mcp_tools import with_declarations
-from penstock.stages.converse.summary_turn import frames_of_summary
+from penstock.stages.converse.summary_turn import turn_without_model
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.tools import Toolbox
 
@@ -63,7 +63,15 @@ class Converse:
 
     @asynccontextmanager
     async def _opened(self, request: ResolvedRequest) -> AsyncGenerator[AsyncIterator[ParsedFrame], None]:
-        """Open the stages of a turn; the model is not needed if ``summarize`` makes a summary itself."""
+        """Open the stages of a turn.
+
+        The model is not needed if ``summarize`` makes a summary itself, or to prepare an empty conversation, which
+        many chat templates refuse.
+        """
+        if not request.facts.generates and not request.items:
+            async with aclosing(source_of(turn_without_model(request.facts, ""))) as nothing:
+                yield nothing
+            return
         if not request.facts.summarizes:
             async with self.inner.open(source_of([request])) as parsed:
                 yield parsed
@@ -71,7 +79,7 @@ class Converse:
         async with self.inner.through("summarize").open(source_of([request])) as requests:
             asking = await anext(requests)
         if asking.facts.summary is not None:
-            async with aclosing(source_of(frames_of_summary(asking.facts, asking.facts.summary))) as made:
+            async with aclosing(source_of(turn_without_model(asking.facts, asking.facts.summary))) as made:
                 yield made
             return
         async with self.inner.following("summarize").open(source_of([asking])) as parsed:

@@ -66,9 +66,9 @@ class SummaryTurn:
         yield self.finished
 
 
-def frames_of_summary(facts: frames.RequestFacts, summary: str) -> Iterator[frames.ParsedFrame]:
-    """Yield the turn of a summary that no model has written; it is empty if the text is."""
+def turn_without_model(facts: frames.RequestFacts, text: str) -> Iterator[frames.ParsedFrame]:
+    """Yield a turn with this message that no model has written; it is empty if the text is."""
     yield frames.GenerationStarted(facts, prompt_tokens=0)
-    if summary:
-        yield from (frames.MessageOpened("final_answer"), frames.ItemDelta(summary), frames.ItemClosed(complete=True))
+    if text:
+        yield from (frames.MessageOpened("final_answer"), frames.ItemDelta(text), frames.ItemClosed(complete=True))
     yield frames.TurnFinished("stop", cached_tokens=0, output_tokens=0, reasoning_tokens=0, duration=0.0)

@@ -208,7 +208,7 @@ class Normalize:
         items = thoughts.sent(reader.read(given, history), "input", referenced)
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), items)
-        if not items and not before and not history:
+        if request.envelope.generates and not items and not before and not history:
             raise InvalidRequest(
                 "A request that continues nothing needs an input.", param="input", code="missing_required_parameter"
             )

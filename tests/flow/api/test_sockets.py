@@ -205,6 +205,16 @@ async def test_response_without_generation_prepares_the_next(served: PacedServer
     )
 
 
+async def test_response_without_generation_needs_no_input(served: PacedServer, client: SocketClient) -> None:
+    """Codex opens a conversation like this if it declares its tools in the input."""
+    prepared = await client.create(input=[], generate=False, store=False)
+    assert (prepared.output, served.engine.prompts) == ((), [])
+    await client.send(lane="fork", input=[], previous_response_id=prepared.id, store=False)
+    assert (await client.error("fork"))["error"]["param"] == "input"
+    await client.create(input="Hi", previous_response_id=prepared.id, store=False)
+    assert served.prompt_text().endswith("<|start|>user<|message|>Hi<|end|><|start|>assistant")
+
+
 async def test_processed_responses_are_acknowledged_in_silence(client: SocketClient) -> None:
     first = await client.create(input="Hi")
     await client.socket.send_json({"type": "response.processed", "response_id": first.id})
