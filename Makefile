@@ -188,8 +188,8 @@ endif
 engine: $(DONE)/test $(TINY).built
 	@$(SUITE) engine tests/live/engine $(ARGS)
 
-# The name by which clients ask for a tiny model, whichever it is.
-ASKED_FOR := --served-model-name tiny-gpt-oss $(TINY_ENGINE)
+# The names by which clients ask for a tiny model, whichever it is. One client compacts only models called gpt-...
+ASKED_FOR := --served-model-name tiny-gpt-oss gpt-tiny $(TINY_ENGINE)
 # Some clients cannot say that they want no luck.
 GREEDY := $(BIN)/penstock serve --with tests/support/greedy.py:install
 # A server may have parsers of its own, which are none of our business.

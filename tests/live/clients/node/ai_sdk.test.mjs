@@ -98,3 +98,15 @@ test("an unknown model", async () => {
   const asked = generateText({ model: openai.responses("gpt-9"), prompt: "Hi", maxRetries: 0 });
   await assert.rejects(asked, (error) => APICallError.isInstance(error) && error.statusCode === 404);
 });
+
+test("thoughts that the client carries, without a store", async () => {
+  const providerOptions = { openai: { store: false, include: ["reasoning.encrypted_content"] } };
+  const first = await generateText({ model, temperature, prompt: "Say hello.", providerOptions });
+  assert.equal(first.text, hello);
+  const sealed = first.content.filter((part) => part.type === "reasoning");
+  assert.match(sealed[0].providerMetadata.openai.reasoningEncryptedContent, /^pst1\./);
+  const user = (content) => ({ role: "user", content });
+  const messages = [user("Say hello."), ...first.response.messages, user("Answer directly.")];
+  const second = await generateText({ model, temperature, messages, providerOptions });
+  assert.equal(second.text, "This is a direct answer.");
+});
