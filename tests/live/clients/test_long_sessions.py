@@ -128,9 +128,7 @@ async def test_agent_works_over_a_socket(asynchronous: openai.AsyncOpenAI) -> No
 
 
 async def test_agent_passes_context_management_on(asynchronous: openai.AsyncOpenAI) -> None:
-    settings = ModelSettings(
-        temperature=0, context_management=[{"type": "compaction", "compact_threshold": 50}]
-    )
+    settings = ModelSettings(temperature=0, context_management=[{"type": "compaction", "compact_threshold": 50}])
     model = OpenAIResponsesModel("tiny-gpt-oss", asynchronous)
     agent = Agent("Greeter", model=model, model_settings=settings)
     result = await Runner.run(agent, [*TALK, {"role": "user", "content": "Say hello."}])

@@ -1,0 +1,171 @@
+"""Fault drills on sockets: broken frames, floods, clients that leave at any point, and many connections.
+
+After each drill nothing runs, no task is left, and the server answers the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock.api.socket.connection import MOST_WAITING
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.api_clients import wait_until
+from tests.support.event_streams import final
+from tests.support.server import CALL, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
+from tests.support.socket_client import connected
+
+CREATE: dict[str, Any] = {"type": "response.create", "input": "Hi", "tools": [WEATHER]}
+TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
+
+
+@asynccontextmanager
+async def drill(served: ScriptedServer | PacedServer) -> AsyncGenerator[None, None]:
+    """Check after a drill that nothing new is still running, and that the server answers."""
+    await served.post({"input": "Hi"})
+    before = len(asyncio.all_tasks())
+    yield
+    await wait_until(lambda: not served.engine.running and len(asyncio.all_tasks()) <= before)
+    assert not served.api.sockets.connections
+    async with connected(served) as client:
+        assert (await client.create(input="Hi")).status == "completed"
+
+
+@pytest.fixture
+async def talking(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
+    async with running_server(ScriptedEngine(script(TALK)), tmp_path) as served:
+        yield served
+
+
+async def upgraded(served: ScriptedServer | PacedServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection byte by byte, so that frames may be broken."""
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    key = base64.b64encode(os.urandom(16)).decode()
+    head = "GET /v1/responses HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}\r\n\r\n"
+    writer.write(head.format(host, key).encode())
+    assert b"101 Switching Protocols" in await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+def frame_of(payload: bytes, opcode: int = 1, *, final_bit: bool = True, masked: bool = True) -> bytes:
+    """A frame as clients send it, with a mask of zeros."""
+    head = bytes([(0x80 if final_bit else 0) | opcode, (0x80 if masked else 0) | 126]) + struct.pack(">H", len(payload))
+    return head + (b"\0\0\0\0" if masked else b"") + payload
+
+
+WHOLE = frame_of(json.dumps(CREATE).encode())
+
+BROKEN = {
+    "half a head": WHOLE[:3],
+    "half a frame": WHOLE[:40],
+    "half a message": frame_of(json.dumps(CREATE).encode()[:20], final_bit=False),
+    "a frame without a mask": frame_of(json.dumps(CREATE).encode(), masked=False),
+    "an unknown opcode": frame_of(b"{}", opcode=5),
+    "a continuation of nothing": frame_of(b"{}", opcode=0),
+    "a long ping": frame_of(b"x" * 200, opcode=9),
+    "no frames at all": b"\xff" * 200,
+    "text that is not UTF-8": frame_of(b'{"type": "response.create", "input": "\xff"}'),
+    "a whole request and half of the next": WHOLE + WHOLE[:40],
+}
+
+
+@pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
+async def test_broken_frames_harm_only_their_connection(talking: ScriptedServer, sent: bytes) -> None:
+    async with drill(talking):
+        _, writer = await upgraded(talking)
+        writer.write(sent)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.close()
+
+
+async def test_client_may_leave_after_any_event(talking: ScriptedServer) -> None:
+    async with drill(talking):
+        async with connected(talking) as client:
+            await client.send(**CREATE)
+            count = len(await client.stream())
+        for left_after in range(count):
+            for is_clean in (False, True):
+                async with connected(talking) as client:
+                    await client.send(**CREATE)
+                    for _ in range(left_after):
+                        await client.frame()
+                    if not is_clean:
+                        assert client.socket._response.connection is not None
+                        client.socket._response.connection.transport.abort()
+
+
+async def test_flood_of_requests_waits_at_the_client(served: PacedServer) -> None:
+    served.engine.hold()
+    async with connected(served) as client:
+        await client.send(**CREATE)
+        await wait_until(lambda: served.engine.running == 1)
+        (connection,) = served.api.sockets.connections
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(send_all([client.send(**CREATE) for _ in range(500)]))
+            await wait_until(lambda: connection._lanes.waiting == MOST_WAITING)
+            await asyncio.sleep(0.1)
+            assert connection._lanes.waiting == MOST_WAITING
+            served.engine.say_all()
+            for _ in range(501):
+                assert final(await client.stream()).status == "completed"
+
+
+async def send_all(sending: list[Any]) -> None:
+    for each in sending:
+        await each
+
+
+async def test_flood_of_wrong_events_is_answered_one_by_one(served: PacedServer) -> None:
+    async with drill(served), connected(served) as client:
+        for _ in range(1000):
+            await client.socket.send_str("{}")
+        for _ in range(1000):
+            assert (await client.error())["status"] == 400
+
+
+async def test_client_that_leaves_in_a_flood_leaves_nothing(served: PacedServer) -> None:
+    async with drill(served):
+        served.engine.hold()
+        async with connected(served) as client:
+            for number in range(200):
+                await client.send(lane=f"lane{number % 32}", **CREATE)
+            await wait_until(lambda: served.engine.running == 16)
+        await served.wait_until_idle()
+        served.engine.say_all()
+
+
+async def test_many_idle_connections_leave_room_for_active_ones(talking: ScriptedServer) -> None:
+    async with drill(talking), AsyncExitStack() as closing:
+        pool = await closing.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        talking.client, mine = pool, talking.client
+        clients = [await closing.enter_async_context(connected(talking)) for _ in range(600)]
+        talking.client = mine
+        active = clients[::6]
+        for turn in range(3):
+            responses = await asyncio.gather(*(client.create(input=f"Hi {turn}", store=False) for client in active))
+            assert {response.status for response in responses} == {"completed"}
+
+
+async def test_signal_that_stops_the_server_is_seen_by_every_lane(served: PacedServer) -> None:
+    served.engine.hold(1)
+    async with connected(served) as client:
+        for lane in ("a", "b", "a"):
+            await client.send(lane=lane, **CREATE)
+        await wait_until(lambda: served.engine.running == 2)
+        await served.scheduler.drain(0)
+        for lane in ("a", "b"):
+            assert final(await client.stream(lane)).status == "failed"
+        assert (await client.error("a"))["status"] == 503
