@@ -94,6 +94,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the client until it leaves, or until the connection is closed."""
         loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
         expiry = loop.call_later(LIFETIME, self._expire)
         pinging = asyncio.create_task(self._keep_alive())
         try:

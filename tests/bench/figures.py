@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -38,3 +38,8 @@ class Comparison(msgspec.Struct, frozen=True):
     def ratio(self) -> float:
         """The median of the ratios within a round: a busy machine slows both, which cancels out."""
         return statistics.median(self.ratios)
+
+
+def over(measured: Mapping[str, Sequence[float]], name: str, other: str) -> tuple[float, ...]:
+    """Return the figure ``name`` divided by ``other``, for each round."""
+    return tuple(value / beside for value, beside in zip(measured[name], measured[other], strict=True))

@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.added import ADDED, added
+from tests.bench.chain import SOCKET, STORED
 from tests.bench.core import Case, Window
-from tests.bench.figures import Comparison
+from tests.bench.figures import Comparison, over
 from tests.bench.first_token import LONG, first_tokens
 from tests.bench.goals import Goal, growth, token_goal
 from tests.bench.inprocess import DEPTHS, in_process
@@ -24,7 +25,8 @@ from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_strea
 from tests.bench.paced import RATE, carried, pace_table, search, tried
 from tests.bench.sealed import costs as sealed_costs
 from tests.bench.sealed import sealed_table
-from tests.bench.serving import KEPT, figures, over_least, serving_table
+from tests.bench.serving import KEPT, LEAST, figures, serving_table
+from tests.bench.sockets import EACH, SSE, token_costs, token_table, turn_table, turn_times
 from tests.bench.stalls import stall_table, stalls
 from tests.bench.store import store_figures, store_table
 
@@ -168,13 +170,33 @@ class Run:
     async def kept(self) -> None:
         measured = await figures(self._less(7, 3))
         self.found.tables["with the store and without"] = serving_table(measured)
-        rounds, name = over_least(measured, KEPT), "CPU with store and event log over without"
+        rounds, name = over(measured, KEPT, LEAST), "CPU with store and event log over without"
         self._goal(Goal("P10", name, "", statistics.median(rounds), 1.15, rounds=rounds))
 
     async def sealed(self) -> None:
         found = sealed_costs()
         self.found.tables["Sealed thoughts"] = sealed_table(found)
         self._goal(Goal("P11", "sealing and opening a thought of 10,000 tokens", "ms", found[10_000].both, 2.0))
+
+    async def sockets(self) -> None:
+        rounds = self._less(7, 2)
+        costs = await token_costs(rounds)
+        times, cpu = await turn_times(rounds)
+        self.found.tables["A token over a socket"] = token_table(costs)
+        self.found.tables["A tool turn over a socket"] = turn_table(times, cpu)
+        tokens, turns = over(costs, EACH, SSE), over(times, SOCKET, STORED)
+        what = "time of a tool turn over a socket, over that of POSTs that continue stored responses"
+        self._goal(
+            Goal(
+                "P12",
+                "CPU of a token over a socket, over that by SSE",
+                "",
+                statistics.median(tokens),
+                1.0,
+                rounds=tokens,
+            ),
+            Goal("P13", what, "", statistics.median(turns), 0.5, rounds=turns),
+        )
 
 
 PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
@@ -188,6 +210,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "store": Run.store,
     "kept": Run.kept,
     "sealed": Run.sealed,
+    "sockets": Run.sockets,
 }
 
 USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}

@@ -11,11 +11,12 @@ would wake it, and in a virtual machine that costs the server more than the writ
 from __future__ import annotations
 
 import select
-import socket
 import struct
 import sys
 import time
 from pathlib import Path
+
+from tests.bench.wire import END, connected, posted
 
 PAUSE = 0.003
 
@@ -25,19 +26,16 @@ ARRIVAL = struct.Struct("=dII")
 MARK = b"~"
 
 ACCEPTED = b"HTTP/1.1 200 OK\r\n"
-END = b"0\r\n\r\n"
-"""The last chunk of a complete chunked body (RFC 9112)."""
 
 
 def read_all(port: int, streams: int, body: bytes, arrivals: Path | None = None) -> None:
     """Read ``streams`` answers to their ends; raise `SystemExit` if one is refused or breaks off."""
     noted = arrivals and arrivals.open("wb")
-    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    request = posted(body, "close")
     polling, clients = select.epoll(), {}
     tails: dict[int, bytes] = {}
     for _ in range(streams):
-        client = socket.create_connection(("127.0.0.1", port))
+        client = connected(port)
         client.sendall(request)
         client.setblocking(False)
         clients[client.fileno()] = client

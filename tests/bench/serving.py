@@ -29,6 +29,7 @@ from penstock.stages.persist import Persist
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.core import SETTLING
+from tests.bench.figures import over
 from tests.support.server import Server, running_server
 
 STREAMS = 16
@@ -73,9 +74,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: the key of the server, and the fields of the request."""
 
 
-def talking() -> ScriptedEngine:
-    """Return an engine that emits `TOKENS` tokens of reasoning, one per step."""
-    thoughts = load_encoding().encode(WORDS * TOKENS)[:TOKENS]
+def talking(tokens: int = TOKENS) -> ScriptedEngine:
+    """Return an engine that emits a number of tokens of reasoning, one per step."""
+    thoughts = load_encoding().encode(WORDS * tokens)[:tokens]
     opening, end = (
         load_encoding().encode_markup("<|channel|>analysis<|message|>"),
         load_encoding().encode_markup("<|return|>"),
@@ -114,16 +115,11 @@ async def figures(rounds: int) -> dict[str, list[float]]:
     return {name: values[1:] for name, values in measured.items()}
 
 
-def over_least(measured: dict[str, list[float]], name: str) -> tuple[float, ...]:
-    """Return the cost of a variant divided by the cost of `LEAST`, for each round."""
-    return tuple(value / other for value, other in zip(measured[name], measured[LEAST], strict=True))
-
-
 def serving_table(measured: dict[str, list[float]]) -> str:
     """Return the medians, and the medians of the ratios within a round, as a table."""
     lines = [f"the whole server, {STREAMS} streams, 1 token per step   us per token   to {LEAST}"]
     for name, values in measured.items():
         lines.append(
-            f"{name:44s}{statistics.median(values):18.2f}{statistics.median(over_least(measured, name)):22.2f}"
+            f"{name:44s}{statistics.median(values):18.2f}{statistics.median(over(measured, name, LEAST)):22.2f}"
         )
     return "\n".join(lines)

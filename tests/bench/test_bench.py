@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import first_token
+from tests.bench import first_token, sockets
 from tests.bench.added import ADDED, MEASURES, added
 from tests.bench.engines import StreamTimes
-from tests.bench.figures import Comparison, Figure
+from tests.bench.figures import Comparison, Figure, over
 from tests.bench.goals import Goal
 from tests.bench.inprocess import in_process
 from tests.bench.measuring import IN_PROCESS, SERVERS, Found
 from tests.bench.report import keep
 from tests.bench.sealed import costs, sealed_table
-from tests.bench.serving import LEAST, over_least, serving_table
+from tests.bench.serving import LEAST, serving_table
+from tests.bench.sockets import token_costs, token_table, turn_table, turn_times
 
 PNG = b"\x89PNG"
 
@@ -75,11 +76,20 @@ def test_sealed_thoughts_are_measured_beside_encoding_them_again() -> None:
     assert len({len(line) for line in sealed_table(found).split("\n")}) == 1
 
 
+async def test_sockets_are_measured_beside_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "SETTLING", 0.0)
+    costs = await token_costs(rounds=1, tokens=20)
+    times, cpu = await turn_times(rounds=1, turns=2)
+    assert all(len(values) == 1 and values[0] > 0 for found in (costs, times, cpu) for values in found.values())
+    for table in (token_table(costs), turn_table(times, cpu)):
+        assert len({len(line) for line in table.split("\n")}) == 1
+
+
 def test_ratios_are_taken_within_a_round() -> None:
     """A machine that is slow for one round slows both servers, so the ratio stays."""
     assert Comparison({}, Figure((1.0, 10.0, 1.1)), Figure((2.0, 20.0, 2.2))).ratio == pytest.approx(0.5)
     measured = {LEAST: [1.0, 10.0], "recorded": [2.0, 30.0]}
-    assert over_least(measured, "recorded") == (2.0, 3.0)
+    assert over(measured, "recorded", LEAST) == (2.0, 3.0)
     assert serving_table(measured).endswith("2.50")
 
 

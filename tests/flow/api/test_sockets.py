@@ -309,6 +309,11 @@ async def test_silent_connection_is_pinged(tmp_path: Path) -> None:
             assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.PING
 
 
+async def test_connection_that_is_used_is_not_pinged(served: PacedServer) -> None:
+    async with connected(served, autoping=False) as client:
+        await client.create(input="Hi")
+
+
 async def test_old_connection_takes_no_requests_and_closes_once_it_is_idle(
     served: PacedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

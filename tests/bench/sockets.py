@@ -1,0 +1,117 @@
+"""The WebSocket transport beside HTTP: the cost of a token, and the time that the server adds to a tool turn.
+
+The engine answers at once, so that all time is the server's.  The clients run in another process; CPU time is that of
+this one, all threads included.  The ways take turns, so that their ratios hold on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from yarl import URL
+
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from tests.bench.chain import RESENT, SOCKET, STORED
+from tests.bench.core import SETTLING
+from tests.bench.figures import over
+from tests.bench.serving import STREAMS, TOKENS, talking
+from tests.support.server import Server, running_server
+
+SSE, EACH, LANES = "SSE", "a socket for each stream", f"one socket with {STREAMS} lanes"
+
+BODY = json.dumps({"input": "Hi", "stream": True, "store": False})
+
+TURNS = 20
+
+WAYS = {
+    STORED: "POST with previous_response_id",
+    RESENT: "POST with all items, store: false",
+    SOCKET: "socket with previous_response_id, store: false",
+}
+
+CALL = (
+    "<|channel|>analysis<|message|>The user wants to know what is in the folder, so I list it.<|end|><|start|>assistant"
+    "<|channel|>commentary to=functions.exec_command <|constrain|>json<|message|>"
+    '{"argument":"ls -l src"}<|call|>'
+)
+
+MOST_BYTES = 2**24
+
+Figures = dict[str, list[float]]
+"""Figures by way, one per round."""
+
+
+def calling() -> ScriptedEngine:
+    """Return an engine that thinks, and then calls a tool, 8 tokens at once."""
+    return ScriptedEngine(Script(load_encoding().encode_markup(CALL), chunk_size=8))
+
+
+async def token_costs(rounds: int, tokens: int = TOKENS) -> Figures:
+    """Return microseconds of CPU per token, with `STREAMS` streams at once; a first round warms up and is dropped."""
+    measured: Figures = {SSE: [], EACH: [], LANES: []}
+    with TemporaryDirectory() as folder:
+        async with running_server(talking(tokens), Path(folder)) as served:
+            clients = {
+                SSE: ("readers", str(STREAMS)),
+                EACH: ("socket_readers", str(STREAMS), "1"),
+                LANES: ("socket_readers", "1", str(STREAMS)),
+            }
+            for _ in range(1 + rounds):
+                for name, (module, *load) in clients.items():
+                    cpu, _ = await _spent(served, module, *load, BODY)
+                    measured[name].append(cpu * 1e6 / (STREAMS * tokens))
+    return _without_first(measured)
+
+
+async def turn_times(rounds: int, turns: int = TURNS) -> tuple[Figures, Figures]:
+    """Return milliseconds per turn, the median of a chain, and of CPU; a first round warms up and is dropped."""
+    times: Figures = {way: [] for way in WAYS}
+    costs: Figures = {way: [] for way in WAYS}
+    with TemporaryDirectory() as folder:
+        async with running_server(calling(), Path(folder), max_body_bytes=MOST_BYTES) as served:
+            for _ in range(1 + rounds):
+                for way in WAYS:
+                    cpu, printed = await _spent(served, "chain", way, str(turns))
+                    times[way].append(statistics.median(json.loads(printed)) * 1e3)
+                    costs[way].append(cpu * 1e3 / (1 + turns))
+    return _without_first(times), _without_first(costs)
+
+
+async def _spent(served: Server[ScriptedEngine], module: str, *arguments: str) -> tuple[float, bytes]:
+    """Return seconds of CPU while clients run in another process, and what these print."""
+    command = (sys.executable, "-m", f"tests.bench.{module}", str(URL(served.url).port), *arguments)
+    started = time.process_time()
+    clients = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await clients.communicate()
+    if clients.returncode:
+        raise RuntimeError(f"The clients failed: {module} {arguments}")
+    while served.store.backlog:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(SETTLING)
+    return time.process_time() - started, printed
+
+
+def _without_first(measured: Figures) -> Figures:
+    return {name: values[1:] for name, values in measured.items()}
+
+
+def token_table(costs: Figures) -> str:
+    lines = [f"{f'{STREAMS} streams, 1 token per step, not stored':48s}us per token   to SSE"]
+    for name, values in costs.items():
+        lines.append(f"{name:48s}{statistics.median(values):12.2f}{statistics.median(over(costs, name, SSE)):9.2f}")
+    return "\n".join(lines)
+
+
+def turn_table(times: Figures, costs: Figures) -> str:
+    lines = [f"{f'a chain of {TURNS} tool turns':48s}ms per turn   to the first   ms of CPU"]
+    for way, name in WAYS.items():
+        figures = f"{statistics.median(times[way]):11.2f}{statistics.median(over(times, way, STORED)):15.2f}"
+        lines.append(f"{name:48s}{figures}{statistics.median(costs[way]):12.2f}")
+    return "\n".join(lines)
