@@ -9,13 +9,26 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.api.cli.diff import comparisons, recorded_lines, replayed_lines
+from penstock.api.cli.replayer import replay_of
 from penstock.api.http.auth import load_keys
 from penstock.pipeline.protocol import events
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.pipeline.recordings.comparison import first_difference
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.summarize import INSTRUCTION, LEFT_OUT
 from tests.support.api_clients import openai_client
+from tests.support.chat_families import load_model
 from tests.support.event_streams import checked, final, read_sse
-from tests.support.server import CALL, HELLO, WEATHER, ScriptedServer, running_server, script
+from tests.support.server import (
+    CALL,
+    HELLO,
+    WEATHER,
+    ScriptedServer,
+    only_recording,
+    recording_server,
+    running_server,
+    script,
+)
 
 SUMMARY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Ann asked for tea."
 TRIGGER = {"type": "compaction_trigger"}
@@ -274,3 +287,47 @@ async def test_summary_is_not_logged(served: ScriptedServer, caplog: pytest.LogC
     (item,) = (await compact(served, *TALK))["output"]
     await served.post({"input": [item]})
     assert "tea" not in caplog.text
+
+
+async def test_model_with_a_chat_template_compacts_too(tmp_path: Path) -> None:
+    model = load_model()
+    encode, decode = model.vocabulary.encode, model.vocabulary.decode
+
+    def said(text: str) -> Script:
+        return Script((*encode(text), model.vocabulary.marks["<|im_end|>"]))
+
+    engine = ScriptedEngine(said("<think>\nHm.\n</think>\n\nAnn asked for tea."))
+    async with running_server(engine, tmp_path, model=model) as served:
+        _, response = await served.post({"input": [*TALK, TRIGGER], "store": False, "tools": [WEATHER]})
+        assert [item["type"] for item in response["output"]] == ["compaction"]
+        asked = decode(engine.prompts[0].token_ids)
+        assert INSTRUCTION in asked
+        assert "get_weather" not in asked
+        engine.script = said("<think>\n\n</think>\n\nYes.")
+        engine.turns = (said("<think>\nHm.\n</think>\n\nAnn wants milk in it."),)
+        talk = [*TALK, *response["output"], {"role": "assistant", "content": "Milk? " * 60}]
+        _, response = await served.post(
+            {"input": [*talk, {"role": "user", "content": "?"}], "context_management": THRESHOLD}
+        )
+        assert [item["type"] for item in response["output"]] == ["compaction", "message"]
+        before, after = (decode(prompt.token_ids) for prompt in engine.prompts[1:])
+        assert "Ann asked for tea." in before
+        assert "Ann asked for tea." not in after
+        assert "Ann wants milk in it." in after
+        assert ["kettle" in before, "Milk? " in after, "I am Ann." in after] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "sent", [{"input": [*TALK, TRIGGER]}, {"input": TALK, "context_management": THRESHOLD}], ids=str
+)
+async def test_recorded_compaction_is_replayed(tmp_path: Path, sent: dict[str, Any]) -> None:
+    engine = ScriptedEngine(script(HELLO), turns=(script(SUMMARY),))
+    async with recording_server(engine, tmp_path / "recorded") as served:
+        seen = read_sse(await served.stream(sent))
+    folder = only_recording(tmp_path / "recorded")
+    again = await replay_of(folder)
+    assert [type(frame) for frame in again.trace.junctions[-1].frames] == [type(event) for event in seen]
+    assert all(
+        first_difference(each.one, each.other, exact=False) is None
+        for each in comparisons(recorded_lines(folder), replayed_lines(again))
+    )
