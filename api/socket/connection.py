@@ -94,7 +94,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the client until it leaves, or until the connection is closed."""
         loop = asyncio.get_running_loop()
-        self._sent_at = loop.time()
+        self._sent_at = monotonic()
         expiry = loop.call_later(LIFETIME, self._expire)
         pinging = asyncio.create_task(self._keep_alive())
         try:
@@ -222,22 +222,20 @@ class Connection:
         async with self.translate(self.scheduler.run(resolved)) as events:
             async for event in events:
                 run = run or self.scheduler.runs.get(response.id, owner)
-                await self._send(event, lane, hides=hides)
+                await self._write(_frame(event, lane, hides=hides))
         if run is None or not isinstance(event, TerminalEvent):
             raise RuntimeError("the stream ended without a terminal event")
         return run
 
     # Sending
 
-    async def _send(self, event: Event, lane: str | None, *, hides: bool) -> None:
-        frame = to_json(event) if not hides else obfuscated(event).partition(b"data: ")[2][:-2]
-        await self._write(with_lane(frame, lane))
-
     async def _write(self, frame: bytes) -> None:
         """Write a frame, waiting if the client reads slowly; long ones are compressed if the client takes that."""
-        self._sent_at = asyncio.get_running_loop().time()
-        window = int(self.socket.compress) if len(frame) >= COMPRESSED_FROM else 0
-        await self.socket.send_frame(frame, WSMsgType.TEXT, window or None)
+        self._sent_at = monotonic()
+        if len(frame) < COMPRESSED_FROM:
+            await self.socket.send_frame(frame, WSMsgType.TEXT)
+            return
+        await self.socket.send_frame(frame, WSMsgType.TEXT, int(self.socket.compress) or None)
         if len(frame) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
@@ -253,12 +251,11 @@ class Connection:
 
     async def _keep_alive(self) -> None:
         """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection."""
-        loop = asyncio.get_running_loop()
         with suppress(ConnectionResetError):
             while True:
-                silence = loop.time() - self._sent_at
+                silence = monotonic() - self._sent_at
                 if silence >= self.keep_alive:
-                    self._sent_at, silence = loop.time(), 0.0
+                    self._sent_at, silence = monotonic(), 0.0
                     await self.socket.ping()
                 await asyncio.sleep(self.keep_alive - silence)
 
@@ -285,6 +282,11 @@ class Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+
+def _frame(event: Event, lane: str | None, *, hides: bool) -> bytes:
+    frame = to_json(event) if not hides else obfuscated(event).partition(b"data: ")[2][:-2]
+    return frame if lane is None else with_lane(frame, lane)
 
 
 def _continuing(request: CreateResponse, history: History | None) -> CreateResponse:
