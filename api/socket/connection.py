@@ -25,6 +25,7 @@ from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, ClientEvent, ErrorEvent, error_frame, read_event, with_lane
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
+from penstock.api.socket.memory import LaneMemory, Latest, latest_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.events import Event, TerminalEvent, to_json
@@ -66,14 +67,6 @@ class _Create:
     frame: bytes
 
 
-@dataclass(frozen=True)
-class _Latest:
-    """The latest response of a lane, and the history that continues it."""
-
-    response_id: str
-    history: History
-
-
 @dataclass(eq=False)  # hashed by identity
 class Connection:
     """The connection of ``request``, with its open ``socket``; ``translate`` rewrites events for its base URL."""
@@ -84,8 +77,8 @@ class Connection:
     translate: Callable[[Any], AbstractAsyncContextManager[AsyncIterator[Any]]]
     keep_alive: float
     recorded_if: Condition
+    memory: LaneMemory
     _lanes: Lanes[_Create] = field(default_factory=Lanes)
-    _latest: dict[str | None, _Latest] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
     _is_expired: bool = False
@@ -166,14 +159,14 @@ class Connection:
     async def _answer(self, lane: str | None, create: _Create) -> None:
         """Send the events of one response, or the error that keeps it from beginning."""
         started = monotonic()
-        parent: _Latest | None = None
+        parent: Latest | None = None
         model = ""
         try:
             with self.scheduler.in_flight:
                 try:
                     request = await self._read(create)
                     model = request.model or self.scheduler.engine.models[0]
-                    parent = self._parent(request)
+                    parent = self.memory.find(request.previous_response_id)
                     continued = parent.history if parent else None
                     resolved = await self.scheduler.prepare(_continuing(request, continued))
                 finally:
@@ -187,12 +180,12 @@ class Connection:
         except RunReleased:  # the response goes on at another server
             await self.close()
         except Exception as error:  # noqa: BLE001 - the client gets it
-            if parent and parent is self._latest.get(lane):
-                del self._latest[lane]
+            if parent:
+                self.memory.forget(lane, parent.response_id)
             await self._refuse(error, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
-                self._latest[lane] = _latest(resolved, run)
+                self.memory.remember(lane, latest_of(resolved, run, parent, len(create.frame)))
             log_exchange(self.request, run.response, started)
 
     async def _read(self, create: _Create) -> CreateResponse:
@@ -205,11 +198,6 @@ class Connection:
             owner, trace_headers(headers), create.frame, is_recorded, request_id, create.event.generates
         )
         return request.inside(envelope)
-
-    def _parent(self, request: CreateResponse) -> _Latest | None:
-        """Return the response that a request continues, if the connection remembers it, in any lane."""
-        previous = request.previous_response_id
-        return next((latest for latest in self._latest.values() if latest.response_id == previous), None)
 
     async def _stream(self, lane: str | None, resolved: ResolvedRequest, *, hides: bool) -> Run:
         """Send the events of a response to its end, and return its run.
@@ -278,6 +266,7 @@ class Connection:
         """Cancel all responses of the client, those that wait included."""
         for job in self._lanes.clear():
             self._held.give(len(job.frame))
+        self.memory.clear()
         while tasks := tuple(self._tasks):
             for task in tasks:
                 task.cancel()
@@ -294,9 +283,3 @@ def _continuing(request: CreateResponse, history: History | None) -> CreateRespo
     if history is None:
         return request
     return request.inside(replace(request.envelope, continued=history))
-
-
-def _latest(resolved: ResolvedRequest, run: Run) -> _Latest:
-    items = (*resolved.history, *resolved.facts.input, *run.response.output)
-    tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
-    return _Latest(run.response.id, History(items, tokens, results))

@@ -13,9 +13,14 @@ from aiohttp import hdrs, web
 from penstock.api.http.errors import STREAMING
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.connection import Connection
+from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.stages.services.lru_cache import LruCache
+
+CLOSE_WAIT = 2.0
+"""Seconds that a client has to close its end of a connection."""
 
 
 @dataclass
@@ -23,6 +28,7 @@ class OpenSockets:
     """The open connections of a server, to close when it stops."""
 
     connections: set[Connection] = field(default_factory=set)
+    remembered: LruCache[Latest] = field(default_factory=lambda: LruCache(MOST_REMEMBERED))
 
     async def close(self, _: web.Application) -> None:
         """Close all connections."""
@@ -47,12 +53,15 @@ class Sockets:
         """Serve the responses of one client over a WebSocket."""
         if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
             raise web.HTTPMethodNotAllowed(request.method, (hdrs.METH_POST,))
-        socket = web.WebSocketResponse(max_msg_size=request.client_max_size, decode_text=False)
+        socket = web.WebSocketResponse(max_msg_size=request.client_max_size, decode_text=False, timeout=CLOSE_WAIT)
         await socket.prepare(request)
         request[STREAMING] = True
         writer: Any = socket._writer  # noqa: SLF001 - aiohttp would compress even the shortest events
         writer.compress = 0
-        connection = Connection(socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if)
+        memory = LaneMemory(self.open.remembered)
+        connection = Connection(
+            socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if, memory
+        )
         self.open.connections.add(connection)
         try:
             await connection.run()

@@ -231,7 +231,8 @@ class Normalize:
             opened = None
         if not opened:
             given = [getattr(item, "encrypted_content", None) for item in request.input_items]
-            raise errors.InvalidEncryptedContent(f"input[{given.index(text)}]" if text in given else "input")
+            place = f"input[{given.index(text)}]" if text in given else shortened(compaction.id)
+            raise errors.InvalidEncryptedContent(place)
         return opened.text
 
     def _refuse_foreign(self, request: CreateResponse) -> None:

@@ -15,11 +15,13 @@ import pytest
 from penstock.api.http.auth import load_keys
 from penstock.api.http.origins import Origins
 from penstock.api.socket import connection as connection_module
+from penstock.api.socket.memory import Latest
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent, to_json
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.lru_cache import LruCache
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
@@ -179,6 +181,17 @@ async def test_refused_continuation_evicts_its_parent(client: SocketClient) -> N
     assert (await client.error())["status"] == 404
     await client.send(input="Go on", previous_response_id=second.id, store=False)
     assert (await client.error())["error"]["code"] == "previous_response_not_found"
+
+
+async def test_least_recent_histories_are_forgotten_first(served: PacedServer) -> None:
+    served.api.sockets.remembered = remembered = LruCache[Latest](10_000)
+    async with connected(served) as client:
+        first = await client.create(lane="a", input="Hi", store=False)
+        second = await client.create(lane="b", input="Hi " * 3000, store=False)
+        await client.send(lane="a", input="Go on", previous_response_id=first.id, store=False)
+        assert (await client.error("a"))["error"]["code"] == "previous_response_not_found"
+        await client.create(lane="b", input="Go on", previous_response_id=second.id, store=False)
+    await wait_until(lambda: remembered.get(second.id) is None)
 
 
 async def test_refused_fork_keeps_its_parent(client: SocketClient) -> None:

@@ -8,12 +8,18 @@ from typing import Any
 
 import openai
 import pytest
-from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, SQLiteSession, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIResponsesModel,
+    Runner,
+    SQLiteSession,
+    function_tool,
+    set_tracing_disabled,
+)
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.models.openai_responses import OpenAIResponsesWSModel
 from openai.types.responses import Response
-
-from tests.live.clients.test_agents import get_weather
 
 set_tracing_disabled(disabled=True)  # traces would go to OpenAI
 
@@ -23,6 +29,13 @@ TALK: Any = [
     {"role": "user", "content": "Write hello into hello.txt."},
     {"role": "assistant", "content": "hello.txt now says hello."},
 ]
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert city == "Paris"
+    return '{"temperature":18,"unit":"C"}'
 
 
 @pytest.fixture(scope="module")

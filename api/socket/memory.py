@@ -1,0 +1,66 @@
+"""The responses that connections remember: the latest of each lane, with the history that continues it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.protocol.history import History
+from penstock.stages.services.lru_cache import LruCache
+from penstock.stages.services.runs.run import Run
+
+MOST_REMEMBERED = 2**29
+"""Bytes of all histories that a server remembers for its connections; the least recently used are forgotten first."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The latest response of a lane."""
+
+    response_id: str
+    history: History
+    size: int
+    """The approximate number of bytes of the history."""
+
+
+@dataclass
+class LaneMemory:
+    """The latest responses of one connection, by lane; ``shared`` holds those of all connections."""
+
+    shared: LruCache[Latest]
+    _lanes: dict[str | None, str] = field(default_factory=dict)
+    """The id of the latest response of each lane."""
+
+    def find(self, response_id: str | None) -> Latest | None:
+        """Return a remembered response, of any lane."""
+        is_ours = response_id is not None and response_id in self._lanes.values()
+        return self.shared.get(response_id) if is_ours and response_id else None
+
+    def remember(self, lane: str | None, latest: Latest) -> None:
+        """Remember a response, and forget the one before it in its lane."""
+        self.forget(lane)
+        self._lanes[lane] = latest.response_id
+        self.shared.put(latest.response_id, latest, latest.size)
+
+    def forget(self, lane: str | None, response_id: str | None = None) -> None:
+        """Forget the latest response of a lane, or only if it has this id."""
+        if lane in self._lanes and response_id in (None, self._lanes[lane]):
+            self.shared.drop(self._lanes.pop(lane))
+
+    def clear(self) -> None:
+        """Forget all responses."""
+        for lane in tuple(self._lanes):
+            self.forget(lane)
+
+
+def latest_of(resolved: ResolvedRequest, run: Run, parent: Latest | None, sent: int) -> Latest:
+    """Return a response that has ended, for what continues it; ``sent`` are the bytes of its request."""
+    items = (*resolved.history, *resolved.facts.input, *run.response.output)
+    tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
+    before = parent.size if parent else len(_encode(resolved.history))
+    size = before + sent + len(_encode((run.response.output, run.tokens, run.results)))
+    return Latest(run.response.id, History(items, tokens, results), size)
