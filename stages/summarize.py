@@ -78,12 +78,13 @@ class Summarize:
 
     async def _fitted(self, request: ResolvedRequest) -> ResolvedRequest:
         """Return the request without as many of its oldest outputs as it takes to fit."""
-        outputs = list(_outputs(request))
+        outputs, left_out = list(_outputs(request)), dict[str, str]()
         while outputs and (excess := await self._excess(request)) > 0:
             while outputs and excess > 0:
                 item_id, size = outputs.pop(0)
-                request = replace(request, results={**request.results, item_id: LEFT_OUT})
+                left_out[item_id] = LEFT_OUT
                 excess -= size // _CHARACTERS
+            request = replace(request, results={**request.results, **left_out})
         return request
 
     async def _excess(self, request: ResolvedRequest) -> int:
