@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +24,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final
 from tests.support.server import CALL, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
+from tests.support.server_process import running_process
 from tests.support.socket_client import connected
 
 CREATE: dict[str, Any] = {"type": "response.create", "input": "Hi", "tools": [WEATHER]}
@@ -64,6 +66,8 @@ def frame_of(payload: bytes, opcode: int = 1, *, final_bit: bool = True, masked:
     head = bytes([(0x80 if final_bit else 0) | opcode, (0x80 if masked else 0) | 126]) + struct.pack(">H", len(payload))
     return head + (b"\0\0\0\0" if masked else b"") + payload
 
+
+CLOSED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 WHOLE = frame_of(json.dumps(CREATE).encode())
 
@@ -169,3 +173,25 @@ async def test_signal_that_stops_the_server_is_seen_by_every_lane(served: PacedS
         for lane in ("a", "b"):
             assert final(await client.stream(lane)).status == "failed"
         assert (await client.error("a"))["status"] == 503
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_process_that_ends_leaves_no_response_without_an_end(
+    store_at: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with running_process(store_at, tmp_path, "slow", "--drain-timeout", "0") as server:
+        async with connected(server) as client:
+            for lane in ("a", "b"):
+                await client.send(lane=lane, **CREATE)
+            names = [(await client.frame(lane))["response"]["id"] for lane in ("a", "b")]
+            await server.kill(number)
+            while (await client.socket.receive(timeout=15)).type not in CLOSED:
+                pass
+        await server.start()
+        for name in names:
+            response = await server.wait_for_end(name)
+            assert response["status"] == "failed"
+            assert response["error"]["code"] == "server_error"
+        async with connected(server) as client:
+            await client.send(input="Hi", previous_response_id=names[0])
+            assert (await client.error())["error"]["code"] == "previous_response_unfinished"
