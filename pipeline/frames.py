@@ -315,9 +315,12 @@ class TokenChunk(_Frame, frozen=True):
     """One for each token; empty if the request does not want them."""
 
 
-FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled", "max_tool_calls", "max_turns"]
+FinishReason: TypeAlias = Literal[
+    "stop", "length", "content_filter", "cancelled", "max_tool_calls", "max_turns", "steered"
+]
 """The reason for the end of a turn.  Engines give ``stop``, ``length`` and ``cancelled``.  ``content_filter`` is for an
-operator's own stages.  ``converse`` gives the last two if a turn needs more tool calls or turns than are allowed.
+operator's own stages.  ``converse`` gives the others: if a turn needs more tool calls or turns than are allowed, or if
+its client steers the response.
 """
 
 

@@ -32,6 +32,7 @@ from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.steering import Steering
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
@@ -56,6 +57,7 @@ def responses_pipeline(
 
     It seals nothing (see `sealing`), so that a replay repeats its bytes.
     """
+    limits = replace(limits, context_length=engine.context_length)
     normalize = Normalize(
         runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
     )
@@ -67,7 +69,7 @@ def responses_pipeline(
         turn = prompt.then("generate", Generate(engine)).then("parse", model.parse)
     return (
         Pipeline.start("normalize", normalize)
-        .then("converse", model.converse(turn, toolbox, replace(limits, context_length=engine.context_length)))
+        .then("converse", model.converse(turn, toolbox, limits, Steering(runs.is_steered, engine.cancel)))
         .then("emit", Emit())
         .then("persist", Persist(runs))
     )
@@ -82,9 +84,9 @@ def sealing(
 
 
 MakeConverse: TypeAlias = Callable[
-    [Pipeline[ResolvedRequest, ParsedFrame], Toolbox, Limits], Stage[ResolvedRequest, ConversedFrame]
+    [Pipeline[ResolvedRequest, ParsedFrame], Toolbox, Limits, Steering], Stage[ResolvedRequest, ConversedFrame]
 ]
-"""Makes the converse stage from the stages of one turn, the tools and the limits."""
+"""Makes the converse stage from the stages of one turn, the tools, the limits and the wishes of clients."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
         lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
         harmony.parse,
         harmony.decode,
-        lambda turn, _, __: ConverseAsRecorded(turn, recordings, speed),
+        lambda turn, *_: ConverseAsRecorded(turn, recordings, speed),
     )
 
 

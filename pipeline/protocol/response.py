@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from penstock.pipeline.protocol.items import OutputItem
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns"]
+IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns", "steered"]
 Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 ReasoningContext: TypeAlias = Literal["auto", "current_turn", "all_turns"]
 PromptCacheRetention: TypeAlias = Literal["in_memory", "24h"]

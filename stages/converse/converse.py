@@ -19,16 +19,21 @@ from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, Res
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.summary_turn import turn_without_model
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
+from penstock.stages.services.steering import Steering
 from penstock.stages.services.tools import Toolbox
 
 
 @dataclass(frozen=True)
 class Converse:
-    """Let the model that ``inner`` runs use the tools in ``toolbox``; ``clock`` returns monotonic seconds."""
+    """Let the model that ``inner`` runs use the tools in ``toolbox``; ``clock`` returns monotonic seconds.
+
+    ``steering`` has the responses that their clients want to end early.
+    """
 
     inner: Pipeline[ResolvedRequest, ParsedFrame]
     toolbox: Toolbox = field(default_factory=Toolbox)
     limits: Limits = field(default_factory=Limits)
+    steering: Steering = field(default_factory=Steering)
     clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ConversedFrame, None]:
@@ -39,7 +44,7 @@ class Converse:
         async for request in source:
             self._check(request)
             declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
-            loop = ToolLoop(declared, self.toolbox, self.limits, self.clock)
+            loop = ToolLoop(declared, self.toolbox, self.limits, self.clock, self.steering.is_wanted)
             try:
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
@@ -56,6 +61,7 @@ class Converse:
                                 continue
                             for passed in loop.feed(frame):
                                 yield passed
+                            await self._stop_if_cut(loop)
                     for step in loop.end_turn():
                         yield loop.note(await step if isinstance(step, asyncio.Task) else step)
             finally:
@@ -84,6 +90,11 @@ class Converse:
             return
         async with self.inner.following("summarize").open(source_of([asking])) as parsed:
             yield parsed
+
+    async def _stop_if_cut(self, loop: ToolLoop) -> None:
+        """End the engine's generation once its output is dropped."""
+        if loop.stops_now():
+            await self.steering.stop(loop.request.facts.response.id)
 
     def _check(self, request: ResolvedRequest) -> None:
         """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from msgspec.structs import replace
@@ -45,7 +46,12 @@ class ToolLoop:
     """State machine, one per response; ``request`` is what the model reads in its next turn."""
 
     def __init__(
-        self, request: frames.ResolvedRequest, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]
+        self,
+        request: frames.ResolvedRequest,
+        toolbox: Toolbox,
+        limits: Limits,
+        clock: Callable[[], float],
+        is_steered: Callable[[str], bool],
     ) -> None:
         self.request = request
         self.has_begun = False
@@ -58,6 +64,9 @@ class ToolLoop:
         self._toolbox = toolbox
         self._limits = limits
         self._clock = clock
+        self._is_steered = partial(is_steered, request.facts.response.id)
+        self._is_cut = False  # the rest of the turn is dropped
+        self._has_stopped = False
         self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
@@ -192,9 +201,27 @@ class ToolLoop:
 
     def feed(self, frame: frames.ParsedFrame) -> Iterator[frames.ConversedFrame]:
         """Take a frame of the turn, and yield the frames that may be passed on."""
+        self._is_cut = self._is_cut or self._may_cut_before(frame)
+        if self._is_cut:
+            self.is_plain = False
+            self._turn.finished = frame if isinstance(frame, frames.TurnFinished) else None
+            return iter(())
         passed = self._turn.feed(frame)
         self.is_plain = self._turn.is_plain
         return map(self.note, passed)
+
+    def _may_cut_before(self, frame: frames.ParsedFrame) -> bool:
+        """Return True if the response is steered and can end before this frame: a call would lack its output."""
+        turn = self._turn
+        if not isinstance(frame, frames.ItemOpened) or not isinstance(turn, ModelTurn):
+            return False
+        return not turn.calls and not turn.waits_for_client and self._is_steered()
+
+    def stops_now(self) -> bool:
+        """Return True, once, when the engine's output begins to be dropped."""
+        stops = self._is_cut and not self._has_stopped
+        self._has_stopped = self._is_cut
+        return stops
 
     def end_turn(self) -> Iterator[Step]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
@@ -210,6 +237,8 @@ class ToolLoop:
             self._tokens_left -= finished.output_tokens
         reason = self._end_of(turn, finished.reason)
         yield from self._run(turn) if reason == "stop" else _cut(turn)
+        if reason == "stop" and turn.may_go_on and self._is_steered():
+            reason = "steered"
         duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
         self._seconds_before = 0.0
         yield replace(finished, reason=reason, duration=duration)
@@ -222,6 +251,8 @@ class ToolLoop:
         If a limit rules out another turn, no call is run, because the model would not read the results.  A call that
         exceeds ``max_tool_calls`` is refused, and the model reads why.  A call in a later turn ends the response.
         """
+        if self._is_cut:
+            return "steered"
         if reason != "stop" or not turn.may_go_on:
             return reason
         return "max_tool_calls" if self._has_refused else self._limit() or reason

@@ -119,7 +119,7 @@ class ResponseWriter:
                 response = cancelled_response(response, response.output)
             case "length":
                 response = _incomplete(response, "max_output_tokens")
-            case "content_filter" | "max_tool_calls" | "max_turns" as reason:
+            case "content_filter" | "max_tool_calls" | "max_turns" | "steered" as reason:
                 response = _incomplete(response, reason)
         return (last_event(next(self._numbers), response),)
 

@@ -343,7 +343,7 @@ def _turns(
 @st.composite
 def response_frames(draw: st.DrawFn) -> Frames:
     reason: frames.FinishReason = draw(
-        st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns"])
+        st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns", "steered"])
     )
     alternatives = draw(st.sampled_from([None, 0, 2]))
     raw: frames.RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))

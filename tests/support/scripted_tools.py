@@ -19,6 +19,7 @@ from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Messag
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.tool_loop import Limits
+from penstock.stages.services.steering import Steering
 from penstock.stages.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from tests.support.stored_responses import facts, pop_fields, response
 
@@ -176,6 +177,7 @@ class ScriptedConverse:
     servers: ScriptedServers = field(default_factory=ScriptedServers)
     limits: Limits = field(default_factory=Limits)
     error: Exception | None = None
+    steering: Steering = field(default_factory=Steering)
 
     def __post_init__(self) -> None:
         self.model = ScriptedModel(self.turns, self.error)
@@ -183,7 +185,7 @@ class ScriptedConverse:
         toolbox = Toolbox(hosts, self.servers)
         ticking = count()
         inner = Pipeline.start("model", self.model)
-        self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
+        self.converse = Converse(inner, toolbox, self.limits, self.steering, lambda: float(next(ticking)))
 
     async def talk(self, given: frames.ResolvedRequest | None = None) -> list[frames.ConversedFrame]:
         async with aclosing(self.converse(source_of([given or conversation()]))) as sequence:

@@ -58,6 +58,8 @@ class Run:
         self.tokens: dict[str, TokenIds] = {}
         self.results = dict(stored.results)
         self.ended = False
+        self.is_steered = False
+        """True if the client wants it to end as soon as that breaks nothing."""
         self._registry = registry
         self._log = log
         self._next = log.next_number
@@ -249,6 +251,11 @@ class RunRegistry:
         """Return the run of a response, or None if it is not here or belongs to another owner."""
         run = self._runs.get(response_id)
         return run if run is not None and run.origin.owner == owner else None
+
+    def is_steered(self, response_id: str) -> bool:
+        """Return True if a response is steered."""
+        run = self._runs.get(response_id)
+        return run is not None and run.is_steered
 
     def queue(self, stored: StoredResponse) -> Run:
         """Add a response from the store's queue, with the first events of its log up to ``response.queued``.
