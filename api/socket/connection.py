@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -23,9 +23,10 @@ from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.request_body import HELD, HeldBytes
 from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.events import PROCESSED, ClientEvent, ErrorEvent, error_frame, read_event, with_lane
+from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
 from penstock.api.socket.memory import LaneMemory, Latest, latest_of
+from penstock.api.socket.steers import Steer, SteerEvent, Steers, successor, with_input
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.events import Event, TerminalEvent, to_json
@@ -78,11 +79,15 @@ class Connection:
     keep_alive: float
     recorded_if: Condition
     memory: LaneMemory
-    _lanes: Lanes[_Create] = field(default_factory=Lanes)
+    _steers: Steers = field(init=False)
+    _lanes: Lanes[_Create] = field(default_factory=Lanes[_Create])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
     _is_expired: bool = False
     _sent_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._steers = Steers(self.request.client_max_size)
 
     async def run(self) -> None:
         """Serve the client until it leaves, or until the connection is closed."""
@@ -110,6 +115,11 @@ class Connection:
         lane: str | None = None
         try:
             event = read_event(data if kind is WSMsgType.TEXT else b"")
+            if event.type == STEER:
+                self._check_age()
+                lane, answer = self._steers.take(data)
+                await self._tell(lane, [answer])
+                return
             lane = self._lanes.enter(event.stream_id)
             if event.type == PROCESSED:
                 return
@@ -157,20 +167,46 @@ class Connection:
                 self._expire()
 
     async def _answer(self, lane: str | None, create: _Create) -> None:
-        """Send the events of one response, or the error that keeps it from beginning."""
-        started = monotonic()
+        """Answer a request, and go on with the input that steers its response, and the next."""
+        started, size = monotonic(), len(create.frame)
+        try:
+            with self.scheduler.in_flight:
+                request = await self._read(create)
+            steers, events = self._steers.continue_(lane, request.previous_response_id)
+            await self._tell(lane, events)
+        except BaseException as error:
+            self._held.give(size)
+            if not isinstance(error, Exception):
+                raise
+            await self._refuse(error, lane, started)
+            return
+        exchange = self._exchange(lane, with_input(request, steers), started, steers, size)
+        request = successor(request)  # keeps no input while the response runs
+        while run := await exchange:
+            steers, events = self._steers.end(run)
+            await self._tell(lane, events)
+            if not steers:
+                return
+            going_on = request.model_copy(update={"previous_response_id": run.response.id})
+            exchange = self._exchange(lane, with_input(going_on, steers), monotonic(), steers)
+
+    async def _exchange(
+        self, lane: str | None, request: CreateResponse, started: float, steers: Sequence[Steer], size: int = 0
+    ) -> Run | None:
+        """Send the events of one response, and return its run, or send the error that keeps it from beginning.
+
+        A request of the client has a ``size`` in bytes.  If it is the server's own, only its ``steers`` are refused.
+        """
+        model = request.model or self.scheduler.engine.models[0]
+        sent = size + sum(steer.size for steer in steers)
         parent: Latest | None = None
-        model = ""
         try:
             with self.scheduler.in_flight:
                 try:
-                    request = await self._read(create)
-                    model = request.model or self.scheduler.engine.models[0]
                     parent = self.memory.find(request.previous_response_id)
-                    continued = parent.history if parent else None
-                    resolved = await self.scheduler.prepare(_continuing(request, continued))
+                    resolved = await self.scheduler.prepare(_continuing(request, parent.history if parent else None))
                 finally:
-                    self._held.give(len(create.frame))
+                    self._held.give(size)
                 options = request.stream_options
                 hides = options is not None and options.include_obfuscation is True
                 del request
@@ -182,11 +218,17 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - the client gets it
             if parent:
                 self.memory.forget(lane, parent.response_id)
-            await self._refuse(error, lane, started, model)
+            answer = answer_to(self.request, error)
+            lost = [*steers, *self._steers.lose(lane)]
+            await self._tell(lane, self._steers.fail(lost, answer[PROBLEM].message))
+            if size:
+                await self._refuse(error, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
-                self.memory.remember(lane, latest_of(resolved, run, parent, len(create.frame)))
+                self.memory.remember(lane, latest_of(resolved, run, parent, sent))
             log_exchange(self.request, run.response, started)
+            return run
+        return None
 
     async def _read(self, create: _Create) -> CreateResponse:
         request = await read_body(create.frame, CreateResponse)
@@ -209,7 +251,8 @@ class Connection:
         event: Any = None
         async with self.translate(self.scheduler.run(resolved)) as events:
             async for event in events:
-                run = run or self.scheduler.runs.get(response.id, owner)
+                if run is None and (run := self.scheduler.runs.get(response.id, owner)):
+                    self._steers.begin(lane, run, resolved.facts)
                 await self._write(_frame(event, lane, hides=hides))
         if run is None or not isinstance(event, TerminalEvent):
             raise RuntimeError("the stream ended without a terminal event")
@@ -235,7 +278,12 @@ class Connection:
             answer.status, answer[PROBLEM], {"retry-after": retry} if retry else UNSET, UNSET if lane is None else lane
         )
         log_exchange(self.request, answer, started or monotonic(), model)
-        await self._write(error_frame(event))
+        await self._write(frame_of(event))
+
+    async def _tell(self, lane: str | None, events: Sequence[SteerEvent]) -> None:
+        """Send events about steering."""
+        for event in events:
+            await self._write(with_lane(frame_of(event), lane))
 
     async def _keep_alive(self) -> None:
         """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection."""

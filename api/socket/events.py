@@ -8,10 +8,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.api.http.bodies import Problem
+from penstock.api.socket.steers import SteerEvent
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 
-CREATE, PROCESSED = "response.create", "response.processed"
+CREATE, STEER, PROCESSED = "response.create", "response.steer", "response.processed"
 
 
 class ClientEvent(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ def read_event(frame: bytes) -> ClientEvent:
     except (msgspec.MsgspecError, RecursionError) as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The event is not a JSON object: {problem}") from error
-    if event.type not in (CREATE, PROCESSED):
+    if event.type not in (CREATE, STEER, PROCESSED):
         given = shortened(str(event.type)) if event.type is not None else "none"
         raise InvalidRequest(f"An event has the type '{CREATE}', not {given!r}.", param="type", code="invalid_value")
     if not isinstance(event.generate, bool | None):
@@ -57,8 +58,8 @@ def read_event(frame: bytes) -> ClientEvent:
     return event
 
 
-def error_frame(event: ErrorEvent) -> bytes:
-    """Return the frame of an error."""
+def frame_of(event: ErrorEvent | SteerEvent) -> bytes:
+    """Return the frame of an event that belongs to no response."""
     return _encode(event)
 
 

@@ -85,6 +85,20 @@ class MessageItem(_InputItem):
         return "".join(part.text for part in self.content if isinstance(part, InputTextPart | OutputTextPart))
 
 
+class SteeringMessage(_InputItem):
+    """A message of the user to a response that runs."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user"]
+    content: _CallOutput
+
+    @property
+    def as_item(self) -> MessageItem:
+        """The message as an item of an input."""
+        content: str | list[MessagePart] = self.content if isinstance(self.content, str) else [*self.content]
+        return MessageItem(id=self.id, status=self.status, role=self.role, content=content)
+
+
 class ReasoningItem(_InputItem):
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryTextPart], FAIL_FAST] | None = None

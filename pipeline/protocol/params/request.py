@@ -10,13 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
-from penstock.pipeline.protocol.params.items import CompactionTriggerItem, InputItem, MessageItem, RawMessage
+from penstock.pipeline.protocol.params.items import (
+    CompactionTriggerItem,
+    InputItem,
+    MessageItem,
+    RawMessage,
+    SteeringMessage,
+)
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
 
@@ -139,11 +145,11 @@ class Envelope:
     is_recorded: bool = False
     """True if the headers ask for a recording."""
     request_id: str = ""
+    """The client's own id of the request, from the headers or the body."""
     generates: bool = True
     """False if the response is only prepared: it has no output."""
     continued: History | None = None
     """The history of ``previous_response_id``, if the edge holds it; else it comes from the store."""
-    """The client's own id of the request, from the headers or the body."""
 
 
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -262,6 +268,23 @@ class CreateResponse(Body):
     def input_items(self) -> Sequence[InputItem]:
         """The items of ``input``; a plain string is a user message."""
         return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input or ()
+
+
+class SteerResponse(Body):
+    """New input for a response that runs, or for the response that continues it; other keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["response.steer"]
+    previous_response_id: str
+    input: TextOr[str, Annotated[list[SteeringMessage], Field(fail_fast=True, min_length=1)]]
+
+    @property
+    def messages(self) -> Sequence[InputItem]:
+        """The messages of ``input``; a plain string is one."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return [message.as_item for message in self.input]
 
 
 class CompactConversation(Body):
