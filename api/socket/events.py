@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from penstock.api.http.bodies import Problem
 from penstock.api.socket.steers import SteerEvent
@@ -29,7 +30,10 @@ class ClientEvent(msgspec.Struct, frozen=True):
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    """An error of a request; unlike the events of a response, it has the status that HTTP would have."""
+    """An error of a request; unlike the events of a response, it has the status that HTTP would have.
+
+    Open Responses requires a code, so an error without one has its type as its code.
+    """
 
     status: int
     error: Problem
@@ -60,6 +64,8 @@ def read_event(frame: bytes) -> ClientEvent:
 
 def frame_of(event: ErrorEvent | SteerEvent) -> bytes:
     """Return the frame of an event that belongs to no response."""
+    if isinstance(event, ErrorEvent) and event.error.code is None:
+        event = replace(event, error=replace(event.error, code=event.error.type))
     return _encode(event)
 
 
