@@ -23,6 +23,7 @@ from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.request_body import HELD, HeldBytes
 from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.socket.arriving import Arriving
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
 from penstock.api.socket.memory import LaneMemory, Latest, latest_of
@@ -79,6 +80,7 @@ class Connection:
     keep_alive: float
     recorded_if: Condition
     memory: LaneMemory
+    arriving: Arriving
     _steers: Steers = field(init=False)
     _lanes: Lanes[_Create] = field(default_factory=Lanes[_Create])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -97,9 +99,14 @@ class Connection:
         pinging = asyncio.create_task(self._keep_alive())
         try:
             async for message in self.socket:
+                if message.type is WSMsgType.ERROR:
+                    logger.info("A connection is closed, as its frames cannot be taken: %s", message.data)
+                    break
+                self.arriving.release()
                 await self._take(message.type, message.data)
                 await self._wait_for_room()
         finally:
+            self.arriving.release()
             expiry.cancel()
             pinging.cancel()
             await self._leave()

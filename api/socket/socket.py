@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.errors import STREAMING
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.socket.arriving import Arriving
 from penstock.api.socket.connection import Connection
 from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
 from penstock.pipeline.core import Pipeline
@@ -58,9 +59,9 @@ class Sockets:
         request[STREAMING] = True
         writer: Any = socket._writer  # noqa: SLF001 - aiohttp would compress even the shortest events
         writer.compress = 0
-        memory = LaneMemory(self.open.remembered)
+        memory, arriving = LaneMemory(self.open.remembered), Arriving.on(socket, request)
         connection = Connection(
-            socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if, memory
+            socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if, memory, arriving
         )
         self.open.connections.add(connection)
         try:

@@ -11,14 +11,17 @@ import json
 import os
 import signal
 import struct
+import zlib
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from penstock.api.http.request_body import SMALL
+from penstock.api.socket import arriving as arriving_module
 from penstock.api.socket.connection import MOST_WAITING
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
@@ -49,13 +52,16 @@ async def talking(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
         yield served
 
 
-async def upgraded(served: ScriptedServer | PacedServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a connection byte by byte, so that frames may be broken."""
+async def upgraded(
+    served: ScriptedServer | PacedServer, **headers: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection byte by byte, so that frames may be broken; ``headers`` are those of WebSockets."""
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     key = base64.b64encode(os.urandom(16)).decode()
     head = "GET /v1/responses HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}\r\n\r\n"
+    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}\r\n"
+    head += "".join(f"Sec-WebSocket-{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
     writer.write(head.format(host, key).encode())
     assert b"101 Switching Protocols" in await reader.readuntil(b"\r\n\r\n")
     return reader, writer
@@ -93,6 +99,88 @@ async def test_broken_frames_harm_only_their_connection(talking: ScriptedServer,
         await writer.drain()
         await asyncio.sleep(0.02)
         writer.close()
+
+
+LARGE = 3 * SMALL
+"""The largest message in the drills on what is still arriving."""
+
+PART = b"\x81\xff" + struct.pack(">Q", LARGE - 1) + b"\0\0\0\0" + b" " * (2 * SMALL)
+"""A frame of almost the largest size, and two thirds of its bytes."""
+
+
+@asynccontextmanager
+async def arriving(served: ScriptedServer, sent: bytes, **headers: str) -> AsyncGenerator[asyncio.StreamReader, None]:
+    """Send bytes over a connection of their own, which stays open for the length of the block."""
+    reader, writer = await upgraded(served, **headers)
+    writer.write(sent)
+    with suppress(ConnectionResetError):
+        await writer.drain()
+    yield reader
+    writer.close()
+    with suppress(ConnectionResetError):
+        await writer.wait_closed()
+
+
+async def closed_with(reader: asyncio.StreamReader) -> int:
+    """Return the code with which the server closes a connection."""
+    head, _, code = struct.unpack(">BBH", await asyncio.wait_for(reader.readexactly(4), 15))
+    assert head == 0x88
+    return int(code)
+
+
+async def test_messages_that_arrive_are_held_within_the_bound_of_bodies(tmp_path: Path) -> None:
+    async with running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served:
+        async with drill(served), AsyncExitStack() as closing:
+            readers = [await closing.enter_async_context(arriving(served, PART)) for _ in range(5)]
+            held = next(iter(served.api.sockets.connections))._held
+            await wait_until(lambda: held.count == 5 * len(PART))
+            last = await closing.enter_async_context(arriving(served, PART))
+            assert await closed_with(last) == aiohttp.WSCloseCode.TRY_AGAIN_LATER
+            assert not any(reader.at_eof() for reader in readers)
+        await wait_until(lambda: held.count == 0)
+
+
+async def test_message_that_stops_arriving_closes_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arriving_module, "SECONDS", 0.1)
+    async with (
+        running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served,
+        drill(served),
+        arriving(served, PART) as reader,
+    ):
+        held = next(iter(served.api.sockets.connections))._held
+        assert await closed_with(reader) == aiohttp.WSCloseCode.POLICY_VIOLATION
+        await wait_until(lambda: held.count == 0)
+
+
+async def test_large_message_is_held_only_until_its_request_was_read(tmp_path: Path) -> None:
+    async with (
+        running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served,
+        connected(served) as client,
+    ):
+        (connection,) = served.api.sockets.connections
+        for _ in range(3):
+            await client.socket.send_str(" " * (2 * SMALL) + json.dumps(CREATE))
+            assert final(await client.stream()).status == "completed"
+            assert connection._held.count == 0
+
+
+async def test_message_that_inflates_beyond_the_limit_is_refused(talking: ScriptedServer) -> None:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    inflating = deflate.compress(b" " * 30_000_000) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    frame = b"\xc1\xfe" + struct.pack(">H", len(inflating)) + b"\0\0\0\0" + inflating
+    async with drill(talking), arriving(talking, frame, Extensions="permessage-deflate") as reader:
+        assert await closed_with(reader) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+
+
+async def test_log_tells_why_a_connection_was_closed(talking: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with arriving(talking, BROKEN["an unknown opcode"]) as reader:
+        assert await closed_with(reader) == aiohttp.WSCloseCode.PROTOCOL_ERROR
+    await wait_until(lambda: not talking.api.sockets.connections)
+    assert "its frames cannot be taken: Unexpected opcode=5" in caplog.text
+    assert "WebSocket /v1/responses: 400" not in caplog.text
 
 
 async def test_client_may_leave_after_any_event(talking: ScriptedServer) -> None:
