@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak fuzz bench clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page picture mutants soak fuzz bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -209,6 +209,11 @@ clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)
 	    $$(test ! -e $(CODEX)/.installed || echo tests/live/codex) \
 	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384" $(ARGS)
 	@$(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT)
+
+test-codex: $(TINY).built $(CLIENTS)/.installed $(CODEX)/.installed ## Codex alone, against the real server; ARGS go to pytest
+	@test ! -e $(CODEX)/.installed || \
+	    $(AGAINST) tests/live/codex --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384" $(ARGS)
+	@$(CODEX_LEFT_OUT)
 
 clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against a tiny Qwen, which has a chat template
 	@$(AGAINST) tests/live/clients --ignore tests/live/clients/test_node.py \

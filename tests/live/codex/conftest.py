@@ -1,38 +1,89 @@
 """Codex in a folder of its own, with the server of the other clients (`make clients`).
 
-Home, settings and project are temporary, so no file of the user is read or written.
+Home, settings and project are temporary, so no file of the user is read or written.  The settings are those of
+``api/CODEX.md``.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import Codex
+from tests.support.client_server import Codex, running
+from tests.support.paths import ROOT
 
-SETTINGS = """\
-model = "tiny-gpt-oss"
-model_provider = "penstock"
-model_context_window = 16384
-check_for_update_on_startup = false
+PAGE = (ROOT / "api" / "CODEX.md").read_text()
+SETTINGS, MODEL = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "json"))
 
-[model_providers.penstock]
-name = "penstock"
-base_url = "{url}"
-wire_api = "responses"
+FOR_TESTS = """
 request_max_retries = 0
 stream_max_retries = 0
 
 [analytics]
 enabled = false
+
+[features]
+shell_snapshot = false  # each command reads the profile, as in a terminal
 """
+"""What is added to the settings of the page, whose last table is that of the provider."""
 
 
 @pytest.fixture
-def codex(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Codex:
+def codex(request: pytest.FixtureRequest, tmp_path: Path) -> Codex:
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     project.mkdir()
-    (home / "config.toml").write_text(SETTINGS.format(url=url))
     return Codex(str(request.config.getoption("--node")), home, project)
+
+
+@pytest.fixture
+def settle(codex: Codex, url: str) -> Callable[..., None]:
+    """Give Codex the settings of the page: ``settle(url, window=..., sockets=..., knows_model=..., lite=...)``."""
+
+    def write(
+        url: str = url, *, window: int = 16384, sockets: bool = False, knows_model: bool = True, lite: bool = False
+    ) -> None:
+        catalog = codex.home / "penstock.json"
+        catalog.write_text(changed(MODEL, ": ", context_window=window, use_responses_lite=lite))
+        settings = changed(
+            SETTINGS,
+            " = ",
+            model_context_window=window,
+            model_catalog_json=str(catalog),
+            base_url=url,
+            supports_websockets=sockets,
+        )
+        if not knows_model:
+            settings = re.sub(r"^model_catalog_json.*\n", "", settings, flags=re.MULTILINE)
+        (codex.home / "config.toml").write_text("check_for_update_on_startup = false\n" + settings + FOR_TESTS)
+
+    return write
+
+
+def changed(text: str, sign: str, **values: str | int) -> str:
+    """The text with other values of these keys, each on a line of its own."""
+    for key, value in values.items():
+        text, count = re.subn(
+            rf'^(\s*"?{key}"?{sign}).*?(,?)$', rf"\g<1>{json.dumps(value)}\2", text, flags=re.MULTILINE
+        )
+        assert count == 1, key
+    return text
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
+    """Run a server with a store of its own for the length of a block, and again with the same store."""
+
+    @contextmanager
+    def run() -> Iterator[str]:
+        command = [*shlex.split(request.config.getoption("--serve")), f"--store={tmp_path}/store.sqlite3"]
+        with running(command, tmp_path / "serve.log") as address:
+            yield f"{address}/v1"
+
+    return run

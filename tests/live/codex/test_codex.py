@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from tests.support.client_server import Codex
+from tests.support.client_server import Codex, Server
 
 Json = dict[str, Any]
+
+SOCKETS = pytest.mark.parametrize("sockets", [False, True], ids=["http", "websocket"])
+
+LONG_OUTPUT = "pwd() { seq 2000; }\n"
+"""A profile of the shell, with which the command of the model writes more than a small context holds."""
+SMALL = 6000
+"""A window that holds the prompt of Codex, but not such an output."""
 
 
 def completed(events: list[Json], kind: str) -> list[Json]:
@@ -16,25 +26,99 @@ def completed(events: list[Json], kind: str) -> list[Json]:
     return [item for item in items if item["type"] == kind]
 
 
+def answers(events: list[Json]) -> list[str]:
+    return [item["text"] for item in completed(events, "agent_message")]
+
+
+def kept(codex: Codex, kind: str) -> list[Json]:
+    """What Codex keeps of its sessions: the payloads of this type."""
+    lines = [line for file in codex.home.glob("sessions/**/*.jsonl") for line in file.read_text().splitlines()]
+    return [line["payload"] for line in map(json.loads, lines) if kind in (line["type"], line["payload"].get("type"))]
+
+
+def summaries(codex: Codex) -> list[str]:
+    """The sealed summaries of the compactions so far."""
+    items = [payload["replacement_history"][-1] for payload in kept(codex, "compacted")]
+    assert {item["type"] for item in items} <= {"compaction"}
+    return [item["encrypted_content"] for item in items]
+
+
+@SOCKETS
 @pytest.mark.defect("6")
-def test_codex_runs_a_command_and_answers(codex: Codex) -> None:
+def test_codex_runs_a_command_and_answers(
+    codex: Codex, settle: Callable[..., None], server: Server, sockets: bool
+) -> None:
+    settle(sockets=sockets, knows_model=False)
+    before = len(server.log.read_text())
     events = codex.events("Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
     assert [item["exit_code"] for item in completed(events, "command_execution")] == [0]
-    assert [item["text"] for item in completed(events, "agent_message")] == ["hello.txt now says hello."]
+    assert answers(events) == ["hello.txt now says hello."]
     assert events[-1]["type"] == "turn.completed"
     assert events[-1]["usage"]["output_tokens"] > 0
+    log = server.log.read_text()[before:]
+    assert ("WebSocket /v1/responses: completed" in log, "POST /v1/responses" in log) == (sockets, not sockets)
 
 
+@SOCKETS
 @pytest.mark.defect("6")
-def test_codex_resumes_a_session(codex: Codex) -> None:
+def test_codex_resumes_a_session(codex: Codex, settle: Callable[..., None], sockets: bool) -> None:
     """Codex sends its whole history, and the model reads it.
 
     Codex puts a path and a date into its prompt; the model's answer to this request does not depend on them.
     """
+    settle(sockets=sockets)
     first = codex.events("Write hello into hello.txt.")
     (codex.project / "hello.txt").unlink()
     events = codex.events("resume", "--last", "Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
-    assert [item["text"] for item in completed(events, "agent_message")] == ["hello.txt now says hello."]
+    assert answers(events) == ["hello.txt now says hello."]
     assert events[-1]["usage"]["input_tokens"] > first[-1]["usage"]["input_tokens"]
+
+
+@SOCKETS
+@pytest.mark.parametrize("in_input", [False, True], ids=["tools", "additional_tools"])
+def test_codex_edits_a_file_with_a_patch(
+    codex: Codex, settle: Callable[..., None], sockets: bool, in_input: bool
+) -> None:
+    """The patch is the input of a custom tool, and follows its grammar."""
+    settle(sockets=sockets, lite=in_input)
+    events = codex.events("Add greeting.txt with a patch.")
+    assert (codex.project / "greeting.txt").read_text() == "hello\n"
+    assert [item["status"] for item in completed(events, "file_change")] == ["completed"]
+    assert answers(events) == ["I added greeting.txt."]
+    assert [call["name"] for call in kept(codex, "custom_tool_call")] == ["apply_patch"]
+    assert bool(kept(codex, "additional_tools")) == in_input
+
+
+@SOCKETS
+def test_session_is_compacted_and_goes_on(codex: Codex, settle: Callable[..., None], sockets: bool) -> None:
+    """In the middle of a turn, twice."""
+    settle(window=SMALL, sockets=sockets)
+    (codex.home / ".profile").write_text(LONG_OUTPUT)
+    for number, arguments in enumerate(([], ["resume", "--last"]), 1):
+        events = codex.events(*arguments, "Show the current folder.")
+        assert answers(events) == ["All of it is done."]
+        assert len(set(summaries(codex))) == number
+    events = codex.events("resume", "--last", "Add greeting.txt with a patch.")
+    assert (codex.project / "greeting.txt").read_text() == "hello\n"
+    assert answers(events) == ["I added greeting.txt."]
+    assert len(summaries(codex)) == 2
+
+
+def test_compacted_session_goes_on_after_a_restart_of_the_server(
+    codex: Codex, settle: Callable[..., None], own_server: Callable[[], AbstractContextManager[str]]
+) -> None:
+    """What the first server has sealed, the second one opens with the key of the store."""
+    (codex.home / ".profile").write_text(LONG_OUTPUT)
+    with own_server() as url:
+        settle(url, window=SMALL, sockets=True)
+        codex.events("Show the current folder.")
+    (summary,) = summaries(codex)
+    assert summary.startswith("pst1.")
+    with own_server() as url:
+        settle(url, window=SMALL, sockets=True)
+        events = codex.events("resume", "--last", "Write hello into hello.txt.")
+    assert (codex.project / "hello.txt").read_text() == "hello"
+    assert answers(events) == ["hello.txt now says hello."]
+    assert summaries(codex) == [summary]
