@@ -61,7 +61,7 @@ class ConnectionExpired(InvalidRequest):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: two requests may be alike
 class _Create:
     """A request for a response, as it was read from a frame."""
 
@@ -85,6 +85,8 @@ class Connection:
     _lanes: Lanes[_Create] = field(default_factory=Lanes[_Create])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _unread: set[_Create] = field(default_factory=set)
+    """The requests whose bytes are held: those that have not been read yet."""
     _is_expired: bool = False
     _sent_at: float = 0.0
 
@@ -135,7 +137,9 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - the client gets it
             await self._refuse(error, error.name if isinstance(error, TooManyStreamIds) else lane)
             return
-        for job in self._lanes.add(lane, _Create(event, data)):
+        create = _Create(event, data)
+        self._unread.add(create)
+        for job in self._lanes.add(lane, create):
             self._start(*job)
 
     def _check_age(self) -> None:
@@ -159,6 +163,13 @@ class Connection:
         task = asyncio.create_task(self._respond(lane, create))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._release(create))  # it may be cancelled before its first step
+
+    def _release(self, create: _Create) -> None:
+        """Stop holding the bytes of a request, if they are held."""
+        if create in self._unread:
+            self._unread.remove(create)
+            self._held.give(len(create.frame))
 
     async def _respond(self, lane: str | None, create: _Create) -> None:
         """Run one response, and start those that waited for its end."""
@@ -175,19 +186,17 @@ class Connection:
 
     async def _answer(self, lane: str | None, create: _Create) -> None:
         """Answer a request, and go on with the input that steers its response, and the next."""
-        started, size = monotonic(), len(create.frame)
+        started = monotonic()
         try:
             with self.scheduler.in_flight:
                 request = await self._read(create)
             steers, events = self._steers.continue_(lane, request.previous_response_id)
             await self._tell(lane, events)
-        except BaseException as error:
-            self._held.give(size)
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            self._release(create)
             await self._refuse(error, lane, started)
             return
-        exchange = self._exchange(lane, with_input(request, steers), started, steers, size)
+        exchange = self._exchange(lane, with_input(request, steers), started, steers, create)
         request = successor(request)  # keeps no input while the response runs
         while run := await exchange:
             steers, events = self._steers.end(run)
@@ -198,14 +207,19 @@ class Connection:
             exchange = self._exchange(lane, with_input(going_on, steers), monotonic(), steers)
 
     async def _exchange(
-        self, lane: str | None, request: CreateResponse, started: float, steers: Sequence[Steer], size: int = 0
+        self,
+        lane: str | None,
+        request: CreateResponse,
+        started: float,
+        steers: Sequence[Steer],
+        create: _Create | None = None,
     ) -> Run | None:
         """Send the events of one response, and return its run, or send the error that keeps it from beginning.
 
-        A request of the client has a ``size`` in bytes.  If it is the server's own, only its ``steers`` are refused.
+        ``create`` is the client's request.  If the request is the server's own, only its ``steers`` are refused.
         """
         model = request.model or self.scheduler.engine.models[0]
-        sent = size + sum(steer.size for steer in steers)
+        sent = (len(create.frame) if create else 0) + sum(steer.size for steer in steers)
         parent: Latest | None = None
         try:
             with self.scheduler.in_flight:
@@ -213,7 +227,8 @@ class Connection:
                     parent = self.memory.find(request.previous_response_id)
                     resolved = await self.scheduler.prepare(_continuing(request, parent.history if parent else None))
                 finally:
-                    self._held.give(size)
+                    if create:
+                        self._release(create)
                 options = request.stream_options
                 hides = options is not None and options.include_obfuscation is True
                 del request
@@ -228,7 +243,7 @@ class Connection:
             answer = answer_to(self.request, error)
             lost = [*steers, *self._steers.lose(lane)]
             await self._tell(lane, self._steers.fail(lost, answer[PROBLEM].message))
-            if size:
+            if create:
                 await self._refuse(error, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
@@ -319,8 +334,8 @@ class Connection:
 
     async def _leave(self) -> None:
         """Cancel all responses of the client, those that wait included."""
-        for job in self._lanes.clear():
-            self._held.give(len(job.frame))
+        for create in self._lanes.clear():
+            self._release(create)
         self.memory.clear()
         while tasks := tuple(self._tasks):
             for task in tasks:

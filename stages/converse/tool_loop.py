@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
@@ -145,7 +146,7 @@ class ToolLoop:
             case SummaryTurn():
                 return frames.with_facts(self.request, summarizes=True)
             case PreparingTurn():
-                sampling = replace(self.request.facts.sampling, max_tokens=1)
+                sampling = replace(self.request.facts.sampling, max_tokens=1, min_tokens=UNSET)
                 return frames.with_facts(self.request, sampling=sampling)
             case ModelTurn():
                 return self.request
@@ -193,10 +194,10 @@ class ToolLoop:
         if self._tokens_left is not None:
             sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
             self.request = frames.with_facts(self.request, sampling=sampling)
-        if self._compacts_only:
-            self._compact()
-        elif not self.request.facts.generates:
+        if not self.request.facts.generates:
             self._turn, self.is_plain = PreparingTurn(self.request.facts), False
+        elif self._compacts_only:
+            self._compact()
         return True
 
     def feed(self, frame: frames.ParsedFrame) -> Iterator[frames.ConversedFrame]:

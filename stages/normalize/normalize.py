@@ -33,7 +33,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.history import History
-from penstock.pipeline.protocol.items import Compaction, Item, images_of, of_type
+from penstock.pipeline.protocol.items import Compaction, Item, images_of
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
@@ -160,6 +160,7 @@ class Normalize:
             self._read, request, past, referenced, suffix, thoughts
         )
         sampling = _sampling(request, self.traits.sampling)
+        summary = await self._summary(request, (*past.items, *items), past.results)
         facts = RequestFacts(
             response=_response(request, offered.echo, sampling, response_id, int(now), model),
             input=items,
@@ -176,7 +177,7 @@ class Normalize:
             generates=request.envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
-            results={**raw.results, **self._summaries(request, (*past.items, *items), past.results)},
+            results={**raw.results, **summary},
         )
         results = {**thoughts.results, **past.results, **await self._results(items, request), **facts.results}
         return ResolvedRequest(facts, history, {**past.tokens, **thoughts.tokens, **raw.tokens}, results)
@@ -218,11 +219,19 @@ class Normalize:
         check_image_count((*history, *items))
         return (*before, *new), history, builder.toolset(request), builder, messages
 
-    def _summaries(self, request: CreateResponse, items: Sequence[Item], known: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the summaries of the compactions among ``items``, by item id."""
-        return {item.id: self._summary(item, request) for item in of_type(items, Compaction) if item.id not in known}
+    async def _summary(
+        self, request: CreateResponse, items: Sequence[Item], known: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Return the summary of the latest compaction among ``items`` by its id, unless it is known.
 
-    def _summary(self, compaction: Compaction, request: CreateResponse) -> str:
+        It supersedes all compactions before it, and a short text may hold a long summary: those are not opened.
+        """
+        latest = next((item for item in reversed(items) if type(item) is Compaction), None)
+        if latest is None or latest.id in known:
+            return {}
+        return {latest.id: await asyncio.to_thread(self._opened, latest, request)}
+
+    def _opened(self, compaction: Compaction, request: CreateResponse) -> str:
         """Open a compaction.  Raises `InvalidEncryptedContent` if it is changed, or another maker's or owner's."""
         text = compaction.encrypted_content
         try:

@@ -258,6 +258,13 @@ async def test_unverified_compaction_is_refused(served: ScriptedServer, text: st
     )
 
 
+async def test_compaction_that_a_later_one_supersedes_is_not_opened(served: ScriptedServer) -> None:
+    (item,) = (await compact(served, *TALK))["output"]
+    unread = {"type": "compaction", "encrypted_content": "pst1.AAAA"}
+    assert (await served.post({"input": [TALK[1], unread, item]}))[0] == 200
+    assert (await served.post({"input": [TALK[1], item, unread]}))[0] == 400
+
+
 async def test_compaction_of_another_owner_is_refused(tmp_path: Path) -> None:
     keys = ("a" * 20, "b" * 20)
     engine = ScriptedEngine(script(SUMMARY))

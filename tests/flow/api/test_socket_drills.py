@@ -183,6 +183,17 @@ async def test_log_tells_why_a_connection_was_closed(talking: ScriptedServer, ca
     assert "WebSocket /v1/responses: 400" not in caplog.text
 
 
+async def test_request_with_a_close_right_after_it_is_not_held(served: PacedServer) -> None:
+    async with drill(served):
+        _, writer = await upgraded(served)
+        await wait_until(lambda: len(served.api.sockets.connections) == 1)
+        (connection,) = served.api.sockets.connections
+        writer.write(WHOLE + frame_of(b"", opcode=8))  # one segment: the response is cancelled before its first step
+        await wait_until(lambda: not served.api.sockets.connections)
+        await wait_until(lambda: connection._held.count == 0)
+        writer.close()
+
+
 async def test_client_may_leave_after_any_event(talking: ScriptedServer) -> None:
     async with drill(talking):
         async with connected(talking) as client:

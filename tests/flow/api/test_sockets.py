@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import UNSET
 
 from penstock.api.http.auth import load_keys
 from penstock.api.http.origins import Origins
@@ -202,7 +203,7 @@ async def test_refused_fork_keeps_its_parent(client: SocketClient) -> None:
 
 
 async def test_response_without_generation_prepares_the_next(served: PacedServer, client: SocketClient) -> None:
-    await client.send(input="Hi", generate=False, store=False, instructions="Rhyme.")
+    await client.send(input="Hi", generate=False, store=False, instructions="Rhyme.", min_tokens=5)
     stream = await client.stream()
     assert [type(event) for event in stream] == [
         *(events.ResponseCreated, events.ResponseInProgress, events.ResponseCompleted)
@@ -211,11 +212,17 @@ async def test_response_without_generation_prepares_the_next(served: PacedServer
     assert (prepared.output, prepared.max_output_tokens) == ((), None)
     assert prepared.usage is not None
     assert (prepared.usage.input_tokens, prepared.usage.output_tokens) == (len(served.engine.prompts[0].token_ids), 0)
-    assert served.engine.prompts[0].facts.sampling.max_tokens == 1
+    sampling = served.engine.prompts[0].facts.sampling
+    assert (sampling.max_tokens, sampling.min_tokens) == (1, UNSET)
     await client.create(input="Go on", previous_response_id=prepared.id, store=False)
     assert served.prompt_text().endswith(
         "<|start|>user<|message|>Hi<|end|><|start|>user<|message|>Go on<|end|><|start|>assistant"
     )
+
+
+async def test_response_without_generation_compacts_nothing(client: SocketClient) -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"type": "compaction_trigger"}]
+    assert (await client.create(input=talk, generate=False)).output == ()
 
 
 async def test_response_without_generation_needs_no_input(served: PacedServer, client: SocketClient) -> None:
