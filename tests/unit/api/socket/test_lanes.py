@@ -19,7 +19,8 @@ CROWD = [("add", name) for name in NAMES]
 def test_jobs_start_in_the_order_of_their_lanes(steps: list[tuple[str, Any]], is_crowded: bool) -> None:
     """No job waits without a reason, and none starts twice."""
     lanes, running, waiting = Lanes[int](), dict[str | None, int](), list[tuple[str | None, int]]()
-    for job, (kind, value) in enumerate([*(CROWD if is_crowded else ()), *steps]):
+    taken: list[tuple[str, Any]] = [*(CROWD if is_crowded else ()), *steps]
+    for job, (kind, value) in enumerate(taken):
         if kind == "add":
             waiting.append((value, job))
             started = lanes.add(value, job)
