@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import openai
 import pytest
 from openai.types.responses import (
     ResponseSteerAcceptedEvent,
@@ -300,3 +301,29 @@ async def test_streams_of_steered_responses_keep_all_rules(served: PacedServer, 
     stored_events = read_sse(await served.again(f"/v1/responses/{first}?stream=true"))
     assert [event.__struct_config__.tag for event in stored_events[2:]] == [frame["type"] for frame in frames]
     assert final(await client.stream()).status == "completed"
+
+
+async def test_sdk_steers_a_response(served: PacedServer, sdk: openai.AsyncOpenAI) -> None:
+    served.engine.hold(4)
+    ended_as: list[tuple[str, str | None]] = []
+    response_id = ""
+    async with sdk.responses.connect() as connection:
+        await connection.response.create(model="tiny", input="Hi", store=False)
+        async for event in connection:
+            match event.type:
+                case "response.created":
+                    response_id = event.response.id
+                case "response.reasoning_text.delta" if not ended_as and served.engine.initial == 4:
+                    served.engine.hold(1_000)
+                    await connection.response.steer(previous_response_id=response_id, input="Stop.")
+                case "response.steer.accepted":
+                    served.engine.say_all()
+                case "response.incomplete" | "response.completed":
+                    details = event.response.incomplete_details
+                    ended_as.append((event.type, details.reason if details else None))
+                    if event.type == "response.completed":
+                        break
+                case _:
+                    pass
+    assert ended_as == [("response.incomplete", "steered"), ("response.completed", None)]
+    assert served.prompt_text().count("Stop.") == 1
