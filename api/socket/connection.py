@@ -61,12 +61,13 @@ class ConnectionExpired(InvalidRequest):
         )
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: two requests may be alike
+@dataclass(eq=False)  # hashed by identity: two requests may be alike
 class _Create:
-    """A request for a response, as it was read from a frame."""
+    """A request for a response, as it was read from a frame, which is dropped once its parameters are read."""
 
     event: ClientEvent
     frame: bytes
+    size: int
 
 
 @dataclass(eq=False)  # hashed by identity
@@ -106,6 +107,7 @@ class Connection:
                     break
                 self.arriving.release()
                 await self._take(message.type, message.data)
+                del message  # it may be large, and the next one far off
                 await self._wait_for_room()
         finally:
             self.arriving.release()
@@ -137,7 +139,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - the client gets it
             await self._refuse(error, error.name if isinstance(error, TooManyStreamIds) else lane)
             return
-        create = _Create(event, data)
+        create = _Create(event, data, len(data))
         self._unread.add(create)
         for job in self._lanes.add(lane, create):
             self._start(*job)
@@ -169,7 +171,7 @@ class Connection:
         """Stop holding the bytes of a request, if they are held."""
         if create in self._unread:
             self._unread.remove(create)
-            self._held.give(len(create.frame))
+            self._held.give(create.size)
 
     async def _respond(self, lane: str | None, create: _Create) -> None:
         """Run one response, and start those that waited for its end."""
@@ -190,6 +192,7 @@ class Connection:
         try:
             with self.scheduler.in_flight:
                 request = await self._read(create)
+                create.frame = b""
             steers, events = self._steers.continue_(lane, request.previous_response_id)
             await self._tell(lane, events)
         except Exception as error:  # noqa: BLE001 - the client gets it
@@ -219,7 +222,7 @@ class Connection:
         ``create`` is the client's request.  If the request is the server's own, only its ``steers`` are refused.
         """
         model = request.model or self.scheduler.engine.models[0]
-        sent = (len(create.frame) if create else 0) + sum(steer.size for steer in steers)
+        sent = (create.size if create else 0) + sum(steer.size for steer in steers)
         parent: Latest | None = None
         try:
             with self.scheduler.in_flight:

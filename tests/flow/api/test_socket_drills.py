@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import struct
+import tracemalloc
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -26,7 +27,7 @@ from penstock.api.socket.connection import MOST_WAITING
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final
-from tests.support.server import CALL, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
+from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
 from tests.support.socket_client import connected
 
@@ -164,6 +165,28 @@ async def test_large_message_is_held_only_until_its_request_was_read(tmp_path: P
             await client.socket.send_str(" " * (2 * SMALL) + json.dumps(CREATE))
             assert final(await client.stream()).status == "completed"
             assert connection._held.count == 0
+
+
+async def test_large_message_is_not_kept_while_its_response_runs(tmp_path: Path) -> None:
+    async with (
+        running_server(PacedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served,
+        connected(served) as client,
+    ):
+        await client.create(input="Hi")
+        served.engine.hold()
+        tracemalloc.start()
+        try:
+            text = " " * (2 * SMALL) + json.dumps(CREATE)
+            before, _ = tracemalloc.get_traced_memory()
+            await client.socket.send_str(text)
+            await wait_until(lambda: served.engine.running == 1)
+            await asyncio.sleep(0)
+            now, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert now - before < SMALL
+        served.engine.say_all()
+        await client.stream()
 
 
 async def test_message_that_inflates_beyond_the_limit_is_refused(talking: ScriptedServer) -> None:
