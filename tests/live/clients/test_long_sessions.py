@@ -140,6 +140,18 @@ async def test_agent_works_over_a_socket(asynchronous: openai.AsyncOpenAI) -> No
     await model.close()
 
 
+async def test_agent_goes_on_by_id_over_a_socket(asynchronous: openai.AsyncOpenAI) -> None:
+    """Without a store, only the connection knows the response that the agent continues after its tool."""
+    model = OpenAIResponsesWSModel("tiny-gpt-oss", asynchronous)
+    settings = ModelSettings(temperature=0, store=False)
+    agent = Agent("Forecaster", model=model, model_settings=settings, tools=[get_weather])
+    result = Runner.run_streamed(agent, "What is the weather in Paris?", auto_previous_response_id=True)
+    kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
+    assert result.final_output == PARIS
+    assert kinds.count("response.completed") == 2
+    await model.close()
+
+
 async def test_agent_passes_context_management_on(asynchronous: openai.AsyncOpenAI) -> None:
     settings = ModelSettings(temperature=0, context_management=[{"type": "compaction", "compact_threshold": 20}])
     model = OpenAIResponsesModel("tiny-gpt-oss", asynchronous)
@@ -148,7 +160,9 @@ async def test_agent_passes_context_management_on(asynchronous: openai.AsyncOpen
     assert "compaction_item" in [item.type for item in result.new_items]
 
 
-async def test_session_of_an_agent_is_compacted(asynchronous: openai.AsyncOpenAI, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", [True, False])
+async def test_session_of_an_agent_is_compacted(asynchronous: openai.AsyncOpenAI, tmp_path: Path, store: bool) -> None:
+    """Without a store, a session compacts the items that it has itself, sealed thoughts among them."""
     session = OpenAIResponsesCompactionSession(
         "session",
         SQLiteSession("session", tmp_path / "sessions.sqlite3"),
@@ -157,7 +171,7 @@ async def test_session_of_an_agent_is_compacted(asynchronous: openai.AsyncOpenAI
         should_trigger_compaction=lambda context: len(context["compaction_candidate_items"]) >= 4,
     )
     model = OpenAIResponsesModel("gpt-tiny", asynchronous)
-    agent = Agent("Greeter", model=model, model_settings=ModelSettings(temperature=0))
+    agent = Agent("Greeter", model=model, model_settings=ModelSettings(temperature=0, store=store))
     kinds = []
     for _ in range(3):
         result = await Runner.run(agent, "Say hello.", session=session)
