@@ -3,9 +3,17 @@
 A database stores how many statements of its list (`POSTGRES` or `SQLITE`) it has executed; opening it executes the
 rest.  So new statements are only ever appended to a list.  None is removed as long as a commit of the main branch could
 have left a database that lacks it: the number of statements is the version of such a database.
+
+During a rolling upgrade the servers of two releases share a store.  So a database also stores the version from which on
+a penstock can use it: the last release's, as long as the new statements only add tables, indexes, and columns that are
+null or have a default.  A release may drop only what its last release does not use.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.pipeline.errors import StoreFailed
 
 _TABLES = (
     """
@@ -157,13 +165,81 @@ _BROUGHT_OVER = (
 )
 """Copies the responses of the first SQLite schema; ``x'80'`` is an empty MessagePack map."""
 
-POSTGRES = (*_TABLES, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
-SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
+_POSTGRES_0_1 = (*_TABLES, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
+_SQLITE_0_1 = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS, *_ITEM_LOOKUP, *_SECRETS)
+"""The statements of release 0.1.0, whose code refuses a database with a higher version than theirs."""
 
-
-def newer(version: int, supported: int) -> str:
-    """Return the error message for a database that a newer penstock has written."""
-    return (
-        f"The store has schema version {version}, and this penstock knows versions up to {supported}: "
-        "run the penstock that wrote it, or a newer one."
+_ALLOWANCES = (
+    """
+    create table allowances (
+        owner text not null,
+        kind text not null,
+        level double precision not null,
+        at double precision not null,
+        primary key (owner, kind)
     )
+    """,
+)
+"""The ``level`` of each allowance of an API key, ``at`` a time."""
+
+_PLACES = (
+    """
+    create table places (
+        owner text not null,
+        kind text not null,
+        server_id text not null,
+        held bigint not null,
+        primary key (owner, kind, server_id)
+    )
+    """,
+)
+"""The places that each server holds for an API key."""
+
+_BYTES = (
+    "alter table responses add column bytes bigint not null default 0",
+    "create index responses_bytes on responses (owner, bytes)",
+    "alter table conversations add column bytes bigint not null default 0",
+    "create index conversations_bytes on conversations (owner, bytes)",
+)
+"""The bytes of a response with its events, and of a conversation with its items; 0 if an older release wrote it."""
+
+_SINCE_0_1 = (
+    "create table api_keys (digest text primary key, words text not null, made_at double precision not null)",
+    *_ALLOWANCES,
+    *_PLACES,
+    *_BYTES,
+)
+"""The statements of release 0.2.0, for both databases; 0.1.0 goes on without knowing what they add."""
+
+EXECUTED_TABLE = "create table if not exists schema_statements (executed bigint not null)"
+EXECUTED = "select max(executed) from schema_statements"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The statements that bring a database from empty to this penstock's tables."""
+
+    statements: tuple[str, ...]
+    usable_from: int
+    """The number of statements that a penstock must know to use a database that has executed all of these."""
+
+    def upgrade(self, usable_from: int, executed: int | None) -> tuple[tuple[str, ...], int]:
+        """Return the statements that upgrade a database, and its new ``usable_from``.
+
+        ``executed`` is the result of `EXECUTED`: None in a database of 0.1.0, which has executed ``usable_from``.
+        A newer penstock's numbers are not lowered.  Raises `StoreFailed` if that has made the database unusable.
+        """
+        known = len(self.statements)
+        if usable_from > known:
+            raise StoreFailed(
+                f"The store has schema version {usable_from}, and this penstock knows versions up to {known}: "
+                "run the penstock that wrote it, or a newer one."
+            )
+        executed = usable_from if executed is None else executed
+        record = f"insert into schema_statements values ({max(executed, known)})"
+        statements = (*self.statements[executed:], "delete from schema_statements", record)
+        return statements, max(usable_from, self.usable_from)
+
+
+POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1), len(_POSTGRES_0_1))
+SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1), len(_SQLITE_0_1))

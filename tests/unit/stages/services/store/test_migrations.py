@@ -1,20 +1,24 @@
-"""Databases of an older version, which are migrated when they are opened."""
+"""Databases of another version: older ones are migrated when they are opened, newer ones are used if they can be."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import asyncpg
 import msgspec
+import pytest
 from msgspec.structs import replace
 
+from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.frames import Origin
+from penstock.stages.services.store import postgres as postgres_database
+from penstock.stages.services.store import sqlite as sqlite_database
 from penstock.stages.services.store.database import Value
-from penstock.stages.services.store.migrations import POSTGRES, SQLITE
+from penstock.stages.services.store.migrations import POSTGRES, SQLITE, Schema
 from tests.support.stored_responses import ITEMS, conversation_response, store_response, stored_response
 from tests.support.stores import open_store
 
@@ -55,7 +59,7 @@ async def leave(store_at: str, changes: Iterable[Change]) -> None:
     """Create a database in the schema from before results were kept, and apply ``changes`` to it."""
     if store_at.startswith("postgresql:"):
         connection = await asyncpg.connect(store_at)
-        for statement in POSTGRES[: WITHOUT_RESULTS["postgres"]]:
+        for statement in POSTGRES.statements[: WITHOUT_RESULTS["postgres"]]:
             await connection.execute(statement)
         for sql, arguments in changes:
             await connection.execute(sql, *arguments)
@@ -65,7 +69,7 @@ async def leave(store_at: str, changes: Iterable[Change]) -> None:
         return
     Path(store_at).parent.mkdir()
     with closing(sqlite3.connect(store_at, isolation_level=None)) as file:
-        for statement in SQLITE[: WITHOUT_RESULTS["sqlite"]]:
+        for statement in SQLITE.statements[: WITHOUT_RESULTS["sqlite"]]:
             file.execute(statement)
         for sql, arguments in changes:
             file.execute(sql, {str(number): argument for number, argument in enumerate(arguments, 1)})
@@ -88,3 +92,39 @@ async def test_database_without_results_is_migrated(store_at: str) -> None:
             newer = replace(conversation_response(named), origin=Origin("ann", position), results={f"msg_{named}": "7"})
             await store_response(store, newer)
             assert await store.get(named, "ann") == newer
+
+
+@contextmanager
+def next_release(demand: int) -> Iterator[None]:
+    """Act as the next release, which adds a table, and needs ``demand`` of its statements to be known."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((sqlite_database, "SQLITE"), (postgres_database, "POSTGRES")):
+            now: Schema = getattr(module, name)
+            added = (*now.statements, "create table added (x text)")
+            patch.setattr(module, name, Schema(added, len(now.statements) + demand))
+        yield
+
+
+async def test_table_of_the_next_release_is_added_once(store_at: str) -> None:
+    """Servers of both releases open the store in turn, as during a rolling upgrade."""
+    async with open_store(store_at) as store:
+        await store_response(store, OLD)
+        for _ in range(2):
+            with next_release(0):
+                async with open_store(store_at) as newer:
+                    assert await newer.get("resp_1", "") == await store.get("resp_1", "")
+            async with open_store(store_at) as older:
+                assert await older.get("resp_1", "") == await store.get("resp_1", "")
+
+
+async def test_next_release_may_end_the_use_by_this_one(store_at: str) -> None:
+    with next_release(1):
+        async with open_store(store_at):
+            pass
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match="and this penstock knows versions up to"):
+            async with open_store(store_at):
+                pass
+        with next_release(0):
+            async with open_store(store_at):
+                pass

@@ -1,0 +1,88 @@
+"""Backup and restore, by the commands of `deploy/README.md`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.server_process import running_process
+from tests.support.stores import programs_of_postgres, wait_until_stored
+
+pytestmark = pytest.mark.io
+
+PAGE = (ROOT / "deploy" / "README.md").read_text()
+_, _, SECTION = PAGE.partition("## Backup and restore\n")
+SQLITE, POSTGRES = (re.findall(r"```sh\n(.*?)```", part, re.DOTALL) for part in SECTION.split("\nPostgreSQL:\n")[:2])
+
+
+@asynccontextmanager
+async def store_of_its_own(request: pytest.FixtureRequest, kind: str, folder: Path) -> AsyncIterator[str]:
+    """Yield a SQLite file, or a database in PostgreSQL: its programs know no schemas in a URL."""
+    if kind == "sqlite":
+        yield str(folder / "store.sqlite3")
+        return
+    url: str = request.getfixturevalue("postgres").url
+    connection = await asyncpg.connect(url)
+    name = f"backup_{os.getpid()}"
+    try:
+        await connection.execute(f"create database {name}")
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+        await connection.execute(f"drop database {name} with (force)")
+    finally:
+        await connection.close()
+
+
+async def run(command: str, store: str, backup: Path) -> None:
+    path = os.pathsep.join((str(programs_of_postgres()), os.environ["PATH"]))
+    environment = os.environ | {"STORE": store, "BACKUP": str(backup), "PATH": path}
+    done = await asyncio.to_thread(
+        subprocess.run, ["bash", "-ec", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("kind", "commands"), [("sqlite", SQLITE), ("postgres", POSTGRES)], ids=["sqlite", "postgres"])
+async def test_backup_of_a_running_server_restores_what_was_stored(
+    kind: str, commands: list[str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    save, restore = commands
+    backup = tmp_path / "backup"
+    async with store_of_its_own(request, kind, tmp_path) as store, running_process(store, tmp_path, "slow") as server:
+        kept = await server.wait_for_end(await server.start_background())
+        stream = await server.replay(kept["id"])
+        conversation = await server.create_conversation({"role": "user", "content": "Hello."})
+        items = await server.conversation_items(conversation)
+        running = await server.start_background()
+        await wait_until_stored(store, running, 5)
+        await run(save, store, backup)
+        await server.wait_for_end(running)
+        later = await server.start_background()
+        await server.kill(signal.SIGTERM)
+
+        await run(restore, store, backup)
+        await server.start()
+        assert await server.get_response(kept["id"]) == kept
+        assert await server.replay(kept["id"]) == stream
+        assert await server.conversation_items(conversation) == items
+        assert (await server.wait_for_end(running))["status"] == "failed"
+        assert (await server.get(f"/v1/responses/{later}"))[0] == 404
+        status, continued = await server.post({"input": "Go on.", "previous_response_id": kept["id"]})
+        assert (status, continued["status"]) == (200, "completed")
+
+
+async def test_backup_of_sqlite_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    store, backup = tmp_path / "store.sqlite3", tmp_path / "backup"
+    async with running_process(str(store), tmp_path):
+        await run(SQLITE[0], str(store), backup)
+    assert backup.stat().st_mode & 0o077 == 0
