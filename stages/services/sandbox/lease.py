@@ -4,73 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from typing import TypeAlias
 
+from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.sandbox.plan import Plan
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
 
+Limit: TypeAlias = Callable[[str], AbstractAsyncContextManager[None]]
+"""A function that returns a context in which an owner may have one more sandbox, as soon as its limits allow it."""
 
-class Places:
-    """The sandboxes that the server may have at once, shared fairly among the owners of responses (API keys).
 
-    An owner may have half of the places, so that one key cannot lock out all others.  A free place goes to the waiting
-    owner that has the fewest.
+def unlimited(_: str) -> AbstractAsyncContextManager[None]:
+    """Limit nothing."""
+    return nullcontext()
+
+
+def places_here() -> FairPlaces:
+    """Return the places for this machine: more sandboxes at work than this would delay the server.
+
+    One API key may hold half of them, so that it cannot lock out all others.
     """
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._share = -(-most // 2)
-        self._held: Counter[str] = Counter()
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-
-    async def take(self, owner: str) -> None:
-        """Wait for a place.  Clients without a key are one owner, the empty one, who may have all."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, turn))
-        self._grant()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(owner)
-            raise
-        finally:
-            self._waiting = [waiting for waiting in self._waiting if waiting[1] is not turn]
-
-    def give_back(self, owner: str) -> None:
-        """Give a place back."""
-        self._held[owner] -= 1
-        self._free += 1
-        self._grant()
-
-    def _grant(self) -> None:
-        while self._free and (turns := [turn for turn in self._waiting if self._may_have_one(*turn)]):
-            owner, turn = min(turns, key=lambda waiting: self._held[waiting[0]])
-            self._free -= 1
-            self._held[owner] += 1
-            turn.set_result(None)
-
-    def _may_have_one(self, owner: str, turn: asyncio.Future[None]) -> bool:
-        return not turn.done() and (not owner or self._held[owner] < self._share)
-
-
-def places_here() -> Places:
-    """Return the places for this machine: more sandboxes at work than this would delay the server."""
-    return Places(min(32, 8 * len(os.sched_getaffinity(0))))
+    most = min(32, 8 * len(os.sched_getaffinity(0)))
+    return FairPlaces(most, share=-(-most // 2))
 
 
 class SandboxHost:
     """Gives each response a sandbox from its first call on, when there is a free place."""
 
-    def __init__(self, sandbox: Sandbox, places: Places | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, places: FairPlaces | None = None, limit: Limit = unlimited) -> None:
         self._plan = sandbox.plan
         self._places = places or places_here()
+        self._limit = limit
 
     def lease(self, request: ResolvedRequest) -> SandboxLease:
         """Return a lease for one response; nothing is started yet."""
-        return SandboxLease(self._plan, self._places, request.facts.origin.owner)
+        return SandboxLease(self._plan, self._places, request.facts.origin.owner, self._limit)
 
     async def close(self) -> None:
         """Do nothing: each session closes its own sandbox."""
@@ -79,10 +52,12 @@ class SandboxHost:
 class SandboxLease:
     """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
-    def __init__(self, plan: Plan, places: Places, owner: str) -> None:
+    def __init__(self, plan: Plan, places: FairPlaces, owner: str, limit: Limit = unlimited) -> None:
         self.plan = plan
         self._places = places
         self._owner = owner
+        self._limit = limit
+        self._held = AsyncExitStack()
         self._holds = False
         self._closed = False
         self._process: Process | None = None
@@ -123,6 +98,8 @@ class SandboxLease:
         """End the sandbox and wait for it; the next call starts a new one."""
         process, self._process = self._process, None
         if process is not None:
+            if not self._closed:
+                metrics.SANDBOXES_KILLED.labels(process.excess or ("timeout" if process.alive else "died")).inc()
             await process.end()
 
     async def close(self) -> None:
@@ -131,11 +108,15 @@ class SandboxLease:
         try:
             await self.drop()
         finally:
-            if self._holds:
-                self._holds = False
-                self._places.give_back(self._owner)
+            self._holds = False
+            await self._held.aclose()
 
     async def _enter(self) -> None:
         if not self._holds:
-            await self._places.take(self._owner)
+            with metrics.SANDBOXES_WAITING.track_inprogress():
+                async with AsyncExitStack() as held:
+                    await held.enter_async_context(self._limit(self._owner))
+                    await held.enter_async_context(self._places.place(self._owner))
+                    self._held = held.pop_all()
+            self._held.enter_context(metrics.SANDBOXES.track_inprogress())
             self._holds = True

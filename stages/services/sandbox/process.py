@@ -41,6 +41,8 @@ class Process:
         self._plan = plan
         self._user = SandboxUser() if plan.drops_user else None
         self._folder = None if plan.isolates else _make_folder(self._user)
+        self.excess: str | None = None
+        """The limit that the sandbox exceeded, ``output`` or ``disk``; None if it did not."""
         self._reason = ""
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -151,6 +153,7 @@ class Process:
         self._watching = asyncio.create_task(self._watch())
 
     def _flooded(self) -> None:
+        self.excess = "output"
         self._reason = f"it wrote more than {self._plan.limits.flood >> 20} MB of output"
         self.kill()
 
@@ -158,6 +161,7 @@ class Process:
         """End the sandbox if its files exceed the limits.  Also checks between calls, because threads keep running."""
         while not await self._exceeds_disk_limit():
             await asyncio.sleep(max(_LOOK_SECONDS, self._look_cost / _LOOK_SHARE))
+        self.excess = "disk"
         self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {MOST_FILES} files"
         self.kill()
 

@@ -1,0 +1,55 @@
+"""Admit: hold prompts back while the engine is full, and let them pass in an order that is fair among API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+
+from penstock.pipeline import metrics
+from penstock.pipeline.errors import EngineOverloaded
+from penstock.pipeline.frames import Prompt
+from penstock.stages.services.fair_places import FairPlaces
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Pass a prompt on when one of the engine's ``places`` is free, and hold the place until its generation is over.
+
+    ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait without limits.
+    Others wait for at most ``patience`` seconds, given by their owner, and are refused if ``most`` prompts wait or run.
+    """
+
+    places: FairPlaces
+    is_accepted: Callable[[str], bool]
+    patience: Callable[[str], float | None]
+    most: int | None = None
+
+    async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+        """Yield each prompt when it has a place.  Raises `EngineOverloaded` for one that is refused."""
+        async for prompt in source:
+            owner = prompt.facts.origin.owner
+            await self._enter(prompt, owner)
+            passing = [prompt]
+            del prompt  # it may be long, and the generation may take long
+            try:
+                yield passing.pop()
+            finally:
+                self.places.give_back(owner)
+
+    async def _enter(self, prompt: Prompt, owner: str) -> None:
+        """Take a place."""
+        patience, started = None, time.monotonic()
+        if not self.is_accepted(prompt.facts.response.id):
+            if self.most is not None and self.places.in_use + self.places.waiting >= self.most:
+                raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
+            patience = self.patience(owner)
+        try:
+            with metrics.TURNS_WAITING.track_inprogress():
+                async with asyncio.timeout(patience):
+                    await self.places.take(owner)
+        except TimeoutError:
+            raise EngineOverloaded(f"The engine was full for {patience:g} seconds. Try again later.") from None
+        finally:
+            metrics.TURN_WAIT_SECONDS.observe(time.monotonic() - started)
