@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -22,8 +24,10 @@ from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.response import Response
+from penstock.stages.services.runs.ended import count_response
 from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
 from penstock.stages.services.store.store import Store, StoredResponse
+from penstock.stages.services.tracing import store_span
 
 FLUSH_SECONDS = 0.25
 """Maximum seconds before an event goes to the store."""
@@ -36,6 +40,10 @@ EVENTS_AT_ONCE = 256
 
 COMMIT_WAIT = 1.0
 """Maximum seconds that the beginning or the end of a run waits for its commit."""
+
+
+Mode: TypeAlias = Literal["sync", "stream", "background", "websocket"]
+"""The way in which a client gets a response, as the metrics name it."""
 
 
 class RunReleased(ServerStopping):
@@ -60,6 +68,10 @@ class Run:
         self.ended = False
         self.is_steered = False
         """True if the client wants it to end as soon as that breaks nothing."""
+        self.mode: Mode = "background" if stored.response.background else "stream"
+        self.began = time.monotonic()
+        self.trace_headers: Mapping[str, str] = {}
+        """The headers of W3C Trace Context that name its span, once it has begun; else those of its client."""
         self._registry = registry
         self._log = log
         self._next = log.next_number
@@ -70,6 +82,11 @@ class Run:
         self._commit = commit  # of the beginning, then of the end
 
     # Writing
+
+    @property
+    def event_count(self) -> int:
+        """The number of events so far."""
+        return self._log.next_number
 
     def append(self, event: ResponseEvent) -> bool:
         """Append the next event; return False if it was ignored.
@@ -141,7 +158,8 @@ class Run:
     async def committed(self) -> None:
         """Wait up to `COMMIT_WAIT` seconds for the commit of the beginning or the end, if one is under way."""
         if self._commit is not None and not self._commit.done():
-            await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
+            with store_span("store commit", self.trace_headers):
+                await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
 
     def start(self) -> None:
         """Mark a queued response as in progress, unless it has ended in the queue."""
@@ -227,10 +245,16 @@ class Run:
 
 
 class RunRegistry:
-    """The runs of this process by response id, until they have ended and their end is saved in ``store``."""
+    """The runs of this process by response id, until they have ended and their end is saved in ``store``.
 
-    def __init__(self, store: Store) -> None:
+    With ``measures_keys``, the metrics tell the API keys of responses apart.
+    """
+
+    def __init__(self, store: Store, *, measures_keys: bool = False) -> None:
         self.store = store
+        self.when_ended: Callable[[Run], None] = lambda _: None
+        """Called with each run that has ended."""
+        self._measures_keys = measures_keys
         self._runs: dict[str, Run] = {}
 
     def __iter__(self) -> Iterator[Run]:
@@ -252,6 +276,10 @@ class RunRegistry:
         run = self._runs.get(response_id)
         return run if run is not None and run.origin.owner == owner else None
 
+    def is_accepted(self, response_id: str) -> bool:
+        """Return True if a response has begun or is queued: it can no longer be refused."""
+        return response_id in self._runs
+
     def is_steered(self, response_id: str) -> bool:
         """Return True if a response is steered."""
         run = self._runs.get(response_id)
@@ -272,12 +300,15 @@ class RunRegistry:
         run = self._runs.get(facts.response.id)
         if run is not None:
             run.input, run.results = facts.input, dict(facts.results)
+            run.trace_headers = facts.scheduling.trace_headers
             run.start()
             return run
         stored = StoredResponse(facts.response, facts.input, facts.origin, results=facts.results)
         commit = self.store.begin(stored) if stored.response.store else None
         is_awaited = not self.store.is_degraded  # during an outage no stream waits
-        return self._add(stored, EventLog(stored.response), commit if is_awaited else None)
+        run = self._add(stored, EventLog(stored.response), commit if is_awaited else None)
+        run.trace_headers = facts.scheduling.trace_headers
+        return run
 
     def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> Run:
         """Add the stored part of a run whose server died, to end it here."""
@@ -288,6 +319,9 @@ class RunRegistry:
 
         Returns None if the response is not stored.
         """
+        key = run.origin.owner[:8] if self._measures_keys else ""
+        self.when_ended(run)
+        count_response(run.response, run.mode, time.monotonic() - run.began, key)
         if not run.response.store:
             self.discard(run)
             return None

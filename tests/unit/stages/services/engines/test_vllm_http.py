@@ -502,7 +502,7 @@ async def test_dead_server_is_skipped_until_it_is_back() -> None:
         assert engine.is_alive
         before = len(other.prompts)
         await one.start()
-        await wait_until(lambda: all(replica.is_healthy for replica in engine._replicas.all))
+        await wait_until(lambda: all(replica.is_healthy for replica in engine.replicas.all))
         for _ in range(4):
             await generate(engine, prompt_for_fakes())
         assert len(other.prompts) == before + 2
@@ -524,7 +524,7 @@ async def test_server_with_another_model_is_skipped() -> None:
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         one.is_well = False
-        await wait_until(lambda: sum(replica.is_healthy for replica in engine._replicas.all) == 1)
+        await wait_until(lambda: sum(replica.is_healthy for replica in engine.replicas.all) == 1)
         one.names, one.is_well = ("tiny", "big"), True
         await asyncio.sleep(0.3)
         for _ in range(4):
@@ -580,7 +580,7 @@ async def test_unresponsive_server_loses_its_streams() -> None:
 async def test_lost_stream_moves_before_its_first_token_and_fails_after_it(after: int) -> None:
     async with hanging(after) as (server, engine, _, rest):
         await asyncio.sleep(0.1)
-        (generation,) = next(replica for replica in engine._replicas.all if replica.running).running
+        (generation,) = next(replica for replica in engine.replicas.all if replica.running).running
         generation.lose()
         if after:
             with pytest.raises(EngineFailed):

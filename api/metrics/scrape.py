@@ -1,0 +1,79 @@
+"""The route ``/metrics``, on the port of the API or on one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hmac import compare_digest
+
+from aiohttp import hdrs, web
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from penstock.api.http.connections import bind
+from penstock.api.metrics.sampler import Sampler
+from penstock.pipeline.errors import Unauthorized
+
+PATH = "/metrics"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Answers scrapes; a ``key``, if there is one, is that of the operator's Prometheus.
+
+    With ``needs_key`` and without a key, every scrape is refused.
+    """
+
+    sampler: Sampler
+    key: str = ""
+    needs_key: bool = False
+
+    async def scrape(self, request: web.Request) -> web.Response:
+        """Report the metrics of this server, of its engine, and of the other processes of the server."""
+        self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
+        self.sampler.sample()
+        # Not OpenMetrics, in which prometheus_client 0.26 writes vllm_ in place of vllm:
+        text = await asyncio.to_thread(lambda: generate_latest(_registry()))
+        answer = web.Response(body=text, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4})
+        answer.enable_compression()
+        return answer
+
+    def _check_key(self, authorization: str) -> None:
+        """Raise `Unauthorized` unless the header has the key, or no key is needed."""
+        if not self.needs_key and not self.key:
+            return
+        scheme, _, sent = authorization.partition(" ")
+        is_right = compare_digest(sent.strip().encode(errors="replace"), self.key.encode())
+        if not self.key or scheme.lower() != "bearer" or not is_right:
+            raise Unauthorized
+
+
+def _registry() -> CollectorRegistry:
+    """Return the metrics of this process, or those of all processes that write into ``PROMETHEUS_MULTIPROC_DIR``."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return REGISTRY
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # prometheus_client types only a part of itself
+    return registry
+
+
+@asynccontextmanager
+async def serving_metrics(sampler: Sampler, host: str, port: int | None) -> AsyncGenerator[int | None, None]:
+    """Serve the metrics on a port of their own for the length of a block, and yield it; do nothing without a port."""
+    if port is None:
+        yield None
+        return
+    app = web.Application()
+    app.add_routes([web.get(PATH, Metrics(sampler).scrape)])
+    runner = web.AppRunner(app, access_log=None)
+    with bind(host, port) as bound:
+        await runner.setup()
+        try:
+            await web.SockSite(runner, bound).start()
+            yield bound.getsockname()[1]
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,185 @@
+"""The metrics of this process, for Prometheus.
+
+Each metric is updated where its event happens.  Gauges that mirror a state are set by `penstock.api.metrics.sampler`.
+They are in the registry of `prometheus_client`, as those of vLLM and of an operator's stages are.  If the variable
+``PROMETHEUS_MULTIPROC_DIR`` names a folder, they are kept there, and a scrape sums those of all processes that use it.
+
+No label holds a text that a client chooses: each would be a time series of its own, forever.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_REQUESTS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RESPONSES = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""The buckets that OpenTelemetry's GenAI conventions give for the time to the first token."""
+
+# HTTP
+
+HTTP_REQUESTS = Counter(
+    "penstock_http_requests",
+    "Requests by method, route and status; 499 if the client left before its answer",
+    ["method", "route", "status"],
+)
+HTTP_SECONDS = Histogram(
+    "penstock_http_request_duration_seconds",
+    "Time from a request to the end of its answer",
+    ["method", "route"],
+    buckets=_REQUESTS,
+)
+REFUSED = Counter("penstock_refused", "Requests that were refused, by the code of the error", ["code"])
+PARAMETERS = Counter("penstock_parameters", "Requests that give a parameter of the API", ["parameter"])
+HELD_BYTES = Gauge("penstock_held_body_bytes", "Bytes of request bodies in memory", multiprocess_mode="livesum")
+
+# Responses
+
+RESPONSES = Counter(
+    "penstock_responses",
+    "Responses that have ended; reason is that of an incomplete one, or the error code of a failed one",
+    ["model", "status", "reason", "mode"],
+)
+RESPONSES_RUNNING = Gauge(
+    "penstock_responses_running",
+    "Responses that run, by mode: sync, stream, background or websocket",
+    ["model", "mode"],
+    multiprocess_mode="livesum",
+)
+RESPONSES_QUEUED = Gauge(
+    "penstock_responses_queued", "Background responses that wait to run", multiprocess_mode="livesum"
+)
+OLDEST_QUEUED_SECONDS = Gauge(
+    "penstock_oldest_queued_seconds",
+    "Age of the background response that has waited longest; 0 if none waits",
+    multiprocess_mode="livemax",
+)
+RESPONSE_SECONDS = Histogram(
+    "penstock_response_duration_seconds",
+    "Time from the start of a response, or its place in the queue, to its end",
+    ["model", "mode"],
+    buckets=_RESPONSES,
+)
+FIRST_EVENT_SECONDS = Histogram(
+    "penstock_time_to_first_event_seconds",
+    "Time from a request to the first event that its client is sent",
+    ["model"],
+    buckets=_FIRST,
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "penstock_time_to_first_token_seconds",
+    "Time from a request to the first delta that its client is sent",
+    ["model"],
+    buckets=_FIRST,
+)
+TOKENS = Counter(
+    "penstock_tokens",
+    "Tokens of responses; cached_input is a part of input, reasoning is a part of output, tool_output of input",
+    ["model", "type"],
+)
+KEY_RESPONSES = Counter(
+    "penstock_key_responses",
+    "Responses that have ended, by the first 8 hex digits of the SHA-256 of their API key; with --metrics-by-key",
+    ["key", "status"],
+)
+KEY_TOKENS = Counter(
+    "penstock_key_tokens",
+    "Tokens of responses, by the first 8 hex digits of the SHA-256 of their API key; with --metrics-by-key",
+    ["key", "type"],
+)
+TURNS = Histogram(
+    "penstock_turns_per_response", "Turns of the model in a response", buckets=(1, 2, 3, 5, 8, 13, 21, 34, 55, 100)
+)
+COMPACTIONS = Counter("penstock_compactions", "Compactions of conversations that were made")
+
+# Streams
+
+STREAMS_OPEN = Gauge(
+    "penstock_streams_open",
+    "Streams of events that are being sent, by mode: stream, resume or websocket",
+    ["mode"],
+    multiprocess_mode="livesum",
+)
+RESUMES = Counter("penstock_stream_resumes", "Streams of existing responses that clients have opened")
+DISCONNECTS = Counter(
+    "penstock_client_disconnects",
+    "Clients that left before the end of their answer, by mode: sync, stream, resume or websocket",
+    ["mode"],
+)
+WEBSOCKETS = Gauge("penstock_websocket_connections", "Open WebSocket connections", multiprocess_mode="livesum")
+
+# Stages
+
+STAGE_ERRORS = Counter("penstock_stage_errors", "Responses that an error of a stage has ended", ["stage"])
+RENDER_SECONDS = Histogram("penstock_render_seconds", "Time to render a prompt", buckets=_SHORT)
+REPAIRS = Counter("penstock_harmony_repairs", "Repairs of wrong markup that the model wrote, by kind", ["kind"])
+RECORDINGS_CUT = Counter("penstock_recordings_cut", "Files of recordings that were cut because the disk was too slow")
+
+TURNS_WAITING = Gauge(
+    "penstock_turns_waiting", "Turns of the model that wait for a place in the engine", multiprocess_mode="livesum"
+)
+TURN_WAIT_SECONDS = Histogram(
+    "penstock_turn_wait_seconds",
+    "Time that a turn of the model waited for a place in the engine",
+    buckets=(0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+
+# Tools
+
+TOOL_CALLS = Counter(
+    "penstock_tool_calls",
+    "Calls of tools; tool is function, mcp:<label of the operator>, mcp, code_interpreter, shell or web_search",
+    ["tool", "status"],
+)
+TOOL_SECONDS = Histogram(
+    "penstock_tool_call_duration_seconds",
+    "Time of a call that this server runs",
+    ["tool"],
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+SANDBOXES = Gauge("penstock_sandboxes_in_use", "Places for sandboxes in use", multiprocess_mode="livesum")
+SANDBOXES_WAITING = Gauge(
+    "penstock_sandboxes_waiting", "Calls that wait for a place for a sandbox", multiprocess_mode="livesum"
+)
+SANDBOXES_KILLED = Counter("penstock_sandboxes_killed", "Sandboxes that were ended before their response", ["reason"])
+
+# Store
+
+STORE_SECONDS = Histogram(
+    "penstock_store_operation_seconds", "Time of one read, or of one group of changes", ["operation"], buckets=_SHORT
+)
+STORE_ERRORS = Counter("penstock_store_errors", "Reads and groups of changes that failed", ["operation"])
+STORE_BACKLOG = Gauge(
+    "penstock_store_backlog_bytes", "Bytes of changes that wait to be written", multiprocess_mode="livesum"
+)
+STORED_RESPONSES = Gauge(
+    "penstock_stored_responses", "Responses in the store at its last sweep", multiprocess_mode="livemax"
+)
+STORED_BYTES = Gauge("penstock_stored_bytes", "Bytes of the store at its last sweep", multiprocess_mode="livemax")
+
+# Engine and process
+
+ENGINE_UP = Gauge(
+    "penstock_engine_up",
+    "1 if an engine can generate; engine is host:port with --engine, and else local",
+    ["engine"],
+    multiprocess_mode="livemin",
+)
+ENGINE_RUNNING = Gauge(
+    "penstock_engine_running",
+    "Generations that run on an engine over HTTP",
+    ["engine"],
+    multiprocess_mode="livesum",
+)
+ENGINE_FAILOVERS = Counter(
+    "penstock_engine_failovers", "Prompts that an engine lost or refused, and that were sent to another", ["engine"]
+)
+LOOP_LAG = Histogram(
+    "penstock_event_loop_lag_seconds",
+    "Delay of a timer of the event loop, four times a second",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+BUILD_INFO = Gauge(
+    "penstock_build_info", "1, with the versions of this server", ["version", "vllm"], multiprocess_mode="livemax"
+)

@@ -1,0 +1,45 @@
+"""The metrics of a response that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.pipeline import metrics
+from penstock.pipeline.protocol.items import Compaction, CustomToolCall, FunctionCall
+from penstock.pipeline.protocol.response import Response
+
+
+def count_response(response: Response, mode: str, seconds: float, key: str = "") -> None:
+    """Count a response that ended ``seconds`` after it began; ``key`` is the label of its API key, if keys have one."""
+    incomplete, error = response.incomplete_details, response.error
+    reason = incomplete.reason if incomplete else error.code if error else ""
+    metrics.RESPONSES.labels(response.model, response.status, reason, mode).inc()
+    metrics.RESPONSE_SECONDS.labels(response.model, mode).observe(seconds)
+    tokens = _tokens_of(response)
+    for kind, count in tokens.items():
+        metrics.TOKENS.labels(response.model, kind).inc(count)
+    if key:
+        metrics.KEY_RESPONSES.labels(key, response.status).inc()
+        for kind, count in tokens.items():
+            metrics.KEY_TOKENS.labels(key, kind).inc(count)
+    for item in response.output:
+        if isinstance(item, FunctionCall | CustomToolCall):
+            metrics.TOOL_CALLS.labels("function", item.status).inc()
+        elif isinstance(item, Compaction):
+            metrics.COMPACTIONS.inc()
+
+
+def _tokens_of(response: Response) -> Mapping[str, int]:
+    """Return the tokens of a response by type, and note its turns."""
+    usage = response.usage
+    if usage is None:
+        return {}
+    of_input, of_output = usage.input_tokens_details, usage.output_tokens_details
+    metrics.TURNS.observe(len(of_output.output_tokens_per_turn))
+    return {
+        "input": usage.input_tokens,
+        "cached_input": of_input.cached_tokens,
+        "output": usage.output_tokens,
+        "reasoning": of_output.reasoning_tokens,
+        "tool_output": of_output.tool_output_tokens,
+    }

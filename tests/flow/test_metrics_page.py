@@ -1,0 +1,71 @@
+"""`api/METRICS.md`, whose table is made from the metrics; ``--regen`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from penstock.pipeline import metrics
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "api" / "METRICS.md"
+
+HEAD = """# Metrics
+
+`/metrics` reports, in the text format of Prometheus:
+
+* all metrics of vLLM (`vllm:...`), unchanged, if the engine runs in this process; boards for vLLM show them. With
+  `--engine`, scrape the engines themselves as well;
+* those of penstock (`penstock_...`), listed below;
+* those of Python and of the process (`process_open_fds`, `process_resident_memory_bytes`, ...);
+* those of your own stages: a `Counter` of `prometheus_client` in the module of a stage is all it takes, as
+  [count_tokens.py](../stages/RECIPES.md#count-tokens) shows.
+
+```yaml
+# prometheus.yml
+scrape_configs:
+  - job_name: penstock
+    static_configs:
+      - targets: ["127.0.0.1:8000"]
+```
+
+[A board and alert rules](../deploy/grafana/README.md) for Grafana and Prometheus show them.
+
+**Who may read them.** All clients of a server without API keys. A server with keys wants one more, for Prometheus
+alone: set `PENSTOCK_METRICS_KEY`, and `authorization: {credentials: ...}` in the job. Until it is set, every scrape
+gets a 401. With `--metrics-port`, the metrics are on that port only, without a key: let only Prometheus reach it.
+
+**Labels** never hold ids, texts of clients, or names that a client chooses. `--metrics-by-key` adds counters for each
+API key, named by the first 8 hex digits of its SHA-256, as in the log.
+
+**Several processes** that share a folder in `PROMETHEUS_MULTIPROC_DIR` are summed by each scrape, whichever answers it;
+empty the folder before they start. Metrics of the process itself are left out then.
+
+**Cost.** Nothing is measured per token but the first one of a stream. Gauges are set once a second and at each scrape.
+
+"""
+
+COLUMNS = "| metric | type | labels | |\n|---|---|---|---|\n"
+
+
+def rows() -> Iterator[str]:
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase):
+            name = metric._name + ("_total" if metric._type == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            yield f"| `{name}` | {metric._type} | {labels} | {metric._documentation} |\n"
+
+
+def test_page_lists_the_metrics(pytestconfig: pytest.Config) -> None:
+    page = HEAD + COLUMNS + "".join(rows())
+    if pytestconfig.getoption("--regen"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page
+
+
+def test_every_metric_begins_with_the_name_of_the_project() -> None:
+    named = [metric._name for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)]
+    assert len(named) > 30
+    assert all(name.startswith("penstock_") for name in named)
