@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from penstock.api.api_key import ApiKey, key_of, plain_key
 from penstock.pipeline.errors import CannotStart
 
-LEAST_LENGTH = 16
-"""The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
+T = TypeVar("T")
 
 
 class UnusableKeys(CannotStart):
@@ -19,38 +20,61 @@ class UnusableKeys(CannotStart):
 def lines(file: Path, source: str) -> Iterator[str]:
     """Yield the lines of a file without ``#`` comments, leaving out empty ones."""
     try:
-        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        text = text_of(file)
     except OSError as error:
         raise UnusableKeys(f"{source}: {error.strerror}") from error
-    for line in text.splitlines():
-        if key := re.sub(r"(^|\s)#.*", "", line).strip():
-            yield key
+    yield from filter(None, map(without_comment, text.splitlines()))
 
 
-def given_keys(given: str | Sequence[str]) -> Sequence[str]:
-    """Return the keys of a setting; in a text, commas or white space separate them."""
-    return re.findall(r"[^,\s]+", given) if isinstance(given, str) else given
+def text_of(file: Path) -> str:
+    """Return the text of a file of keys; what is no text in it stays in a comment."""
+    return file.read_text(encoding="utf-8-sig", errors="surrogateescape")
 
 
-def usable(keys: Iterable[str], source: str, kind: str = "API key") -> Iterator[str]:
-    """Yield the same keys; raise `UnusableKeys` for an unusable one, without showing it in the message."""
-    number = 0
-    for number, key in enumerate(keys, start=1):
-        if len(key) < LEAST_LENGTH:
-            raise UnusableKeys(f"{source}: key {number} has fewer than {LEAST_LENGTH} characters")
-        if not re.fullmatch("[!-~]+", key):
-            raise UnusableKeys(f"{source}: key {number} is not one word of visible ASCII characters")
-        yield key
-    if not number:
-        raise UnusableKeys(f"{source}: there is no {kind}")
+def without_comment(line: str) -> str:
+    """Return a line of a file of keys without its ``#`` comment, and without the blanks around it."""
+    return re.sub(r"(^|\s)#.*", "", line).strip()
+
+
+def api_keys(file: Path | None, given: str | Sequence[str] | None, *, may_be_none: bool = False) -> list[ApiKey]:
+    """Return the API keys of ``file``, one per line, and the ``given`` keys.
+
+    Raises `UnusableKeys` if the file cannot be read, for an unusable key, and for a source without any key, unless it
+    ``may_be_none``.
+    """
+    return _keys(file, given, "api-key", "" if may_be_none else "API key", key_of)
 
 
 def seal_keys(file: Path | None, given: str | Sequence[str] | None) -> list[bytes]:
     """Return the keys that seal content, those of ``file`` first; raise `UnusableKeys` as for API keys."""
-    keys: list[str] = []
+    return [key.encode() for key in _keys(file, given, "seal-key", "key", plain_key)]
+
+
+def _keys(
+    file: Path | None, given: str | Sequence[str] | None, option: str, kind: str, read: Callable[[str], T]
+) -> list[T]:
+    """Read each key of both sources; in a text, commas or white space separate the given keys.
+
+    ``kind`` names in an error what a source without any key lacks; it is empty if that is no error.
+    """
+    keys: list[T] = []
     if file is not None:
-        source = f"--seal-key-file {file}"
-        keys += usable(lines(file, source), source, "key")
+        source = f"--{option}-file {file}"
+        keys += _usable(lines(file, source), source, kind, read)
     if given is not None:
-        keys += usable(given_keys(given), "PENSTOCK_SEAL_KEYS, or seal-keys in penstock.toml", "key")
-    return [key.encode() for key in keys]
+        source = f"PENSTOCK_{option.upper().replace('-', '_')}S, or {option}s in penstock.toml"
+        separate = re.findall(r"[^,\s]+", given) if isinstance(given, str) else given
+        keys += _usable(separate, source, kind, read)
+    return keys
+
+
+def _usable(given: Iterable[str], source: str, kind: str, read: Callable[[str], T]) -> Iterator[T]:
+    """Read each key; raise `UnusableKeys` for an unusable one, without showing it in the message."""
+    number = 0
+    for number, key in enumerate(given, start=1):
+        try:
+            yield read(key)
+        except ValueError as error:
+            raise UnusableKeys(f"{source}: key {number} {error}") from None
+    if kind and not number:
+        raise UnusableKeys(f"{source}: there is no {kind}")

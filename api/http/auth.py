@@ -6,19 +6,24 @@ the database reveals a key.  A server without keys has a single owner, whose nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
-from hmac import compare_digest
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
 
+from penstock.api.api_key import HASHED, ApiKey, digest_of, key_of
 from penstock.api.http.errors import Handler
 from penstock.api.http.prefix import prefix_of
-from penstock.api.key_sources import UnusableKeys, given_keys, lines, usable
-from penstock.pipeline.errors import Unauthorized
+from penstock.api.key_sources import api_keys
+from penstock.pipeline.errors import StoreFailed, Unauthorized
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.stages.normalize.tool_types import named
+from penstock.stages.services.store.stored_keys import StoredKeys
+
+logger = logging.getLogger(__name__)
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 """The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed.
@@ -26,77 +31,124 @@ OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 Only the owner of a response finds it.  An application around this one may set any other text.
 """
 
-OPEN = frozenset({"/", "/health", "/openapi.json"})
+OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
 """The paths that need no key."""
 
-_TOOLS = " tools="
+OPERATORS = frozenset({"/metrics"})
+"""The paths that are not for clients, and check a key of their own."""
 
 
 def is_open(request: web.Request) -> bool:
     """True if a request needs no key."""
-    return request.rel_url.raw_path.removeprefix(prefix_of(request)) in OPEN
+    return _path(request) in OPEN
+
+
+def _path(request: web.Request) -> str:
+    return request.rel_url.raw_path.removeprefix(prefix_of(request))
 
 
 class Keys:
-    """The API keys of this server; without keys it is open to all clients."""
+    """The API keys of this server: those of ``file`` and ``given`` ones, and those of its store if it reads them.
 
-    def __init__(self, keys: Iterable[str] = (), tools: Mapping[str, frozenset[HostedKind]] | None = None) -> None:
-        self._owners = tuple(dict.fromkeys(map(_digest, keys)))
-        self.tools = {_digest(key): kinds for key, kinds in (tools or {}).items()}
-        """The built-in tools that an owner may use, for keys with a list of their own."""
+    Without any of these sources the server is open to all clients.
+    """
+
+    def __init__(
+        self, file: Path | None = None, given: str | Sequence[str] | None = None, *, reads_store: bool = False
+    ) -> None:
+        self.are_needed = file is not None or given is not None or reads_store
+        """True if a request needs a key."""
+        self._file, self._given, self._reads_store = file, given, reads_store
+        self._stored: dict[str, ApiKey] = {}
+        self._rows: tuple[tuple[str, str], ...] = ()
+        self._take(api_keys(file, given))
+
+    def read(self) -> None:
+        """Read the keys of the settings again; raises `UnusableKeys`, and then the known keys stay.
+
+        Unlike at the start, a file may have no key by now: the last one may have been revoked.
+        """
+        self._take(api_keys(self._file, self._given, may_be_none=True))
+
+    def _take(self, keys: Iterable[ApiKey]) -> None:
+        self._own = {key.digest: key for key in keys}
+        self._known = self._stored | self._own
+
+    async def read_store(self, stored: StoredKeys) -> None:
+        """Read the keys of the store, again, if this server reads them.
+
+        Raises `StoreFailed` if the store cannot be read, and then the known keys stay.  A row that this release does
+        not understand is logged, and is no key.
+        """
+        if not self._reads_store or (rows := await stored.all()) == self._rows:
+            return
+        self._rows, self._stored = rows, {}
+        for digest, words in rows:
+            try:
+                self._stored[digest] = key_of(f"{HASHED}{digest} {words}")
+            except ValueError as error:
+                logger.error("The key %s of the store %s", digest[:8], error)  # noqa: TRY400 - the error says all
+        self._known = self._stored | self._own
+
+    async def follow_store(self, stored: StoredKeys, seconds: float) -> None:
+        """Read the keys of the store every so many ``seconds``, until cancelled."""
+        while self._reads_store:
+            await asyncio.sleep(seconds)
+            with suppress(StoreFailed):  # it is counted and logged where it happens
+                await self.read_store(stored)
 
     @property
-    def are_needed(self) -> bool:
-        """True if a request needs a key."""
-        return bool(self._owners)
+    def count(self) -> str:
+        """The number of valid keys, for people."""
+        return counted(sum(not key.is_expired for key in self._known.values()), "API key")
+
+    def of(self, owner: str) -> ApiKey | None:
+        """Return the key of an owner; None if the owner has none, or no longer."""
+        return self._known.get(owner)
+
+    def tools(self, owner: str) -> frozenset[HostedKind] | None:
+        """Return the built-in tools that an owner may use; None for those of all clients."""
+        return key.tools if (key := self.of(owner)) else None
+
+    def limits(self, owner: str) -> str:
+        """Return the name of the limits of an owner; empty for those of all keys without a name for theirs."""
+        return key.limits if (key := self.of(owner)) else ""
 
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing or unknown.
+        """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing, unknown or expired.
 
         A middleware of an application around this one may have set it already.
         """
         if OWNER not in request:
-            request[OWNER] = "" if is_open(request) else self.owner(request.headers.get("Authorization", ""))
+            needs_no_key = _path(request) in OPEN | OPERATORS
+            request[OWNER] = "" if needs_no_key else self.owner(request.headers.get("Authorization", ""))
+            request[KEYS] = self
         return await handler(request)
 
     def owner(self, authorization: str) -> str:
-        """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is missing or unknown."""
-        if not self._owners:
+        """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is not valid."""
+        if not self.are_needed:
             return ""
         scheme, _, key = authorization.partition(" ")
-        sent = _digest(key.strip())
-        matches = [compare_digest(sent, owner) for owner in self._owners]  # all, so that timing reveals nothing
-        if scheme.lower() != "bearer" or not any(matches):
+        if scheme.lower() != "bearer":
             raise Unauthorized
-        return sent
+        owner = digest_of(key.strip())
+        self.check(owner)
+        return owner
+
+    def check(self, owner: str) -> None:
+        """Raise `Unauthorized` if the key of an owner is unknown, or expired or revoked by now."""
+        key = self.of(owner)  # the time that this takes reveals at most a digest
+        if self.are_needed and (key is None or key.is_expired):
+            raise Unauthorized
 
 
-def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
-    """Load the keys of ``file``, one per line, and the ``given`` keys; in a text, commas or white space separate them.
-
-    A line of the file may name the built-in tools of its key, as in ``KEY tools=code_interpreter,web_search``.
-
-    Raises `UnusableKeys` if the file cannot be read, and for an unusable key or a source without any key.
-    """
-    keys: list[str] = []
-    tools: dict[str, frozenset[HostedKind]] = {}
-    if file is not None:
-        source = f"--api-key-file {file}"
-        parts = [line.partition(_TOOLS) for line in lines(file, source)]
-        keys += usable((key.strip() for key, _, _ in parts), source)
-        tools = {key.strip(): _named(names, source) for key, separator, names in parts if separator}
-    if given is not None:
-        keys += usable(given_keys(given), "PENSTOCK_API_KEYS, or api-keys in penstock.toml")
-    return Keys(keys, tools)
+KEYS: web.RequestKey[Keys] = web.RequestKey("keys", Keys)
+"""The keys by which the owner of a request was found."""
 
 
-def _named(names: str, source: str) -> frozenset[HostedKind]:
-    try:
-        return named(names.split(","))
-    except ValueError as error:
-        raise UnusableKeys(f"{source}: tools: {error}") from None
-
-
-def _digest(key: str) -> str:
-    return sha256(key.encode(errors="surrogateescape")).hexdigest()
+def check_key(request: web.Request) -> None:
+    """Raise `Unauthorized` if the key of an open connection is expired or revoked by now."""
+    if keys := request.get(KEYS):
+        keys.check(request[OWNER])

@@ -22,19 +22,30 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import KEPT_BYTES, NOW, Row, Statement, Value, placeholders, size_of
+from penstock.stages.services.store.database import (
+    KEPT_BYTES,
+    NOW,
+    OCTETS,
+    Row,
+    Statement,
+    Value,
+    placeholders,
+    size_of,
+)
 from penstock.stages.services.store.statements import unlock
 from penstock.stages.services.store.stored import StoredConversation
 from penstock.stages.services.store.writer import StoreContext
 
 _CREATE = """
-    insert into conversations (id, owner, created_at, metadata, length) values ($1, $2, $3, $4, $5)
+    insert into conversations (id, owner, created_at, metadata, length, bytes) values ($1, $2, $3, $4, $5, $6)
     on conflict (id) do nothing
 """
 
 _GET = "select created_at, metadata from conversations where id = $1 and owner = $2"
 
-_UPDATE = "update conversations set metadata = $3 where id = $1 and owner = $2"
+_UPDATE = f"""
+    update conversations set metadata = $3, bytes = bytes + $4 - {OCTETS}(metadata) where id = $1 and owner = $2
+"""
 
 _DELETE = "delete from conversations where id = $1 and owner = $2"
 
@@ -78,7 +89,10 @@ _HOLD = f"""
 """
 """Clears a lock that no server will ever release, and keeps responses from locking until the transaction is over."""
 
-_GROW = "update conversations set length = length + $3 where id = $1 and owner = $2 and response_id is null"
+_GROW = """
+    update conversations set length = length + $3, bytes = bytes + $4
+    where id = $1 and owner = $2 and response_id is null
+"""
 
 _ADD = """
     insert into conversation_items (conversation_id, position, id, stored_at, item)
@@ -94,7 +108,13 @@ _POSITION = """(
 )"""
 """The position of the item to delete; null if there is none, or while a response holds the conversation."""
 
-_NOTE_DELETION = f"update conversations set length = length + 1 where id = $1 and {_POSITION} is not null"
+_NOTE_DELETION = f"""
+    update conversations set length = length + 1, bytes = bytes - (
+        select {OCTETS}(item) + coalesce(length(tokens), 0) + coalesce({OCTETS}(result), 0)
+        from conversation_items where conversation_id = $1 and position = {_POSITION}
+    )
+    where id = $1 and {_POSITION} is not null
+"""
 
 _DELETE_ITEM = f"""
     delete from conversation_items where conversation_id = $1 and id = $2 and position = {_POSITION}
@@ -137,8 +157,10 @@ class StoredConversations:
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""
         name, metadata = conversation.id, rows.to_json(conversation.metadata)
-        created = Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items)))
-        await self._change(name, created, *_added(name, owner, items))
+        added = list(_added(name, owner, items))
+        size = rows.octets(metadata) + _size(added)
+        created = Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items), size))
+        await self._change(name, created, *added)
 
     async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
         """Return the conversation without its items; None if there is none."""
@@ -151,7 +173,8 @@ class StoredConversations:
         """Replace the metadata, and return the conversation; None if there is none."""
         if not rows.can_exist(conversation_id):
             return None
-        await self._change(conversation_id, Statement(_UPDATE, (conversation_id, owner, rows.to_json(metadata))))
+        new = rows.to_json(metadata)
+        await self._change(conversation_id, Statement(_UPDATE, (conversation_id, owner, new, rows.octets(new))))
         return await self.get(conversation_id, owner)
 
     async def delete(self, conversation_id: str, owner: str) -> bool:
@@ -227,8 +250,9 @@ class StoredConversations:
         """
         if not rows.can_exist(conversation_id):
             return False
-        grown = Statement(_GROW, (conversation_id, owner, len(items)))
-        held, *counts = await self._change_held(conversation_id, owner, grown, *_added(conversation_id, owner, items))
+        added = list(_added(conversation_id, owner, items))
+        grown = Statement(_GROW, (conversation_id, owner, len(items), _size(added)))
+        held, *counts = await self._change_held(conversation_id, owner, grown, *added)
         if held and not counts[0]:
             raise ConversationLocked
         return held > 0
@@ -303,6 +327,11 @@ def _position(stored: _StoredItem) -> int:
 def _stored_item(row: Row) -> _StoredItem:
     position, item, tokens, result = row
     return _StoredItem(position, rows.item(item), rows.token_ids(tokens), rows.result(result) if result else None)
+
+
+def _size(added: Iterable[Statement]) -> int:
+    """Return the bytes of the items that statements of `_added` insert."""
+    return sum(rows.octets(statement.arguments[-1]) for statement in added)
 
 
 def _added(conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[Statement]:

@@ -16,6 +16,9 @@ Row: TypeAlias = Sequence[Any]
 NOW = "cast(extract(epoch from clock_timestamp()) as double precision)"
 """The database's clock, in seconds since 1970.  It is the same for all servers."""
 
+OCTETS = "octet_length"
+"""The function that gives the length of a text in bytes."""
+
 SHARED = "for share"
 """Locks the selected rows against changes until the transaction is over."""
 

@@ -67,6 +67,12 @@ _OLD_RESPONSES = f"""
 
 _LONG_GONE = f"delete from servers where beat_at < {NOW} - 86400"
 
+_PLACES_OF_NONE = """
+    delete from places where server_id <> '' and not exists (select 1 from servers where servers.id = server_id)
+"""
+
+_SIZE_OF_EVENTS = "select coalesce(sum(length(data)), 0) from events where response_id = responses.id"
+
 _COUNT = "select count(*), min(created_at) from responses"
 
 _log = logging.getLogger(__name__)
@@ -122,7 +128,7 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
     while ids := [name for (name,) in await context.read(_OLD_LOGS, now - keep_logs)]:
         if not await _forget_logs(context, ids):
             break
-    await context.writer.carry_out((Statement(_LONG_GONE, ()),))
+    await context.writer.carry_out((Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ())))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
     return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 
@@ -144,7 +150,7 @@ async def _forget_logs(context: StoreContext, ids: list[str]) -> int:
     """Delete the events of responses; return the number of these responses."""
     these = placeholders(len(ids))
     steps = (
-        f"update responses set logged = 0 where id in ({these})",
+        f"update responses set logged = 0, bytes = bytes - ({_SIZE_OF_EVENTS}) where id in ({these})",
         f"delete from events where response_id in ({these})",
     )
     counts = await context.writer.carry_out(Statement(sql, tuple(ids)) for sql in steps)

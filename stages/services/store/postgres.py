@@ -17,7 +17,7 @@ import asyncpg
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, Row, Statement, Unit, Value
-from penstock.stages.services.store.migrations import POSTGRES, newer
+from penstock.stages.services.store.migrations import EXECUTED, EXECUTED_TABLE, POSTGRES
 from penstock.stages.services.store.statements import bulks
 
 _READERS = 4
@@ -123,13 +123,13 @@ class PostgresDatabase:
         async with connection.transaction():
             await connection.execute(f"select pg_advisory_xact_lock({_MIGRATING})")
             await connection.execute("create table if not exists schema_version (version bigint not null)")
+            await connection.execute(EXECUTED_TABLE)
             version = await connection.fetchval("select max(version) from schema_version") or 0
-            if version > len(POSTGRES):
-                raise StoreFailed(newer(version, len(POSTGRES)))
-            for statement in POSTGRES[version:]:
+            statements, usable_from = POSTGRES.upgrade(version, await connection.fetchval(EXECUTED))
+            for statement in statements:
                 await connection.execute(statement)
             await connection.execute("delete from schema_version")
-            await connection.execute(f"insert into schema_version values ({len(POSTGRES)})")
+            await connection.execute(f"insert into schema_version values ({usable_from})")
 
 
 async def _counted(connection: Any, units: Sequence[Unit]) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from penstock.pipeline.frames import Origin, TokenIds
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.secret import unread, unwritten
-from penstock.stages.services.store.database import Row
+from penstock.stages.services.store.database import Row, Value
 from penstock.stages.services.store.stored import StoredResponse
 
 T = TypeVar("T")
@@ -108,6 +108,12 @@ def result_column(result: str | None) -> str | None:
 def result(column: str) -> str:
     """Decode the result of one tool call."""
     return from_json(column, _decode_result)
+
+
+def octets(*columns: Value) -> int:
+    """Return how many bytes some columns take."""
+    texts = (column.encode() if isinstance(column, str) else column for column in columns)
+    return sum(len(text) for text in texts if isinstance(text, bytes))
 
 
 def can_exist(name: str) -> bool:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import database
-from penstock.stages.services.store.migrations import SQLITE, newer
+from penstock.stages.services.store.migrations import EXECUTED, EXECUTED_TABLE, SQLITE
 from penstock.stages.services.store.statements import bulks
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class SqliteDatabase:
 @cache
 def _translated(sql: str) -> str:
     """Return a statement in SQLite's dialect.  It needs no row locks, because there is one writer at a time."""
-    return sql.replace(database.NOW, "clock()").replace(database.SHARED, "")
+    return sql.replace(database.NOW, "clock()").replace(database.SHARED, "").replace(database.OCTETS, "octets")
 
 
 def _named(arguments: Sequence[database.Value]) -> dict[str, database.Value]:
@@ -138,19 +138,25 @@ def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
     undo.callback(connection.close)
     connection.execute("pragma synchronous = full")
     connection.create_function("clock", 0, time.time)
+    connection.create_function("octets", 1, _octets, deterministic=True)
     return connection
+
+
+def _octets(text: str | None) -> int | None:
+    return None if text is None else len(text.encode())
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     """Upgrade the file to the current schema."""
     _enable_wal(connection)
     with _transaction(connection):
-        (version,) = connection.execute("pragma user_version").fetchone()
-        if version > len(SQLITE):
-            raise StoreFailed(newer(version, len(SQLITE)))
-        for statement in SQLITE[version:]:
+        connection.execute(EXECUTED_TABLE)
+        (usable_from,) = connection.execute("pragma user_version").fetchone()
+        (executed,) = connection.execute(EXECUTED).fetchone()
+        statements, usable_from = SQLITE.upgrade(usable_from, executed)
+        for statement in statements:
             connection.execute(statement)
-        connection.execute(f"pragma user_version = {len(SQLITE)}")
+        connection.execute(f"pragma user_version = {usable_from}")
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:

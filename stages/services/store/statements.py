@@ -13,8 +13,8 @@ from penstock.stages.services.store.database import SHARED, Statement, Unit, Val
 
 BEGIN = """
     insert into responses (id, owner, previous_response_id, conversation_id, position, created_at, status, server_id,
-                           response, input, request, logged, tokens)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 1, $12)
+                           response, input, request, logged, tokens, bytes)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 1, $12, $13)
     on conflict (id) do nothing
 """
 
@@ -35,7 +35,10 @@ APPEND = f"""
     on conflict do nothing
 """
 
-GROW = "update conversations set length = length + $2 where id = $1 and response_id = $3 and server_id = $4"
+GROW = """
+    update conversations set length = length + $2, bytes = bytes + $5
+    where id = $1 and response_id = $3 and server_id = $4
+"""
 """Makes room at the end of a conversation, and blocks other changes of it until the transaction is over."""
 
 ADD = """
@@ -53,7 +56,8 @@ UNLOCK = """
 
 END = """
     update responses
-    set status = $2, response = $3, tokens = $4, results = $5, ended_at = $6, server_id = null, request = null
+    set status = $2, response = $3, tokens = $4, results = $5, ended_at = $6, server_id = null, request = null,
+        bytes = bytes + $8 + (select coalesce(sum(length(data)), 0) from events where response_id = $1)
     where id = $1 and server_id = $7
 """
 

@@ -27,6 +27,7 @@ from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
+from penstock.stages.services.store.allowances import StoredAllowances
 from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
     BATCH,
@@ -41,7 +42,9 @@ from penstock.stages.services.store.database import (
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
+from penstock.stages.services.store.places import StoredPlaces
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
+from penstock.stages.services.store.stored_keys import StoredKeys
 from penstock.stages.services.store.writer import Statements, StoreContext
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
@@ -63,6 +66,16 @@ _BLOCKS = "select first, count, data from events where response_id = $1 order by
 _REQUEST = "select request from responses where id = $1 and server_id = $2 and request is not null"
 
 _LOGGED = "select logged from responses where id = $1"
+
+_IN_BACKGROUND = """
+    select count(*) from responses
+    where ended_at is null and request is not null and (owner = $1 or cast($1 as text) is null)
+"""
+
+_BYTES = tuple(
+    [f"select coalesce(sum(bytes), 0) from {table} where bytes > 0 {own}" for table in ("responses", "conversations")]
+    for own in ("and owner = $1", "")
+)
 
 _RESOLVED_REQUEST = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
 
@@ -91,6 +104,9 @@ class Store:
         self._writer = self._context.writer
         self.conversations = StoredConversations(self._context)
         self.servers = Servers(self._context)
+        self.keys = StoredKeys(self._context)
+        self.allowances = StoredAllowances(self._context)
+        self.places = StoredPlaces(self._context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property
@@ -176,7 +192,7 @@ class Store:
     # The statements of a response, which the queue builds in a thread
 
     def _begun(self, stored: StoredResponse, request: ResolvedRequest | None, now: float) -> Iterator[Statement]:
-        response, origin = stored.response, stored.origin
+        response, origin, read = stored.response, stored.origin, rows.to_json(stored.input)
         row: tuple[Value, ...] = (
             response.id,
             origin.owner,
@@ -187,9 +203,10 @@ class Store:
             response.status,
             self.server_id,
             rows.to_json(response),
-            rows.to_json(stored.input),
+            read,
             None if request is None else rows.to_json(request),
             rows.tokens_column(stored.tokens),
+            rows.octets(read),
         )
         yield Statement(run_sql.BEGIN, row)
         yield from self._indexed(response.id, stored.input, now)
@@ -214,20 +231,18 @@ class Store:
         """Yield the statements that add a response's items to its conversation, then release the conversation."""
         response_id = stored.response.id
         if stored.response.status in ("completed", "incomplete"):
-            items = stored.items
-            yield Statement(run_sql.GROW, (conversation_id, len(items), response_id, self.server_id))
-            for number, item in enumerate(items):
-                item_id = item.id if rows.can_exist(item.id) else None
-                tokens = rows.token_ids_column(stored.tokens.get(item.id))
-                result = rows.result_column(stored.results.get(item.id))
-                columns = (len(items) - number, item_id, now, rows.to_json(item), tokens, result)
-                yield Statement(run_sql.ADD, (conversation_id, *columns, response_id, self.server_id))
+            items = [_item_columns(stored, item) for item in stored.items]
+            size = sum(rows.octets(*columns) for _, columns in items)
+            yield Statement(run_sql.GROW, (conversation_id, len(items), response_id, self.server_id, size))
+            for number, (item_id, columns) in enumerate(items):
+                place = (conversation_id, len(items) - number, item_id, now)
+                yield Statement(run_sql.ADD, (*place, *columns, response_id, self.server_id))
         yield run_sql.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse, now: float) -> Statement:
         response = stored.response
-        columns = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
-        end = (response.id, response.status, rows.to_json(response), *columns, now, self.server_id)
+        columns = rows.to_json(response), rows.tokens_column(stored.tokens), rows.results_column(stored.results)
+        end = (response.id, response.status, *columns, now, self.server_id, rows.octets(*columns))
         return Statement(run_sql.END, end)
 
     # Reading
@@ -324,6 +339,22 @@ class Store:
                 raise RunInterrupted from exc
         return None
 
+    async def in_background(self, owner: str | None) -> int:
+        """Return the number of background responses of an owner, or of all if None, that have not ended."""
+        await self._writer.flushed()
+        ((count,),) = await self._context.read(_IN_BACKGROUND, owner) or ((0,),)
+        return int(count)
+
+    async def bytes_of(self, owner: str | None) -> int:
+        """Return about how many bytes the responses and conversations of an owner take, or those of all if None.
+
+        What this server has only queued, and what an older release has stored, does not count.
+        """
+        arguments = () if owner is None else (owner,)
+        return sum(
+            [int(count) for sql in _BYTES[owner is None] for (count,) in await self._context.read(sql, *arguments)]
+        )
+
     async def delete(self, response_id: str, owner: str) -> bool:
         """Delete the response, its events and items durably; False if there is no such response.
 
@@ -362,6 +393,13 @@ class Store:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
         return await sweep(self._context, keep_responses, keep_logs)
+
+
+def _item_columns(stored: StoredResponse, item: Item) -> tuple[str | None, tuple[Value, ...]]:
+    """Return the id of an item, if it can be looked up, and its columns in a conversation."""
+    tokens = rows.token_ids_column(stored.tokens.get(item.id))
+    result = rows.result_column(stored.results.get(item.id))
+    return item.id if rows.can_exist(item.id) else None, (rows.to_json(item), tokens, result)
 
 
 def _queued_request(text: str) -> ResolvedRequest:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store.database import (
     Database,
@@ -31,6 +32,7 @@ from penstock.stages.services.store.database import (
     Value,
     size_of,
 )
+from penstock.stages.services.tracing import store_span
 
 GROUP = 500
 """Maximum number of changes in one transaction."""
@@ -55,6 +57,9 @@ READ_WAIT = 3.0
 
 Statements: TypeAlias = Iterable[Statement] | Callable[[], Iterable[Statement]]
 """The statements of a change, or a function that builds them in a thread, as a large response takes long."""
+
+_WRITE_SECONDS, _READ_SECONDS = metrics.STORE_SECONDS.labels("write"), metrics.STORE_SECONDS.labels("read")
+_WRITE_ERRORS, _READ_ERRORS = metrics.STORE_ERRORS.labels("write"), metrics.STORE_ERRORS.labels("read")
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +167,8 @@ class Writer:
         """
         change = self._queued(statements, keys, is_urgent=True, is_first=is_first)
         self._wakened.set()
-        await asyncio.shield(change.done)
+        with store_span("store write"):
+            await asyncio.shield(change.done)
         return change.rows_changed
 
     def _queued(
@@ -238,11 +244,15 @@ class Writer:
         self._wakened.clear()
         self._wait.begin()
         try:
-            counts = await self._database.write(await self._units(group))
+            units = await self._units(group)
+            with _WRITE_SECONDS.time():
+                counts = await self._database.write(units)
         except DatabaseUnavailable as exc:
+            _WRITE_ERRORS.inc()
             self._outage(exc)
             return False
         except Exception as exc:  # noqa: BLE001 - any other error belongs to this group
+            _WRITE_ERRORS.inc()
             if len(group) > 1:
                 self._one_by_one = len(group)
                 return True
@@ -320,8 +330,10 @@ class StoreContext:
         """Return the rows of a query; raises `StoreFailed` if the database cannot be read."""
         self.writer.check_open()
         try:
-            return await self.database.read(sql, *arguments)
+            with _READ_SECONDS.time(), store_span("store read"):
+                return await self.database.read(sql, *arguments)
         except (DatabaseUnavailable, DatabaseRefused) as exc:
+            _READ_ERRORS.inc()
             raise StoreFailed("The store cannot be read.") from exc
 
     async def size(self) -> int:

@@ -1,22 +1,34 @@
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 
 import openai
 import pytest
+from pydantic import ValidationError
 
+from penstock.api.api_key import ApiKey, digest_of
 from penstock.api.cli.serve import greeting
-from penstock.api.http.auth import Keys, load_keys
+from penstock.api.http.auth import Keys
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import CannotRun, Unauthorized
+from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
+from penstock.pipeline.protocol.tools import HostedKind
 from penstock.server import main
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import openai_client
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
+from tests.support.api_clients import PATIENCE, openai_client, wait_until
 from tests.support.server import ScriptedServer, running_server, script
+from tests.support.server_process import ServerProcess, running_process
+from tests.support.socket_client import connected
+from tests.support.stores import FaultyDatabase, open_store
 
 ALICE = "sk-alice-0123456789"
 BOB = "sk-bob-0123456789ab"
@@ -25,7 +37,7 @@ STRANGERS = ["", "Bearer", f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", f"Basic {
 
 @pytest.fixture
 async def locked(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys((ALICE, BOB))) as served:
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys(given=(ALICE, BOB))) as served:
         yield served
 
 
@@ -39,7 +51,7 @@ def key_file(tmp_path: Path) -> Path:
 async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, authorization: str) -> None:
     headers = {"Authorization": authorization} if authorization else {}
     closed = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
-    for path in closed - {"/", "/health", "/openapi.json"} | {"/v1/nothing"}:
+    for path in closed - {"/", "/health", "/ready", "/openapi.json"} | {"/v1/nothing"}:
         async with locked.client.get(locked.url + path, headers=headers) as answer:
             assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
             error = (await answer.json())["error"]
@@ -60,11 +72,11 @@ async def test_every_configured_key_is_accepted(locked: ScriptedServer, key: str
 
 
 def test_owner_is_the_digest_of_a_key() -> None:
-    for keys in (Keys([ALICE]), Keys([BOB, ALICE, BOB])):
+    for keys in (Keys(given=[ALICE]), Keys(given=[BOB, ALICE, BOB])):
         assert keys.owner(f"bearer  {ALICE} ") == sha256(ALICE.encode()).hexdigest()
     assert Keys().owner("") == Keys().owner(f"Bearer {ALICE}") == ""
     with pytest.raises(Unauthorized):
-        Keys([ALICE]).owner("")
+        Keys(given=[ALICE]).owner("")
 
 
 async def test_keys_are_never_logged(locked: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +91,7 @@ async def test_keys_are_never_logged(locked: ScriptedServer, caplog: pytest.LogC
 @pytest.mark.parametrize("text", [f"{ALICE}\n{BOB}\n", f"\ufeff# ours\r\n\r\n {ALICE} # Alice\r\n\t{BOB}\t#\r\n#{BOB}"])
 def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
     key_file.write_text(text)
-    keys = load_keys(key_file, None)
+    keys = Keys(key_file, None)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
     for other in ("# ours", "#", "", f"{ALICE} # Alice"):
         with pytest.raises(Unauthorized):
@@ -88,18 +100,18 @@ def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
 
 def test_key_file_names_the_tools_of_a_key(key_file: Path) -> None:
     key_file.write_text(f"{ALICE} tools=code_interpreter,web_search # Alice\n{BOB}\n")
-    keys = load_keys(key_file, None)
-    assert keys.tools == {keys.owner(f"Bearer {ALICE}"): {"python", "browser"}}
-    assert keys.owner(f"Bearer {BOB}")
+    keys = Keys(key_file, None)
+    assert keys.tools(keys.owner(f"Bearer {ALICE}")) == frozenset[HostedKind](("python", "browser"))
+    assert keys.tools(keys.owner(f"Bearer {BOB}")) is None
     key_file.write_text(f"{ALICE} tools=python,ALL\n")
     with pytest.raises(UnusableKeys, match="'ALL' is not one of") as refused:
-        load_keys(key_file, None)
+        Keys(key_file, None)
     assert ALICE not in str(refused.value)
 
 
 @pytest.mark.parametrize("given", [f"{ALICE},{BOB}", f" {ALICE}\n{BOB},, ", (ALICE, BOB)])
 def test_environment_may_have_several_keys(given: str | tuple[str, ...]) -> None:
-    keys = load_keys(None, given)
+    keys = Keys(None, given)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
 
 
@@ -110,7 +122,7 @@ def test_unusable_keys_are_refused(key_file: Path, lines: list[str]) -> None:
         with pytest.raises(
             UnusableKeys, match=r"PENSTOCK_API_KEYS, or api-keys in penstock.toml: |--api-key-file .*/keys: "
         ) as refused:
-            load_keys(*source)
+            Keys(*source)
         assert not any(line in str(refused.value) for line in lines)
 
 
@@ -118,16 +130,174 @@ def test_unusable_keys_are_refused(key_file: Path, lines: list[str]) -> None:
 def test_empty_environment_variable_is_refused(given: str) -> None:
     """If a secret is missing, the server must not run without keys."""
     with pytest.raises(UnusableKeys):
-        load_keys(None, given)
+        Keys(None, given)
 
 
 def test_unreadable_key_file_is_refused(key_file: Path) -> None:
     """A missing file never means a server without keys, and bytes that are not text cause no traceback."""
     with pytest.raises(UnusableKeys, match="No such file"):
-        load_keys(key_file, None)
+        Keys(key_file, None)
     key_file.write_bytes(b"\xff" * 20)
     with pytest.raises(UnusableKeys):
-        load_keys(key_file, None)
+        Keys(key_file, None)
+
+
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+def assert_valid(keys: Keys, *, alice: bool, bob: bool) -> None:
+    for key, is_valid in ((ALICE, alice), (BOB, bob)):
+        if is_valid:
+            assert keys.owner(f"Bearer {key}") == digest_of(key)
+        else:
+            with pytest.raises(Unauthorized):
+                keys.owner(f"Bearer {key}")
+
+
+def test_key_file_is_read_again(key_file: Path) -> None:
+    key_file.write_text(f"{ALICE}\n")
+    keys = Keys(key_file)
+    key_file.write_text(f"sha256:{digest_of(BOB)} name=bob tools=none\n")
+    assert_valid(keys, alice=True, bob=False)
+    keys.read()
+    assert_valid(keys, alice=False, bob=True)
+    assert keys.tools(digest_of(BOB)) == frozenset()
+
+
+@pytest.mark.parametrize("text", [None, f"{ALICE}\nshort\n", f"{BOB} name=b limit=gold\n"])
+def test_wrong_key_file_changes_nothing_when_it_is_read_again(key_file: Path, text: str | None) -> None:
+    key_file.write_text(f"{ALICE}\n")
+    keys = Keys(key_file)
+    if text is None:
+        key_file.unlink()
+    else:
+        key_file.write_text(text)
+    with pytest.raises(UnusableKeys):
+        keys.read()
+    assert_valid(keys, alice=True, bob=False)
+
+
+def test_server_is_closed_when_its_last_key_is_revoked(key_file: Path) -> None:
+    key_file.write_text(f"{ALICE}\n")
+    keys = Keys(key_file)
+    key_file.write_text("# none left\n")
+    keys.read()
+    assert_valid(keys, alice=False, bob=False)
+
+
+def test_expired_key_is_unauthorized(key_file: Path) -> None:
+    key_file.write_text(f"{ALICE} expires=2020-01-01\n{BOB} expires=9020-01-01\n")
+    assert_valid(Keys(key_file), alice=False, bob=True)
+
+
+async def test_keys_of_the_store_are_those_of_all_its_servers(store_at: str) -> None:
+    keys, others = Keys(given=[ALICE], reads_store=True), Keys(reads_store=True)
+    async with open_store(store_at) as store:
+        await store.keys.add(digest_of(BOB), "name=bob limits=gold")
+        for each in (keys, others):
+            assert_valid(each, alice=each is keys, bob=False)
+            await each.read_store(store.keys)
+            assert_valid(each, alice=each is keys, bob=True)
+            assert each.of(digest_of(BOB)) == ApiKey(digest_of(BOB), "name=bob limits=gold", "bob", "gold")
+        await store.keys.revoke(digest_of(BOB))
+        for each in (keys, others):
+            await each.read_store(store.keys)
+            assert_valid(each, alice=each is keys, bob=False)
+        no_keys = Keys()
+        await no_keys.read_store(store.keys)
+        assert no_keys.owner("") == ""
+
+
+async def test_keys_stay_while_the_store_is_out_of_reach(tmp_path: Path) -> None:
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
+    keys, store = Keys(reads_store=True), Store(database)
+    await store.open()
+    await store.keys.add(digest_of(BOB), "")
+    await keys.read_store(store.keys)
+    database.is_down = True
+    with pytest.raises(StoreFailed):
+        await keys.read_store(store.keys)
+    assert_valid(keys, alice=False, bob=True)
+    database.is_down = False
+    await store.close()
+
+
+async def test_key_of_a_newer_release_is_logged_and_not_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = Keys(reads_store=True)
+    async with open_store(str(tmp_path / "store.sqlite3")) as store:
+        await store.keys.add(digest_of(ALICE), "name=alice")
+        await store.keys.add(digest_of(BOB), "shape=round")
+        for _ in range(2):
+            await keys.read_store(store.keys)
+    assert_valid(keys, alice=True, bob=False)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert digest_of(BOB)[:8] in record.getMessage()
+
+
+async def test_open_socket_takes_no_request_once_its_key_is_revoked(key_file: Path, tmp_path: Path) -> None:
+    write(key_file, f"{ALICE}\n{BOB}\n")
+    keys = Keys(key_file)
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=keys) as served:
+        headers = {"Authorization": f"Bearer {ALICE}"}
+        async with connected(served, headers=headers) as client:
+            response = await client.create(input="Hi")
+            write(key_file, f"{BOB}\n")
+            keys.read()
+            for kind in ("response.create", "response.steer"):
+                await client.socket.send_json({"type": kind, "input": "Hi", "previous_response_id": response.id})
+                error = await client.error()
+                assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def answers_with(server: ServerProcess, key: str, status: int) -> None:
+    """Wait until a server answers that key with that status."""
+    headers = {"Authorization": f"Bearer {key}"}
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with server.client.get(f"{server.url}/v1/models", headers=headers) as answer:
+                if answer.status == status:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def test_sighup_reads_the_key_file_again(key_file: Path, tmp_path: Path) -> None:
+    write(key_file, f"{ALICE}\n")
+    async with running_process("none", tmp_path, "quick", "--api-key-file", str(key_file)) as server:
+        await answers_with(server, ALICE, 200)
+        write(key_file, f"sha256:{digest_of(BOB)} name=bob\n")
+        os.kill(server.pid, signal.SIGHUP)
+        await answers_with(server, BOB, 200)
+        await answers_with(server, ALICE, 401)
+        write(key_file, "short\n")
+        os.kill(server.pid, signal.SIGHUP)
+        mistake = "SIGHUP: the API keys stay as they were: --api-key-file"
+        await wait_until(lambda: mistake in server.log.read_text())
+        await answers_with(server, BOB, 200)
+    assert "Traceback" not in server.log.read_text()
+
+
+async def test_servers_take_and_lose_the_keys_of_their_store(store_at: str, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(running_process(store_at, tmp_path, "quick", "--store-keys"))
+            for _ in range(2)
+        ]
+        async with open_store(store_at) as store:
+            for server in servers:
+                await answers_with(server, ALICE, 401)
+            await store.keys.add(digest_of(ALICE), "name=alice")
+            for server in servers:
+                await answers_with(server, ALICE, 200)
+            await store.keys.revoke(digest_of(ALICE))
+            for server in servers:
+                await answers_with(server, ALICE, 401)
+
+
+def test_keys_of_a_store_need_a_store() -> None:
+    with pytest.raises(ValidationError, match="--store-keys needs a store"):
+        Settings.model_validate({"engine_arguments": [], "store": "none", "store_keys": True})
 
 
 def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +332,13 @@ def test_key_on_the_command_line_is_refused(option: list[str], place: str, monke
 
 
 def test_seal_keys_come_from_the_file_first(key_file: Path) -> None:
-    key_file.write_text(f"{ALICE} # since May\n{BOB}\n")
+    write(key_file, f"{ALICE} # since May\n{BOB}\n")
     assert seal_keys(key_file, "c" * 20) == [ALICE.encode(), BOB.encode(), b"c" * 20]
     assert seal_keys(None, None) == []
 
 
 def test_unusable_seal_keys_are_refused(key_file: Path) -> None:
-    key_file.write_text("short\n")
+    write(key_file, "short\n")
     with pytest.raises(UnusableKeys, match=r"--seal-key-file .*/keys: key 1 has fewer than 16 characters"):
         seal_keys(key_file, None)
     with pytest.raises(UnusableKeys, match=r"PENSTOCK_SEAL_KEYS, or seal-keys in penstock.toml: there is no key"):

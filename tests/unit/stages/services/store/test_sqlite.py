@@ -29,7 +29,7 @@ def first_file(path: Path, version: int, *responses: StoredResponse) -> None:
     """Write a file in the schema of an older ``version``, from before owners and events existed."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in SQLITE[:version]:
+        for statement in SQLITE.statements[:version]:
             connection.execute(statement)
         for each in responses:
             response = each.response

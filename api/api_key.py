@@ -1,0 +1,114 @@
+"""An API key, as a line of a key file or of the store describes it.
+
+A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``,
+``limits=``, ``tools=`` or ``expires=``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from hashlib import sha256
+from time import time
+from typing import Any
+
+import msgspec
+
+from penstock.pipeline.protocol.tools import HostedKind
+from penstock.stages.normalize.tool_types import named
+
+HASHED = "sha256:"
+"""The start of a line that has the digest of a key in place of the key."""
+
+LEAST_LENGTH = 16
+"""The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key of a client: the hexadecimal ``digest`` is the owner of what the client stores."""
+
+    digest: str
+    words: str = ""
+    """The words of the line."""
+    name: str = ""
+    limits: str = ""
+    """The name of the table of limits that holds for this key; empty for the default."""
+    tools: frozenset[HostedKind] | None = None
+    """The built-in tools that the client may use; None for those of all clients."""
+    expires: float | None = None
+    """The time from which the key is refused; None for never."""
+
+    @property
+    def is_expired(self) -> bool:
+        """True if the key was valid once, and is refused now."""
+        return self.expires is not None and time() >= self.expires
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        return self.name or self.digest[:8]
+
+
+def digest_of(key: str) -> str:
+    """Return the SHA-256 of a key in hex."""
+    return sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def plain_key(text: str) -> str:
+    """Return a key as it is; raise `ValueError` if it could be guessed, or cannot be sent in a header."""
+    if len(text) < LEAST_LENGTH:
+        raise ValueError(f"has fewer than {LEAST_LENGTH} characters")
+    if not re.fullmatch("[!-~]+", text):
+        raise ValueError("is not one word of visible ASCII characters")
+    return text
+
+
+def key_of(line: str) -> ApiKey:
+    """Return the key of a line; raise `ValueError` for a wrong line, without showing the key in the message."""
+    key, *words = line.split()
+    return ApiKey(_digest(key), " ".join(words), **_fields(words))
+
+
+def _digest(key: str) -> str:
+    if key.startswith(HASHED):
+        digest = key.removeprefix(HASHED).lower()
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(f"has no 64 hexadecimal digits after {HASHED}")
+        return digest
+    return digest_of(plain_key(key))
+
+
+def _fields(words: list[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for word in words:
+        field, separator, value = word.partition("=")
+        if not separator or field not in _READ:
+            raise ValueError(f"is not one word, or has a word after it that is none of {', '.join(_READ)}")
+        if field in fields:
+            raise ValueError(f"has {field}= twice")
+        try:
+            fields[field] = _READ[field](value)
+        except ValueError as error:
+            raise ValueError(f"has a wrong {field}=: {error}") from None
+    return fields
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[\w.@+-]{1,64}", value, re.ASCII):
+        raise ValueError("expected up to 64 letters, digits, and characters of . _ @ + -")
+    return value
+
+
+def _tools(value: str) -> frozenset[HostedKind]:
+    return named(value.split(","))
+
+
+def _time(value: str) -> float:
+    """Return a time of ISO 8601 in seconds; a date is its first moment, and without a zone it is UTC."""
+    moment = datetime.fromisoformat(value)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+_READ: dict[str, Callable[[str], Any]] = {"name": _name, "limits": _name, "tools": _tools, "expires": _time}
+"""Reads the value of each word."""

@@ -1,0 +1,206 @@
+"""Keys: make, list and revoke API keys, in a key file or in the store of the servers.
+
+Both hold the SHA-256 of a key, so that a key can be seen only once, when it is made.  A server reads its key file at
+the start and at SIGHUP, and with --store-keys the keys of its store at each heartbeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from penstock.api.api_key import HASHED, ApiKey, key_of
+from penstock.api.assembly import open_store
+from penstock.api.key_sources import api_keys, text_of, without_comment
+from penstock.api.settings import NO_STORE, seconds
+from penstock.pipeline.errors import CannotRun, CannotStart, StageError
+from penstock.stages.services.store.stored_keys import StoredKeys
+
+LEAST_SHOWN = 8
+"""The fewest characters of a digest that name a key."""
+
+
+class _Place(Protocol):
+    """A place that holds keys."""
+
+    effect: str
+    """The moment from which a change holds."""
+
+    async def all(self) -> Sequence[ApiKey]: ...
+
+    async def add(self, key: ApiKey) -> None: ...
+
+    async def revoke(self, digest: str) -> None: ...
+
+
+@dataclass
+class _KeyFile:
+    """A key file.  Each change replaces it by a whole new one; what it does not concern stays as it is."""
+
+    path: Path
+    effect: str = "once the server gets SIGHUP"
+
+    async def all(self) -> Sequence[ApiKey]:
+        return api_keys(self.path, None, may_be_none=True)
+
+    async def add(self, key: ApiKey) -> None:
+        with self._changed() as lines:
+            if lines and not lines[-1].endswith("\n"):
+                lines[-1] += "\n"
+            lines.append(f"{HASHED}{key.digest} {key.words}\n")
+
+    async def revoke(self, digest: str) -> None:
+        with self._changed() as lines:
+            lines[:] = [line for line in lines if not self._has(line, digest)]
+
+    def _has(self, line: str, digest: str) -> bool:
+        text = without_comment(line)
+        return bool(text) and key_of(text).digest == digest
+
+    @contextmanager
+    def _changed(self) -> Iterator[list[str]]:
+        """Yield the lines of the file, to be changed, and write them; other commands on the same folder wait."""
+        path = self.path.resolve()
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            is_there = path.exists()
+            lines = text_of(path).splitlines(keepends=True) if is_there else []
+            yield lines
+            number, fresh = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+            try:
+                with open(number, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 (it is open)
+                    file.writelines(lines)
+                    if is_there:
+                        about = path.stat()
+                        os.fchmod(number, about.st_mode)
+                        with suppress(PermissionError):  # it is another user's, who shares the folder
+                            os.fchown(number, about.st_uid, about.st_gid)
+                    file.flush()
+                    os.fsync(number)
+                os.replace(fresh, path)  # noqa: PTH105 (both are texts)
+            except BaseException:
+                os.unlink(fresh)  # noqa: PTH108 (it is a text)
+                raise
+        finally:
+            os.close(folder)
+
+
+@dataclass
+class _StoredKeys:
+    """The keys of a store."""
+
+    stored: StoredKeys
+    effect: str = "at the next heartbeat of servers with --store-keys"
+
+    async def all(self) -> Sequence[ApiKey]:
+        return [key_of(f"{HASHED}{digest} {words}") for digest, words in await self.stored.all()]
+
+    async def add(self, key: ApiKey) -> None:
+        await self.stored.add(key.digest, key.words)
+
+    async def revoke(self, digest: str) -> None:
+        await self.stored.revoke(digest)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make, list or revoke keys."""
+    place = argparse.ArgumentParser(add_help=False)
+    places = place.add_mutually_exclusive_group(required=True)
+    places.add_argument("--file", type=Path, help="the key file (--api-key-file of the server)")
+    places.add_argument("--store", help="the store: a SQLite file, or a PostgreSQL database (postgresql://...)")
+    parser = argparse.ArgumentParser(
+        prog="penstock keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    make = commands.add_parser("make", parents=[place], help="make a key, and print it")
+    make.add_argument("name", help="a name for the holder of the key")
+    make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
+    make.add_argument("--tools", metavar="TOOLS", help="the built-in tools that it may use, with commas, or none")
+    make.add_argument("--expires", metavar="TIME", help="a date (2027-01-31), or a time from now on (90d)")
+    commands.add_parser("list", parents=[place], help="list the keys")
+    revoke = commands.add_parser("revoke", parents=[place], help="revoke a key")
+    revoke.add_argument("key", help=f"its name, or the first {LEAST_SHOWN} or more characters of its SHA-256")
+    chosen = parser.parse_args(arguments)
+    try:
+        asyncio.run(_run(chosen))
+    except (OSError, StageError, CannotStart, ValueError) as error:
+        raise CannotRun(str(error)) from error
+
+
+async def _run(chosen: argparse.Namespace) -> None:
+    async with _opened(chosen) as place:
+        if chosen.command == "make":
+            await _make(place, chosen)
+        elif chosen.command == "list":
+            _show(await place.all())
+        else:
+            await _revoke(place, chosen.key)
+
+
+@asynccontextmanager
+async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_Place, None]:
+    if chosen.file:
+        yield _KeyFile(chosen.file)
+        return
+    if chosen.store == NO_STORE:
+        raise CannotRun(f"--store {NO_STORE} keeps no keys")
+    async with open_store(chosen.store) as store:
+        yield _StoredKeys(store.keys)
+
+
+async def _make(place: _Place, chosen: argparse.Namespace) -> None:
+    expires = _moment(chosen.expires) if chosen.expires else None
+    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "expires": expires}
+    words = [f"{field}={value}" for field, value in fields.items() if value is not None]
+    plain = f"sk-{secrets.token_urlsafe(32)}"
+    try:
+        key = key_of(" ".join((plain, *words)))
+    except ValueError as error:
+        raise ValueError(f"the key {error}") from None
+    await place.add(key)
+    print(plain)
+    print(
+        f"This is the only time that the key {key.digest[:LEAST_SHOWN]} is shown. It is valid {place.effect}.",
+        file=sys.stderr,
+    )
+
+
+def _moment(text: str) -> str:
+    """Return the time of a duration from now on, or else the text itself."""
+    try:
+        left = timedelta(seconds=seconds(text))
+    except ValueError:
+        return text
+    return (datetime.now(UTC) + left).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _show(keys: Sequence[ApiKey]) -> None:
+    for key in keys:
+        print(" ".join((key.digest[:LEAST_SHOWN], key.words, "(expired)" if key.is_expired else "")).rstrip())
+
+
+async def _revoke(place: _Place, named: str) -> None:
+    start = named.removeprefix(HASHED)
+    keys = {key.digest: key for key in await place.all()}
+    found = [
+        key
+        for key in keys.values()
+        if key.name == named or (len(start) >= LEAST_SHOWN and key.digest.startswith(start))
+    ]
+    if len(found) != 1:
+        several = ", ".join(key.digest[:LEAST_SHOWN] for key in found)
+        raise CannotRun(f"several keys are called {named}: {several}" if found else f"there is no key {named}")
+    await place.revoke(found[0].digest)
+    print(f"Revoked {found[0].digest[:LEAST_SHOWN]} {found[0].words}: refused {place.effect}.", file=sys.stderr)

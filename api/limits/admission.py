@@ -1,0 +1,197 @@
+"""Admission: one door for all requests that make responses, which knows the limits of each API key."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from math import ceil, inf
+from pathlib import Path
+
+from penstock.api.limits.allowance import Allowance, Allowances, OwnAllowances
+from penstock.api.limits.places import PATIENCE, Holds, OwnHolds, Places
+from penstock.api.limits.stored_bytes import StoredBytes
+from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
+from penstock.pipeline.errors import LimitReached, StorageFull, TokenLimitReached
+from penstock.stages.services.runs.run import Run
+from penstock.stages.services.store.store import Store
+
+REQUESTS, TOKENS = "requests", "tokens"
+RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandboxes"
+
+PAUSE = 1.0
+"""Seconds after which a client that has too many responses may try again."""
+
+EVERYBODY = "*"
+"""The owner of the allowances of all keys together, which is the owner of no response."""
+
+
+def _default(_: str) -> str:
+    return DEFAULT
+
+
+@dataclass
+class Admission:
+    """The limits of each owner, which a ``file`` sets, and what the owners use.
+
+    ``name_of`` gives the name of the table of an owner, or an empty text.  Raises `UnusableLimits` for a wrong file.
+    """
+
+    file: Path | None = None
+    allowances: Allowances = field(default_factory=OwnAllowances)
+    name_of: Callable[[str], str] = _default
+    tables: Mapping[str, KeyLimits] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[tuple[str, str], Allowance] = field(default_factory=dict)
+    holds: Holds = field(default_factory=OwnHolds)
+    _places: dict[tuple[str, str], Places] = field(default_factory=dict)
+    _stored: dict[str, StoredBytes] = field(default_factory=dict)
+    _queueing: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.read()
+
+    def read(self) -> None:
+        """Read the file again; raises `UnusableLimits`, and then the limits stay."""
+        if self.file is not None:
+            self.tables = read_limits(self.file)
+
+    def of(self, owner: str) -> KeyLimits:
+        """Return the limits of an owner."""
+        return self.tables.get(self.name_of(owner)) or self.tables.get(DEFAULT, NO_LIMITS)
+
+    @property
+    def of_all(self) -> KeyLimits:
+        """The limits of all owners together."""
+        return self.tables.get(ALL, NO_LIMITS)
+
+    async def admit(self, owner: str) -> None:
+        """Count a request.  Raises `LimitReached` if the owner, or all owners together, have made too many."""
+        for payer, limits in self._payers(owner):
+            for allowance in self._allowances(payer, limits):
+                amount = 1.0 if allowance.kind == REQUESTS else 0.0
+                if not await allowance.has(amount):
+                    raise _refusal(allowance)
+        for payer, limits in self._payers(owner):
+            for allowance in self._allowances(payer, limits):
+                if allowance.kind == REQUESTS:
+                    allowance.spend(1.0)
+
+    @asynccontextmanager
+    async def responding(self, owner: str) -> AsyncGenerator[None, None]:
+        """Count a response for the length of a block.  Raises `LimitReached` if too many run."""
+        async with AsyncExitStack() as using:
+            for payer, limits in self._payers(owner):
+                await using.enter_async_context(self._using(payer, RESPONSES, limits.responses))
+            yield
+
+    @asynccontextmanager
+    async def sandbox(self, owner: str) -> AsyncGenerator[None, None]:
+        """Count a sandbox for the length of a block, which begins when there is a place for it."""
+        async with AsyncExitStack() as using:
+            for payer, limits in self._payers(owner):
+                await using.enter_async_context(self._using(payer, SANDBOXES, limits.sandboxes, inf))
+            yield
+
+    @asynccontextmanager
+    async def queueing(self, owner: str, store: Store) -> AsyncGenerator[None, None]:
+        """Let a block store a background response.  Raises `LimitReached` if too many have not ended.
+
+        The blocks of an owner run one after another.  So if several servers store responses in the same moment, the
+        limit is exceeded by at most one for each of the others.
+        """
+        async with AsyncExitStack() as turns:
+            for payer, limits in self._payers(owner):
+                if (most := limits.background) is not None:
+                    await turns.enter_async_context(self._queueing.setdefault(payer, asyncio.Lock()))
+                    if await store.in_background(None if payer == EVERYBODY else payer) >= most:
+                        raise _too_many(payer, BACKGROUND, most)
+            yield
+
+    async def storing(self, owner: str, store: Store) -> None:
+        """Raise `StorageFull` if an owner, or all owners together, store as much as they may."""
+        for payer, limits in self._payers(owner):
+            if (most := limits.stored_bytes) is not None:
+                known = self._stored.setdefault(payer, StoredBytes(None if payer == EVERYBODY else payer))
+                if (now := await known.read(store, most)) >= most:
+                    has = "All API keys together have" if payer == EVERYBODY else "This API key has"
+                    remedy = 'Delete responses or conversations, or send "store": false.'
+                    raise StorageFull(f"{has} stored {now} bytes, of at most {most}. {remedy}")
+
+    def close(self) -> None:
+        """Give nothing back any more: a server that has left its store holds nothing."""
+        for places in self._places.values():
+            places.close()
+
+    def end(self, run: Run) -> None:
+        """Note that a response has ended: its tokens are spent."""
+        owner, usage = run.origin.owner, run.response.usage
+        tokens = usage.total_tokens if usage else run.event_count  # at least a token for each delta
+        for payer, limits in self._payers(owner):
+            for allowance in self._allowances(payer, limits):
+                if allowance.kind == TOKENS:
+                    allowance.spend(tokens)
+
+    def headers(self, owner: str) -> dict[str, str]:
+        """Return OpenAI's headers about the limits of an owner; none if it has no limits."""
+        headers: dict[str, str] = {}
+        for allowance in self._allowances(owner, self.of(owner)):
+            headers[f"x-ratelimit-limit-{allowance.kind}"] = str(int(allowance.most))
+            headers[f"x-ratelimit-remaining-{allowance.kind}"] = str(max(0, int(allowance.remaining)))
+            headers[f"x-ratelimit-reset-{allowance.kind}"] = _duration(allowance.refills_in(allowance.most))
+        return headers
+
+    def _payers(self, owner: str) -> Iterator[tuple[str, KeyLimits]]:
+        yield owner, self.of(owner)
+        yield EVERYBODY, self.of_all
+
+    def _allowances(self, owner: str, limits: KeyLimits) -> Iterator[Allowance]:
+        for kind, most in ((REQUESTS, limits.requests_per_minute), (TOKENS, limits.tokens_per_minute)):
+            known = self._known.get((owner, kind))
+            if most is None:
+                continue
+            if known is None or known.most != most:
+                known = self._known[owner, kind] = Allowance(self.allowances, owner, kind, most, self.clock)
+            yield known
+
+    @asynccontextmanager
+    async def _using(
+        self, owner: str, kind: str, most: int | None, patience: float = PATIENCE
+    ) -> AsyncGenerator[None, None]:
+        if (places := self._places.get((owner, kind))) is None:
+            places = self._places[owner, kind] = Places(self.holds, owner, kind)
+        if not await places.enter(most, patience):
+            raise _too_many(owner, kind, places.most)
+        try:
+            yield
+        finally:
+            places.leave()
+
+
+def _too_many(owner: str, kind: str, most: int) -> LimitReached:
+    return LimitReached(f"Rate limit reached for {_named(owner)}: {most} {kind} at once. Try again later.", PAUSE)
+
+
+def _named(owner: str) -> str:
+    return "all API keys together" if owner == EVERYBODY else "this API key"
+
+
+def _refusal(allowance: Allowance) -> LimitReached:
+    """Return the error for an allowance that is used up, in OpenAI's words."""
+    seconds = max(allowance.refills_in(1.0), 0.01)
+    message = (
+        f"Rate limit reached for {_named(allowance.owner)} on {allowance.kind} per minute: "
+        f"limit {int(allowance.most)}. Please try again in {_duration(seconds)}."
+    )
+    kind = TokenLimitReached if allowance.kind == TOKENS else LimitReached
+    return kind(message, seconds)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as OpenAI's headers have it, such as ``120ms``, ``7.66s`` or ``6m0s``."""
+    if seconds < 1:
+        return f"{ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,104 @@
+"""An amount of one API key that refills with time, and the part of it that this server has taken in advance."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.pipeline.errors import StoreFailed
+
+logger = logging.getLogger(__name__)
+
+MINUTE = 60.0
+
+IN_ADVANCE = 0.05
+"""The fraction of an allowance that a server takes at once, so that most requests need no database."""
+
+
+class Allowances(Protocol):
+    """The amounts that are left; see `StoredAllowances`."""
+
+    async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
+        """Take an amount, if there is so much; return True if it was taken, and the amount that is left."""
+        ...
+
+
+class OwnAllowances:
+    """The amounts that are left at a server without a store."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._levels: dict[tuple[str, str], tuple[float, float]] = {}
+
+    async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
+        """Take an amount, if there is so much; return True if it was taken, and the amount that is left."""
+        now = self._clock()
+        level, at = self._levels.get((owner, kind), (most, now))
+        level = min(most, level + (now - at) * most / seconds)
+        taken = level >= amount
+        level -= amount if taken else 0.0
+        self._levels[owner, kind] = level, now
+        return taken, level
+
+
+@dataclass
+class Allowance:
+    """The ``kind`` of amount of an ``owner``: at most ``most`` at once, which refill within a minute."""
+
+    allowances: Allowances
+    owner: str
+    kind: str
+    most: float
+    clock: Callable[[], float] = time.monotonic
+    _taken: float = 0.0
+    """The rest of the amount that was taken in advance; negative if more was spent."""
+    _level: float = field(init=False)
+    _at: float = field(init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._level, self._at = self.most, self.clock()
+
+    @property
+    def remaining(self) -> float:
+        """The amount that is left, as far as this server knows; negative if more was spent than there was."""
+        level = min(self.most, self._level + (self.clock() - self._at) * self.most / MINUTE)
+        return min(self.most, level + self._taken)
+
+    def refills_in(self, amount: float) -> float:
+        """Return the seconds until so much is left."""
+        return max(0.0, amount - self.remaining) * MINUTE / self.most
+
+    def spend(self, amount: float) -> None:
+        """Spend an amount, whether or not so much is left."""
+        self._taken -= amount
+
+    async def has(self, amount: float) -> bool:
+        """Return True if so much is left to spend.  If the store cannot be reached, there always is."""
+        async with self._turn:
+            return self._taken >= amount or await self._take(amount - self._taken)
+
+    async def _take(self, missing: float) -> bool:
+        """Take what is missing, and more in advance if there is more; if there is less, pay off a part of a debt."""
+        in_advance = max(1.0, IN_ADVANCE * self.most)
+        try:
+            if await self._took(missing + in_advance) or await self._took(missing):
+                return True
+            if self._taken < 0 and self._level > 0:
+                await self._took(self._level)
+        except StoreFailed:
+            logger.warning("The %s of a key are not counted, as the store cannot be reached", self.kind)
+            return True
+        return False
+
+    async def _took(self, amount: float) -> bool:
+        """Take an amount if there is so much; return True if it was taken."""
+        is_taken, self._level = await self.allowances.take(self.owner, self.kind, amount, self.most, MINUTE)
+        self._at = self.clock()
+        if is_taken:
+            self._taken += amount
+        return is_taken

@@ -1,0 +1,64 @@
+"""The file of limits: a table for each kind of API key, for all keys together, and for keys without a table."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from penstock.api.settings import Duration, size
+from penstock.pipeline.errors import CannotStart
+
+DEFAULT, ALL = "default", "all"
+"""The table of keys without a table of their own, and that of all keys together."""
+
+Count = Annotated[int, Field(gt=0)]
+
+
+class UnusableLimits(CannotStart):
+    """The file of limits cannot be read, or has a mistake."""
+
+
+class KeyLimits(BaseModel):
+    """The limits of one API key, or of all together; None where there is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    """Tokens of input and output."""
+    responses: Count | None = None
+    """Responses that run at once, or wait for the engine; those in the background do not count."""
+    background: Count | None = None
+    """Background responses that have not ended."""
+    sandboxes: Count | None = None
+    """Sandboxes of tools at once; a call that needs one more waits for it."""
+    stored_bytes: Annotated[int | None, BeforeValidator(size), Field(gt=0)] = None
+    """Bytes of stored responses, with their events, and of conversations."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Places in a full engine, relative to those of other keys."""
+    wait: Annotated[Duration | None, Field(gt=0)] = None
+    """Seconds that a new response may wait for a place in a full engine."""
+
+
+NO_LIMITS = KeyLimits()
+
+_TABLES: TypeAdapter[dict[str, KeyLimits]] = TypeAdapter(dict[str, KeyLimits])
+
+
+def read_limits(file: Path) -> Mapping[str, KeyLimits]:
+    """Return the limits of a file, by the names of their tables.  Raises `UnusableLimits`."""
+    source = f"--limits {file}"
+    try:
+        return MappingProxyType(_TABLES.validate_python(tomllib.loads(file.read_text(encoding="utf-8-sig"))))
+    except OSError as error:
+        raise UnusableLimits(f"{source}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UnusableLimits(f"{source}: {error}") from error
+    except ValidationError as error:
+        mistakes = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UnusableLimits(f"{source}: {'; '.join(mistakes)}") from error

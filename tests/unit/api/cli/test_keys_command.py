@@ -1,0 +1,147 @@
+"""``penstock keys``, on files and on stores."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.api.cli.keys import main
+from penstock.api.http.auth import Keys
+from penstock.pipeline.errors import CannotRun, Unauthorized
+from tests.support.stores import open_store
+
+pytestmark = pytest.mark.io
+
+ALICE = "sk-alice-0123456789"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+Place = tuple[str, str]
+
+
+@pytest.fixture(params=["--file", "--store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return request.param, str(
+        tmp_path / "folder" / "store.sqlite3" if request.param == "--store" else tmp_path / "keys"
+    )
+
+
+def keys_at(place: Place) -> Keys:
+    """Read the keys as a server does."""
+    option, where = place
+    if option == "--file":
+        return Keys(Path(where))
+
+    async def read() -> Keys:
+        keys = Keys(reads_store=True)
+        async with open_store(where) as store:
+            await keys.read_store(store.keys)
+        return keys
+
+    return asyncio.run(read())
+
+
+@pytest.fixture
+def keys_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run ``penstock keys``, and return what it prints."""
+
+    def run(*arguments: str) -> str:
+        main(arguments)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_key_is_made_listed_and_revoked(place: Place, keys_command: Callable[..., str]) -> None:
+    made = keys_command("make", "alice", *place, "--limits", "gold", "--tools", "web_search", "--expires", "9020-01-31")
+    key = made.removesuffix("\n")
+    other = keys_command("make", "bob", *place).strip()
+    keys = keys_at(place)
+    owner = keys.owner(f"Bearer {key}")
+    described = keys.of(owner)
+    assert described is not None
+    assert (described.name, described.limits, described.tools) == ("alice", "gold", frozenset({"browser"}))
+    listed = keys_command("list", *place)
+    assert listed.splitlines()[0] == f"{owner[:8]} name=alice limits=gold tools=web_search expires=9020-01-31"
+    assert key not in listed
+    assert keys_command("revoke", "alice", *place) == ""
+    assert keys_command("list", *place) == f"{keys.owner(f'Bearer {other}')[:8]} name=bob\n"
+    with pytest.raises(Unauthorized):
+        keys_at(place).owner(f"Bearer {key}")
+
+
+def test_expiry_may_be_a_duration(place: Place, keys_command: Callable[..., str]) -> None:
+    keys_command("make", "early", *place, "--expires", "0s")
+    keys_command("make", "late", *place, "--expires", "30d")
+    early, late = keys_command("list", *place).splitlines()
+    assert early.endswith("Z (expired)")
+    assert late.endswith("Z")
+
+
+def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, keys_command: Callable[..., str]) -> None:
+    keys = [keys_command("make", "alice", *place).strip() for _ in range(2)]
+    with pytest.raises(CannotRun, match=r"several keys are called alice: \w{8}, \w{8}"):
+        keys_command("revoke", "alice", *place)
+    digest = keys_at(place).owner(f"Bearer {keys[0]}")
+    keys_command("revoke", f"sha256:{digest}", *place)
+    left = keys_at(place)
+    assert left.owner(f"Bearer {keys[1]}")
+    assert left.of(digest) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["make", "al ice"], "the key is not one word, or has a word after it"),
+        (["make", "alice", "--tools", "ALL"], "the key has a wrong tools=: 'ALL' is not one of"),
+        (["make", "alice", "--expires", "soon"], "the key has a wrong expires="),
+        (["revoke", "alice"], "there is no key alice"),
+        (["revoke", ""], "there is no key"),
+    ],
+)
+def test_mistakes_change_nothing(
+    place: Place, keys_command: Callable[..., str], arguments: list[str], message: str
+) -> None:
+    keys_command("make", "bob", *place)
+    before = keys_command("list", *place)
+    with pytest.raises(CannotRun, match=message):
+        keys_command(*arguments, *place)
+    assert keys_command("list", *place) == before
+
+
+def test_rest_of_a_key_file_stays(key_file: Path, keys_command: Callable[..., str]) -> None:
+    key_file.write_text(f"# ours\n\n{ALICE} tools=none # Alice")
+    key_file.chmod(0o640)
+    made = keys_command("make", "bob", "--file", str(key_file)).strip()
+    keys = Keys(key_file)
+    lines = key_file.read_text().splitlines()
+    assert lines[:3] == ["# ours", "", f"{ALICE} tools=none # Alice"]
+    assert lines[3:] == [f"sha256:{keys.owner(f'Bearer {made}')} name=bob"]
+    keys_command("revoke", keys.owner(f"Bearer {ALICE}")[:8], "--file", str(key_file))
+    assert key_file.read_text().splitlines() == ["# ours", "", *lines[3:]]
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o640
+    assert [path.name for path in key_file.parent.iterdir()] == ["keys"]
+
+
+def test_new_key_file_is_private(key_file: Path, keys_command: Callable[..., str]) -> None:
+    keys_command("make", "bob", "--file", str(key_file))
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+
+
+def test_missing_file_and_missing_place_are_refused(key_file: Path, keys_command: Callable[..., str]) -> None:
+    with pytest.raises(CannotRun, match="No such file"):
+        keys_command("list", "--file", str(key_file))
+    with pytest.raises(CannotRun, match="--store none keeps no keys"):
+        keys_command("list", "--store", "none")
+    with pytest.raises(CannotRun, match="cannot be opened"):
+        keys_command("list", "--store", "postgresql://127.0.0.1:1/none")
+    with pytest.raises(SystemExit):
+        keys_command("list")

@@ -1,0 +1,200 @@
+"""Limits: a key never uses more than is said, and is never refused for longer than it takes to refill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.limits.admission import Admission, _duration
+from penstock.api.limits.allowance import Allowance, OwnAllowances
+from penstock.api.limits.table import KeyLimits, UnusableLimits, read_limits
+from penstock.pipeline.errors import LimitReached, StoreFailed, TokenLimitReached
+from penstock.stages.services.store.store import Store
+from tests.support.stores import open_store
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def admission(time: Time, name_of: Mapping[str, str] | None = None, **tables: KeyLimits) -> Admission:
+    names = name_of or {}
+    return Admission(None, OwnAllowances(time), lambda owner: names.get(owner, ""), tables, time)
+
+
+async def admitted(admission: Admission, owner: str, requests: int) -> int:
+    count = 0
+    for _ in range(requests):
+        try:
+            await admission.admit(owner)
+        except LimitReached:
+            continue
+        count += 1
+    return count
+
+
+@given(most=st.integers(1, 500), steps=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=20))
+async def test_requests_of_a_key_are_those_that_have_refilled(most: int, steps: list[tuple[int, int]]) -> None:
+    time = Time()
+    limited = admission(time, default=KeyLimits(requests_per_minute=most))
+    left, rate = float(most), most / 60
+    for seconds, requests in steps:
+        time.now += seconds
+        left = min(most, left + seconds * rate)
+        count = await admitted(limited, "a", requests)
+        assert count <= left + 1e-6
+        assert count >= min(requests, int(left * (1 - 1e-9)) - max(1, most * 0.05) - 1)  # taken in advance: not lost
+        left -= count
+
+
+async def test_refused_key_is_admitted_after_the_time_that_the_refusal_says() -> None:
+    time = Time()
+    limited = admission(time, default=KeyLimits(requests_per_minute=3))
+    assert await admitted(limited, "a", 5) == 3
+    with pytest.raises(LimitReached) as refused:
+        await limited.admit("a")
+    time.now += refused.value.seconds
+    assert await admitted(limited, "a", 2) == 1
+
+
+async def test_keys_have_their_own_limits_and_one_in_common() -> None:
+    time = Time()
+    tables = {
+        "default": KeyLimits(requests_per_minute=2),
+        "gold": KeyLimits(requests_per_minute=5),
+        "all": KeyLimits(requests_per_minute=8),
+    }
+    limited = admission(time, {"a": "gold", "b": "unknown"}, **tables)
+    assert [await admitted(limited, owner, 9) for owner in "abcd"] == [5, 2, 1, 0]
+
+
+async def test_refused_request_costs_nothing_elsewhere() -> None:
+    limited = admission(Time(), default=KeyLimits(requests_per_minute=1), all=KeyLimits(requests_per_minute=2))
+    assert await admitted(limited, "a", 50) == 1
+    assert await admitted(limited, "b", 50) == 1
+
+
+@dataclass
+class EndedRun:
+    """The part of a run that its end is charged by."""
+
+    owner: str
+    tokens: int
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    @property
+    def total_tokens(self) -> int:
+        return self.tokens
+
+    @property
+    def origin(self) -> EndedRun:
+        return self
+
+
+@given(used=st.integers(1, 100_000))
+async def test_tokens_that_were_overrun_are_paid_off(used: int) -> None:
+    time, most = Time(), 1000
+    limited = admission(time, default=KeyLimits(tokens_per_minute=most))
+    await limited.admit("a")
+    limited.end(EndedRun("a", used))  # type: ignore[arg-type]
+    if used > most:
+        with pytest.raises(TokenLimitReached):
+            await limited.admit("a")
+    waited = 0
+    while not await admitted(limited, "a", 1):
+        time.now += 10
+        waited += 10
+        assert waited <= max(0, used - most) * 60 / most + 130  # seconds: and no longer
+    assert waited >= (used - most) * 60 / most - 10
+
+
+async def test_limits_of_a_new_file_hold_at_once(tmp_path: Path) -> None:
+    file, time = tmp_path / "limits.toml", Time()
+    file.write_text("[default]\nrequests_per_minute = 1\n")
+    limited = Admission(file, OwnAllowances(time), clock=time)
+    assert await admitted(limited, "a", 5) == 1
+    file.write_text("[default]\nrequests_per_minute = 50\n")
+    limited.read()
+    time.now += 60
+    assert await admitted(limited, "a", 100) == 50
+    file.write_text("[default]\nrequest_per_minute = 50\n")
+    with pytest.raises(UnusableLimits, match="request_per_minute"):
+        limited.read()
+    assert limited.of("a").requests_per_minute == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[default]\nresponses = 0", "default.responses"),
+        ("[default]\nwait = 'soon'", "default.wait"),
+        ("responses = 1", "responses"),
+        ("[default", "Expected"),
+        ("[default]\nweight = 'heavy'", "default.weight"),
+    ],
+)
+def test_wrong_file_is_refused_with_the_place_of_the_mistake(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(text)
+    with pytest.raises(UnusableLimits) as refused:
+        read_limits(file)
+    assert str(refused.value).startswith(f"--limits {file}: ")
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0ms"), (0.1204, "121ms"), (1.0, "1s"), (7.66, "7.66s"), (360.0, "6m0s"), (61.5, "1m1.5s")],
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
+
+
+async def test_servers_of_a_store_take_from_the_same_allowance(store_at: str) -> None:
+    most = 40
+    async with open_store(store_at) as one, open_store(store_at) as other:
+        servers = [Allowance(store.allowances, "a", "requests", most) for store in (one, other)]
+
+        async def use(allowance: Allowance) -> int:
+            count = 0
+            for _ in range(most):
+                if await allowance.has(1.0):
+                    allowance.spend(1.0)
+                    count += 1
+            return count
+
+        used = await asyncio.gather(*map(use, servers))
+        assert all(used)
+        assert most - 1 <= sum(used) <= most + 2  # and what has refilled meanwhile
+
+
+async def test_amounts_of_the_store_refill(store: Store) -> None:
+    taken, left = await store.allowances.take("a", "requests", 10, 10, 1e9)
+    assert (taken, left < 0.1) == (True, True)
+    assert (await store.allowances.take("a", "requests", 1, 10, 1e9))[0] is False
+    taken, left = await store.allowances.take("a", "requests", 10, 10, 1e-9)  # it refills at once
+    assert (taken, left <= 10) == (True, True)
+    assert (await store.allowances.take("a", "requests", 11, 10, 1e-9))[0] is False
+
+
+class Unreachable:
+    async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
+        raise StoreFailed("The store cannot be reached.")
+
+
+async def test_requests_are_admitted_while_the_store_cannot_be_reached() -> None:
+    limited = Admission(None, Unreachable(), tables={"default": KeyLimits(requests_per_minute=1)})
+    assert await admitted(limited, "a", 5) == 5
