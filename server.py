@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import NoReturn
 from uuid import uuid4
@@ -20,15 +20,28 @@ from aiohttp import web
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
-from penstock.api.assembly import RunningEngine, assembled, database, mcp_servers, recording_of, rehearsed, toolbox
-from penstock.api.backends import EngineStarter, loading, over_http, planned, start, start_and_show
+from penstock.api.assembly import (
+    RunningEngine,
+    admitting,
+    assembled,
+    database,
+    mcp_servers,
+    open_store,
+    recording_of,
+    rehearsed,
+    toolbox,
+)
+from penstock.api.backends import EngineStarter, ShownStart, loading, over_http, planned, start
 from penstock.api.cli.check import Check, all_pass, listed, without_password
 from penstock.api.cli.mistakes import placed
 from penstock.api.cli.serve import greeting, read_settings
-from penstock.api.http.auth import Keys, load_keys
+from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
+from penstock.api.http.starting import Progress, answering
 from penstock.api.key_sources import seal_keys
+from penstock.api.limits.admission import Admission
+from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.peers import Membership
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.scheduler import Scheduler
@@ -42,6 +55,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.recordings.converse import partly_run, recorded_example
+from penstock.stages.services import tracing
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.runs.run import RunRegistry
@@ -68,21 +82,30 @@ async def open_scheduler(
         store = Store(database(settings.store), settings.stale, keeps=settings.store != NO_STORE)
         closing.push_async_callback(store.close)
         await store.open()
+        await keys.read_store(store.keys)
+        closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
+        exporter = tracing.wanted_exporter()
         backend = await closing.enter_async_context(start_engine(settings))
-        runs = RunRegistry(store)
+        await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
+        runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
-        tools = backend.toolbox or await toolbox(settings, keys)
+        admission = Admission(settings.limits, name_of=keys.limits)
+        if store.keeps:
+            admission.allowances, admission.holds = store.allowances, store.places
+        closing.callback(admission.close)
+        tools = backend.toolbox or await toolbox(settings, keys, admission.sandbox)
         closing.push_async_callback(tools.close)
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
         yield Scheduler(
-            assembled(settings, backend, runs, tools, sealer, recording),
+            admitting(assembled(settings, backend, runs, tools, sealer, recording), settings, backend, admission.of),
             backend.engine,
             runs,
             store,
             limit=settings.max_background,
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
+            admission=admission,
         )
 
 
@@ -97,7 +120,16 @@ async def join_servers(settings: Settings, keys: Keys, scheduler: Scheduler, url
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         try:
             models = scheduler.engine.models
-            yield Api(scheduler, models, settings.keep_alive, keys, recorded_if=settings.recorded_if, origins=origins)
+            yield Api(
+                scheduler,
+                models,
+                settings.keep_alive,
+                keys,
+                recorded_if=settings.recorded_if,
+                origins=origins,
+                serves_metrics=settings.metrics_port is None,
+                metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
+            )
         finally:
             sweeping.cancel()
 
@@ -127,6 +159,7 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
         url = settings.peer_url or _unreachable()
         api = await started.enter_async_context(join_servers(settings, keys, scheduler, url))
         started.enter_context(watching(scheduler.pipeline, settings.slow_callback))
+        await started.enter_async_context(serving_metrics(api.sampler, settings.host, settings.metrics_port))
         closing = started.pop_all()
     app = api.app(settings.max_body_bytes)
     app.on_shutdown.insert(0, lambda _: scheduler.drain(settings.drain_timeout))  # before sockets are closed
@@ -134,21 +167,32 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
     return app
 
 
-async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run."""
+def _starting() -> str:
+    return "Starting"
+
+
+async def serve(settings: Settings, start_engine: EngineStarter = start, progress: Progress = _starting) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run.
+
+    Until the engine runs, requests are answered with status 503, and ``/ready`` reports the ``progress``.
+    """
     keys = _preloaded(settings)
     async with AsyncExitStack() as closing:
         bound = closing.enter_context(bind(settings.host, settings.port))
-        scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
         listen(bound)  # the address is ours alone before the other servers of the store learn it
+        with answering(bound, progress):
+            scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
         port = bound.getsockname()[1]
         url = settings.reached_at(port)
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
+        await closing.enter_async_context(serving_metrics(api.sampler, settings.host, settings.metrics_port))
         tune_gc()
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         print(greeting(settings, port, api.models, recorded_example(scheduler.pipeline)), flush=True)
         stop, hurry = _stop_signals()
+        _switch_level_at_sigusr1()
+        _read_again_at_sighup({"API keys": keys.read, "limits": scheduler.admission.read})
         await stop.wait()
         if running_now := scheduler.in_flight.count:
             number = counted(running_now, "running response")
@@ -158,14 +202,16 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
 
 
 def _keys(settings: Settings) -> Keys:
-    return load_keys(settings.api_key_file, settings.api_keys)
+    return Keys(settings.api_key_file, settings.api_keys, reads_store=settings.store_keys)
 
 
 def _preloaded(settings: Settings) -> Keys:
     """Return the keys; wrong ones, plug-ins and MCP servers end the start before the model is loaded."""
+    tracing.is_wanted()
     load(settings.with_)
     seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)
+    Admission(settings.limits)
     return _keys(settings)
 
 
@@ -186,24 +232,51 @@ def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
+def _read_again_at_sighup(reads: Mapping[str, Callable[[], None]]) -> None:
+    """Have SIGHUP read files again, each by its name; if one of them is wrong, what was read before stays in effect."""
+
+    def read_again() -> None:
+        for name, read in reads.items():
+            try:
+                read()
+            except CannotStart as error:
+                logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
+            else:
+                logger.info("SIGHUP: the %s were read again", name)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+
+
+def _switch_level_at_sigusr1() -> None:
+    """Have SIGUSR1 switch the log of penstock to DEBUG, and back."""
+    ours = logging.getLogger("penstock")
+
+    def switch() -> None:
+        ours.setLevel(logging.NOTSET if ours.level == logging.DEBUG else logging.DEBUG)
+        logger.warning("SIGUSR1: the level of the log is %s", logging.getLevelName(ours.getEffectiveLevel()))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, switch)
+
+
 def checks(settings: Settings) -> dict[str, Check]:
     """Return the checks of ``penstock check``: all that can be wrong before a model is loaded."""
 
     async def keys() -> str:
         seal_keys(settings.seal_key_file, settings.seal_keys)
-        return "needed" if _keys(settings).are_needed else "none: all clients that reach the server may use it"
+        Admission(settings.limits)
+        keys = _keys(settings)
+        if settings.store_keys:
+            async with open_store(settings.store) as store:
+                await keys.read_store(store.keys)
+        return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
 
     async def address() -> str:
         with bind(settings.host, settings.port) as bound:
             return "{} port {} is free".format(*bound.getsockname())
 
     async def store() -> str:
-        checked = Store(database(settings.store))
-        try:
-            await checked.open()
-        finally:
-            await checked.close()
-        return without_password(settings.store)
+        async with open_store(settings.store):
+            return without_password(settings.store)
 
     async def mcp() -> str:
         servers = McpServers(mcp_servers(settings))
@@ -269,13 +342,14 @@ def main(arguments: Sequence[str]) -> None:
     """Run ``penstock serve`` with the ``arguments`` that follow it."""
     try:
         settings = read_settings(arguments)
-        log_to_stderr(settings.log_level)
+        log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
         with _signals_raised():
             if settings.print_pipeline:
                 _preloaded(settings)
                 print(uvloop.run(drawn(settings)))
             else:
-                uvloop.run(serve(settings, start_and_show))
+                shown = ShownStart()
+                uvloop.run(serve(settings, shown, lambda: shown.progress))
     except UNSTARTABLE as error:
         cause = f"penstock: {placed(str(error), arguments)}"
     else:

@@ -12,14 +12,17 @@ from msgspec.structs import replace
 
 from penstock.api.conversations import Conversations
 from penstock.api.http.access_log import add_request_id, log_requests
-from penstock.api.http.auth import Keys
-from penstock.api.http.bodies import Health, Model, Models, OpenApi
+from penstock.api.http.auth import OWNER, Keys, is_open
+from penstock.api.http.bodies import Health, Model, Models, OpenApi, Ready
 from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
 from penstock.api.http.openapi import Operation, describe, operation
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
 from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
+from penstock.api.http.trace import trace_requests
+from penstock.api.metrics.sampler import Sampler
+from penstock.api.metrics.scrape import PATH, Metrics
 from penstock.api.peers import Peers
 from penstock.api.responses import Responses
 from penstock.api.runs.scheduler import Scheduler
@@ -51,19 +54,41 @@ class Api:
     recorded_if: Condition = ALWAYS
     origins: Origins = field(default_factory=Origins)
     sockets: OpenSockets = field(default_factory=OpenSockets)
+    held: HeldBytes = field(default_factory=HeldBytes)
+    serves_metrics: bool = True
+    metrics_key: str = ""
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
         # The outermost comes first: errors are logged too.
-        shared = [log_requests, errors_as_json, self.origins.check, self.keys.authenticate, release_bodies]
+        shared = [
+            trace_requests,
+            log_requests,
+            errors_as_json,
+            self.origins.check,
+            self.keys.authenticate,
+            release_bodies,
+        ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
-        app[HELD] = HeldBytes()
+        app[HELD] = self.held
+        app.cleanup_ctx.append(self.sampler.run)
         app.add_routes(self.routes)
         app.on_response_prepare.append(add_request_id)
+        app.on_response_prepare.append(self.add_limits)
         app.on_response_prepare.append(self.origins.add_headers)
         app.on_shutdown.append(self.sockets.close)
         app.on_cleanup.append(self.peers.close)
         return app
+
+    async def add_limits(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Add the headers about the limits of the client's key to an answer, before the headers are sent."""
+        if OWNER in request and not is_open(request):
+            answer.headers.update(self.scheduler.admission.headers(request[OWNER]))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler of the gauges that mirror the state of this server."""
+        return Sampler(self.scheduler, self.held)
 
     @cached_property
     def routes(self) -> list[web.RouteDef]:
@@ -71,13 +96,17 @@ class Api:
         routes = [
             web.get("/", front),
             web.get("/health", self.health),
+            web.get("/ready", self.ready),
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
+        if self.serves_metrics:
+            metrics = Metrics(self.sampler, self.metrics_key, needs_key=self.keys.are_needed)
+            routes += [web.get(PATH, metrics.scrape)]
         for base, outgoing in DIALECTS.items():
             routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
             sockets = Sockets(self.scheduler, outgoing, self.keep_alive, self.sockets, self.recorded_if)
             routes += sockets.routes(base)
-            routes += Conversations(self.scheduler.store).routes(base)
+            routes += Conversations(self.scheduler.store, self.scheduler.admission).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
         for route in routes:
@@ -106,6 +135,18 @@ class Api:
         if not self.scheduler.engine.is_alive:
             return as_json(Health("engine dead"), status=503)
         return as_json(Health("degraded" if self.scheduler.store.is_degraded else "ok"))
+
+    @operation(Operation(Ready, statuses=(200, 503)))
+    async def ready(self, request: web.Request) -> web.Response:
+        """Report whether this server takes new responses: its engine is up, its store takes writes, and it goes on."""
+        scheduler = self.scheduler
+        states = {
+            "The engine has died.": not scheduler.engine.is_alive,
+            "The store cannot be written.": scheduler.store.is_degraded,
+            "The server is stopping.": scheduler.in_flight.stopping,
+        }
+        reasons = tuple(reason for reason, holds in states.items() if holds)
+        return as_json(Ready("not ready", reasons), status=503) if reasons else as_json(Ready("ready"))
 
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from penstock.api.http.auth import Keys
+from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.recording import recorder
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
 from penstock.pipeline.core import Pipeline
@@ -17,13 +20,16 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.normalize.tool_types import named
+from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
-from penstock.stages.services.engines.engine import Engine, TextBackend
+from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sandbox.lease import Limit, unlimited
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
@@ -50,11 +56,15 @@ def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
     return read_servers(settings.mcp_config) if settings.mcp_config else {}
 
 
-async def toolbox(settings: Settings, keys: Keys) -> Toolbox:
-    """Return the tools that the server runs for the model, and the clients that may use them."""
+async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> Toolbox:
+    """Return the tools that the server runs for the model, and the clients that may use them.
+
+    ``limit`` limits the sandboxes of a client.
+    """
     allowed = AllowedNetworks.parse(settings.allow_address)
     key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    tools = await open_toolbox(allowed, mcp_servers(settings), settings.web_search, key, sandbox=settings.sandbox)
+    mcp = mcp_servers(settings)
+    tools = await open_toolbox(allowed, mcp, settings.web_search, key, sandbox=settings.sandbox, limit=limit)
     of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
     return replace(tools, access=ToolAccess(of_all, keys.tools))
 
@@ -66,6 +76,17 @@ def database(store: str) -> Database:
     if store.startswith(("postgresql://", "postgres://")):
         return PostgresDatabase(store)
     return SqliteDatabase(store)
+
+
+@asynccontextmanager
+async def open_store(place: str) -> AsyncGenerator[Store, None]:
+    """Open the store of that setting for the length of a block; raises `StoreFailed` if it cannot be used."""
+    store = Store(database(place))
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
 
 
 def assembled(
@@ -98,6 +119,28 @@ def assembled(
                 "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
             )
     return recording.tapped(pipeline) if recording else pipeline
+
+
+def admitting(
+    pipeline: Pipeline[CreateResponse, ResponseEvent],
+    settings: Settings,
+    running: RunningEngine,
+    limits_of: Callable[[str], KeyLimits],
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with the stage that holds prompts back while the engine is full, if its places are known.
+
+    ``limits_of`` gives the limits of an owner.
+    """
+    engine = running.engine
+    own = engine if isinstance(engine, Bounded) else None
+    places = settings.engine_places or (own.places if own else None)
+    if places is None or "generate" not in pipeline.names():
+        return pipeline
+    runs: RunRegistry = pipeline.stage("persist").runs
+    fair = FairPlaces(places, weigh=lambda owner: limits_of(owner).weight)
+    most = own.most_prompts if own else None
+    admit = Admit(fair, runs.is_accepted, lambda owner: limits_of(owner).wait or settings.engine_wait, most)
+    return pipeline.insert_before("generate", "admit", admit)
 
 
 def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:

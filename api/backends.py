@@ -64,20 +64,32 @@ def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     return over_http(settings) if settings.engine else in_this_process(settings)
 
 
-@asynccontextmanager
-async def start_and_show(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
-    """Start the engine, and show on the terminal how far a model in this process is loaded."""
-    async with AsyncExitStack() as closing:
-        shown = None if settings.engine else closing.enter_context(loading(settings))
-        running = await closing.enter_async_context(start(settings))
-        if shown:
-            shown.finish()
-        yield running
+class ShownStart:
+    """An `EngineStarter` that shows on the terminal how far a model in this process is loaded."""
+
+    def __init__(self) -> None:
+        self._shown: Loading | None = None
+
+    @property
+    def progress(self) -> str:
+        """The current step of the start, for people."""
+        return self._shown.progress if self._shown else "Waiting for the engine"
+
+    @asynccontextmanager
+    async def __call__(self, settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+        """Start the engine for the length of a block."""
+        async with AsyncExitStack() as closing:
+            shown = self._shown = None if settings.engine else closing.enter_context(loading(settings))
+            running = await closing.enter_async_context(start(settings))
+            if shown:
+                shown.finish()
+            yield running
 
 
 def loading(settings: Settings) -> Loading:
     """Return the block in which the model of the settings is loaded, for a command."""
-    return Loading(settings.model or DEFAULT_MODEL, is_verbose=settings.verbose or settings.log_level == "DEBUG")
+    is_verbose = settings.verbose or settings.log_level == "DEBUG"
+    return Loading(settings.model or DEFAULT_MODEL, is_verbose=is_verbose, as_json=settings.log_format == "json")
 
 
 @asynccontextmanager

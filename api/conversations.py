@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -19,11 +19,13 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
 from penstock.api.http.request_body import receive
+from penstock.api.limits.admission import Admission
 from penstock.pipeline.errors import (
     ConversationLocked,
     ConversationNotFound,
     InvalidRequest,
     ItemNotFound,
+    StorageFull,
     StoreFailed,
     UnsupportedParameter,
     no_conversation,
@@ -48,6 +50,7 @@ class Conversations:
     """The Conversations API; ``draw`` and ``clock`` are the sources of ids and of the time."""
 
     store: Store
+    admission: Admission = field(default_factory=Admission)
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -65,12 +68,13 @@ class Conversations:
             web.delete(f"{one}/items/{{item_id}}", self.delete_item),
         )
 
-    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StoreFailed)))
+    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StorageFull, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
         if not self.store.keeps:
             raise UnsupportedParameter("This server stores nothing (--store none), so it has no conversations.")
         body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
+        await self.admission.storing(owner, self.store)
         items = await self._read(body.items or (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
         await self.store.conversations.create(conversation, owner, items)
@@ -108,12 +112,13 @@ class Conversations:
         )
         return as_json(page(items[: wanted.limit], has_more=len(items) > wanted.limit))
 
-    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, ConversationLocked)))
+    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, StorageFull, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
         body = await read_body(await receive(request), AddItems)
         conversation, owner = await self._found(request), request[OWNER]
+        await self.admission.storing(owner, self.store)
         items = await self._read(body.items, owner, conversation.id)
         if not await self.store.conversations.add_items(conversation.id, owner, items):
             raise _not_found(request)

@@ -25,6 +25,7 @@ SECTIONS = {
     "share_caches": "Prefix cache",
     "with": "Stages",
     "log_level": "Log",
+    "metrics_port": "Metrics",
     "record": "Recordings",
 }
 """The sections of the settings, by the first setting of each."""

@@ -24,6 +24,7 @@ from yarl import URL
 from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
+from penstock.stages.services import tracing
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.stored import Server
 
@@ -138,7 +139,7 @@ class Peers:
     def _request(
         self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        """Send the client's request on to ``server``, with its ``Authorization`` header but no other."""
+        """Send the client's request on to ``server``; of its headers, only ``Authorization`` is sent."""
         if self._session is None:
             # No limit, as streams are many and long; no cookies, as they would mix the requests of different clients.
             self._session = ClientSession(connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar())
@@ -147,7 +148,7 @@ class Peers:
         return self._session.request(
             request.method,
             URL(server.url.rstrip("/") + path, encoded=True),
-            headers=headers | {FORWARDED: "1"},
+            headers={**headers, FORWARDED: "1", **tracing.current_headers({})},
             timeout=timeout,
             allow_redirects=False,
         )

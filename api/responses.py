@@ -28,7 +28,7 @@ from penstock.api.http.request_body import receive, release
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
 from penstock.api.runs.scheduler import Scheduler
-from penstock.pipeline import errors
+from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.logs import current_response
@@ -40,7 +40,8 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.services.runs.run import Run, read_stored_log
+from penstock.stages.services import tracing
+from penstock.stages.services.runs.run import Mode, Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ _READ_REFUSALS = (
     errors.StoreFailed,
     errors.ServerStopping,
 )
-_CREATE_REFUSALS = (*_READ_REFUSALS, errors.ConversationLocked, errors.EngineOverloaded, errors.EngineDead)
-_COMPACT_REFUSALS = (*_READ_REFUSALS, errors.CompactionFailed, errors.EngineOverloaded, errors.EngineDead)
+_RUN_REFUSALS = (*_READ_REFUSALS, errors.LimitReached, errors.EngineOverloaded, errors.EngineDead)
+_CREATE_REFUSALS = (*_RUN_REFUSALS, errors.ConversationLocked, errors.StorageFull)
+_COMPACT_REFUSALS = (*_RUN_REFUSALS, errors.CompactionFailed)
 _FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
@@ -120,7 +122,8 @@ class Responses:
             if prepared.resolved.facts.response.background and not prepared.streams:
                 request[RESPONSE] = queued = (await self.scheduler.queue(prepared.resolved)).response
                 return as_json(queued)
-            async with self._translated(self.scheduler.run(prepared.resolved)) as events:
+            mode: Mode = "stream" if prepared.streams else "sync"
+            async with self._translated(self.scheduler.run(prepared.resolved, mode)) as events:
                 first = await anext(events)
                 release(request)
                 if not prepared.streams:
@@ -136,7 +139,7 @@ class Responses:
             compaction = await self._read(request, body, CompactConversation)
             resolved = await self.scheduler.prepare(compaction)
             del body, compaction
-            async with aclosing(self.scheduler.run(resolved)) as events:
+            async with aclosing(self.scheduler.run(resolved, "sync")) as events:
                 request[RESPONSE] = response = await _last_response(events)
         if response.status != "completed" or response.usage is None:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
@@ -171,6 +174,7 @@ class Responses:
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         if not streams:
             return as_json(await self._response(request))
+        metrics.RESUMES.inc()
         found = await self._find(request)
         if isinstance(found, Server):
             async with aclosing(self._relayed(request, found, after, hides=hides)) as frames:
@@ -240,7 +244,8 @@ class Responses:
         request[MODEL] = create_request.model or self.scheduler.engine.models[0]
         request_id = take_request_id(request, create_request.request_id)
         is_recorded = self.recorded_if.is_met_by(request.headers)
-        envelope = Envelope(request[OWNER], trace_headers(request.headers), body, is_recorded, request_id)
+        traced = tracing.current_headers(trace_headers(request.headers))
+        envelope = Envelope(request[OWNER], traced, body, is_recorded, request_id)
         return create_request.inside(envelope)
 
     async def _response(self, request: web.Request) -> Response:
@@ -249,6 +254,8 @@ class Responses:
         known = self.scheduler.runs.get(response_id, owner) or await self.store.get(response_id, owner)
         if known is None:
             raise errors.ResponseNotFound(shortened(response_id))
+        if isinstance(known, Run) and known.ended:
+            await known.committed()  # so that the client can continue it at any server
         current_response.set(response_id)
         return known.response
 
@@ -282,6 +289,7 @@ class Responses:
         Raises `StreamExpired` if they are no longer kept, and `ResponseNotFound` if the response was just deleted.
         """
         if isinstance(found, Run):
+            tracing.link_current(found.trace_headers)
             return found.follow(after)
         response_id = found.response.id
         if not (blocks := await self.store.blocks(response_id)):

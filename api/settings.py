@@ -180,6 +180,20 @@ class Settings(BaseSettings):
         description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
         examples=["2x"],
     )
+    engine_places: int | None = Field(
+        None,
+        gt=0,
+        description="turns of the model that generate at once; others wait, and the API keys get places in turn; "
+        "by default --max-num-seqs of vLLM in this process, and any number with --engine",
+        examples=[64],
+    )
+    engine_wait: Duration | None = Field(
+        None,
+        gt=0,
+        title="TIME",
+        description="time that a new response may wait for a place before it is refused with a 503; by default any",
+        examples=["30s"],
+    )
     engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     reasoning_parser: str | None = Field(
         None,
@@ -240,6 +254,14 @@ class Settings(BaseSettings):
         examples=["/etc/penstock/keys"],
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    store_keys: bool = Field(False, description="read API keys from the store, too; penstock keys makes them")
+    limits: Path | None = Field(
+        None,
+        title="FILE",
+        description="a TOML file of limits for API keys: requests, tokens, responses at once, weights; read again at "
+        "SIGHUP",
+        examples=["/etc/penstock/limits.toml"],
+    )
     seal_key_file: Path | None = Field(
         None,
         title="FILE",
@@ -339,6 +361,9 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(in_capitals)] = Field(
         "INFO", description="least level of log lines"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="lines for people, or one JSON object per line; SIGUSR1 switches DEBUG on and off"
+    )
     verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
     slow_callback: Duration = Field(
         "0.25s",
@@ -349,6 +374,18 @@ class Settings(BaseSettings):
     log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
     max_log_len: int | None = Field(
         None, gt=0, description="most characters of one prompt or item in the log; by default all", examples=[1000]
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a port for /metrics alone, without a key; by default it is on --port, where a server with keys "
+        "wants PENSTOCK_METRICS_KEY",
+        examples=[9090],
+    )
+    metrics_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    metrics_by_key: bool = Field(
+        False, description="count responses and tokens of each API key, named by the start of its digest"
     )
     record: Path | None = Field(
         None, title="FOLDER", description="a folder that gets one recording per response", examples=["recordings"]
@@ -486,6 +523,12 @@ class Settings(BaseSettings):
             raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
         return self
 
+    @model_validator(mode="after")
+    def _has_store_of_keys(self) -> Self:
+        if self.store_keys and self.store == NO_STORE:
+            raise ValueError("--store-keys needs a store")
+        return self
+
     @property
     def engine_options(self) -> list[str]:
         """The options of vLLM: those of the command line, after those of the table ``[vllm]`` that it leaves."""
@@ -507,7 +550,7 @@ class Settings(BaseSettings):
     @property
     def has_keys(self) -> bool:
         """True if a request needs an API key."""
-        return self.api_key_file is not None or self.api_keys is not None
+        return self.api_key_file is not None or self.api_keys is not None or self.store_keys
 
     @property
     def is_open(self) -> bool:

@@ -258,6 +258,35 @@ class EngineOverloaded(StageError):
     code = "rate_limit_exceeded"
 
 
+class LimitReached(StageError):
+    """An API key has used up its requests per minute, or has too many responses at once.
+
+    The client may try again in ``seconds``.
+    """
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class TokenLimitReached(LimitReached):
+    """An API key has used up its tokens per minute."""
+
+    type = "tokens"
+
+
+class StorageFull(StageError):
+    """An API key stores as much as it may; it must delete something before it can store more."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
 class ServerStopping(StageError):
     """The server is stopping and takes no new requests; another one may be up in a moment."""
 

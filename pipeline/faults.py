@@ -14,6 +14,7 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any, TypeVar
 
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError, StageFault
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 
@@ -69,15 +70,19 @@ def note_stage(error: BaseException, stage: str) -> None:
 
 
 def log_failure(logger: Logger, response_id: str, error: Exception) -> None:
-    """Log the error that ends a response, with the stage that it comes from."""
+    """Log and count the error that ends a response, with the stage that it comes from."""
     stage = name_stage(error)
+    metrics.STAGE_ERRORS.labels(stage).inc()
+    code = error.code if isinstance(error, StageError) else "server_error"
+    about = {"response_id": response_id, "stage": stage, "code": code}
     match error:
         case StageFault():
-            logger.error("Response %s failed: %s", response_id, error, exc_info=error.__cause__)
+            logger.error("Response %s failed: %s", response_id, error, exc_info=error.__cause__, extra=about)
         case StageError():
-            logger.warning("Response %s failed in %s: %s", response_id, stage, error, exc_info=error.__cause__)
+            text = "Response %s failed in %s: %s"
+            logger.warning(text, response_id, stage, error, exc_info=error.__cause__, extra=about)
         case _:
-            logger.error("Response %s met a bug in %s", response_id, stage, exc_info=error)
+            logger.error("Response %s met a bug in %s", response_id, stage, exc_info=error, extra=about)
 
 
 async def first(frames: AsyncIterator[Frame]) -> Frame:

@@ -8,6 +8,9 @@ import os
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
+from datetime import UTC, datetime
+
+import msgspec
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
 """The id of the response that the current task works for; ``normalize`` sets it for each new response."""
@@ -34,14 +37,46 @@ class Coloured(logging.Formatter):
 _COLOURS = {logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
 
 
-def log_to_stderr(level: str) -> None:
+class JsonLines(logging.Formatter):
+    """Lines of JSON: time, level, logger, message, the fields that ``extra`` gives, and the error if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (response_id := getattr(record, "response", "-")) != "-":
+            line["response_id"] = response_id
+        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN and value is not None}
+        if record.exc_info and record.exc_info[0]:
+            line["error"] = record.exc_info[0].__name__
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode(errors="replace")
+
+
+_PLAIN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "response"})
+"""The attributes of a record that ``extra`` has not given."""
+
+
+def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     """Write the log to stderr, vLLM's included; each line of penstock names the response that it is about."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
-        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        if as_json:
+            handler.setFormatter(JsonLines())
+        elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             handler.setFormatter(Coloured(FORMAT))
+    logging.captureWarnings(as_json)
+
+
+def json_line(level: str, name: str, text: str) -> str:
+    """Return a line of JSON for a line of text that another program has logged."""
+    return JsonLines().format(logging.makeLogRecord({"levelname": level, "name": name, "msg": text}))
 
 
 def counted(number: int, noun: str) -> str:

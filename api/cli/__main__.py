@@ -37,6 +37,13 @@ def config(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def keys(arguments: Sequence[str]) -> None:
+    """Make, list and revoke API keys."""
+    from penstock.api.cli.keys import main
+
+    main(arguments)
+
+
 def show(arguments: Sequence[str]) -> None:
     """Show the stages of a pipeline and their frames."""
     from penstock.api.cli.show import main
@@ -73,7 +80,7 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command for command in (serve, check, config, show, replay, diff, shrink, inspect)
+    command.__name__: command for command in (serve, check, config, keys, show, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 

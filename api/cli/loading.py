@@ -23,7 +23,7 @@ from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.pipeline.errors import CannotRun, CannotStart
-from penstock.pipeline.logs import counted, duration, name_response
+from penstock.pipeline.logs import counted, duration, json_line, name_response
 from penstock.stages.services.engines.vllm_lines import STEPS, Step, cause_of, is_explained, level_of, step_of
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,13 @@ class Loading:
     """A block in which a model is loaded: its output is kept, and shown only if the block fails.
 
     `finish` ends this early, at success.  From then on the lines of vLLM that are at most INFO are dropped.  With
-    ``is_verbose`` all lines are shown as they come.
+    ``is_verbose`` all lines are shown as they come; ``as_json``, each becomes a line of JSON.
     """
 
-    def __init__(self, model: str, *, is_verbose: bool) -> None:
+    def __init__(self, model: str, *, is_verbose: bool, as_json: bool = False) -> None:
         self._model = model
         self._is_verbose = is_verbose
+        self._as_json = as_json
         self._is_kept = True
         """True while lines are kept."""
         self._kept: list[str] = []
@@ -90,6 +91,13 @@ class Loading:
                 traceback.print_exception(error)
             raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error
 
+    @property
+    def progress(self) -> str:
+        """The current step, for people."""
+        number, quarter = self._step
+        name = [*STEPS][max(number, 1) - 1]
+        return f"Loading {self._model}: {name}{f', {25 * quarter} %' if quarter else ''} ({number} of {len(STEPS)})"
+
     def finish(self) -> None:
         """Give stdout and stderr back to this process: the model is loaded."""
         self._restore()
@@ -103,6 +111,9 @@ class Loading:
         )
         if not self._is_verbose:
             logging.getLogger("vllm").setLevel(logging.WARNING)
+        if self._as_json:  # vLLM's own lines would be text
+            logging.getLogger("vllm").handlers.clear()
+            logging.getLogger("vllm").propagate = True
         self._kept.clear()
 
     def _restore(self) -> None:
@@ -159,6 +170,8 @@ class Loading:
             self._print([text])
 
     def _print(self, lines: list[str]) -> None:
+        if self._as_json:
+            lines = [json_line(level_of(line) or "INFO", "vllm", line) for line in lines]
         with suppress(OSError, ValueError):  # without a reader of stderr, the pipe must still be emptied
             self._terminal.write("".join(f"{line}\n" for line in lines))
 

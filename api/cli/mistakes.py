@@ -23,12 +23,13 @@ KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
     "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
     "--engine-key": "PENSTOCK_ENGINE_KEY",
+    "--metrics-key": "PENSTOCK_METRICS_KEY",
     "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
     "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
 }
 """Options that would show a key in the process list, each with the right place for the key."""
 
-SECRETS = {"api_keys", "engine_key", "seal_keys", "web_search_key"}
+SECRETS = {"api_keys", "engine_key", "metrics_key", "seal_keys", "web_search_key"}
 """Settings that hold keys."""
 
 

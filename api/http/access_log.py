@@ -10,13 +10,15 @@ import re
 import secrets
 import time
 from contextlib import suppress
+from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
-from penstock.api.http.errors import PROBLEM, Handler
+from penstock.api.http.errors import PROBLEM, STREAMING, Handler
+from penstock.pipeline import metrics
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
 from penstock.pipeline.protocol.response import Response
@@ -32,6 +34,18 @@ MODEL: web.RequestKey[str] = web.RequestKey("model", str)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: that of its ``X-Request-Id`` header or of its body, or one of this server."""
 
+STARTED: web.RequestKey[float] = web.RequestKey("started", float)
+"""The time of the monotonic clock at which a request arrived."""
+
+LEFT = "broken off"
+"""The outcome of a request whose client left before its answer."""
+
+CLIENT_CLOSED = "499"
+"""The status of such a request in the metrics, as nginx names it."""
+
+QUIET = ("/health", "/ready", "/metrics")
+"""The ends of paths that are requested every few seconds."""
+
 LONGEST_PATH = 200
 """The most characters of a path in the log."""
 
@@ -44,40 +58,98 @@ LONGEST_REASON = 300
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log each request when it is over, even if the client has left."""
-    started = time.monotonic()
+    """Log and measure each request when it is over, even if the client has left."""
+    started = request[STARTED] = time.monotonic()
     sent = request.headers.get("X-Request-Id", "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
-    answered, reason = "broken off", ""
+    answered, reason, problem = LEFT, "", None
     try:
         answer = await handler(request)
-        answered = str(answer.status)
-        if answer.status < 500 and (problem := answer.get(PROBLEM)):  # other failures have lines of their own
+        answered, problem = str(answer.status), answer.get(PROBLEM)
+        if answer.status < 500 and problem:  # other failures have lines of their own
             reason = _reason(problem)
         return answer
     finally:
-        level = logging.DEBUG if request.path.endswith("/health") else logging.INFO
+        level = logging.DEBUG if request.path.endswith(QUIET) else logging.INFO
         response = request.get(RESPONSE)
         outcome = answered + (f", {outcome_of(response)}" if response else "")
-        client = _client(request, response.model if response else request.get(MODEL))
-        _log(level, f"{request.method} {_path(request)}: {outcome}", started, f"({client}){reason}")
+        model = response.model if response else request.get(MODEL)
+        seconds = time.monotonic() - started
+        fields = _fields(request, answered, seconds, model) | (fields_of(response) if response else _error(problem))
+        text = f"{request.method} {_path(request)}: {outcome} in {seconds:.3f} s ({_client(request, model)}){reason}"
+        logger.log(level, "%s", text, extra=fields)
+        _measure(request, answered, seconds)
+
+
+def _measure(request: web.Request, answered: str, seconds: float) -> None:
+    """Count a request, and note how long it took; its labels hold no text of the client."""
+    method = request.method if request.method in hdrs.METH_ALL else "other"
+    route = _route(request)
+    metrics.HTTP_REQUESTS.labels(method, route, CLIENT_CLOSED if answered == LEFT else answered).inc()
+    metrics.HTTP_SECONDS.labels(method, route).observe(seconds)
+    if answered == LEFT:
+        streams = "stream" if request.method == hdrs.METH_POST else "resume"
+        metrics.DISCONNECTS.labels(streams if request.get(STREAMING) else "sync").inc()
 
 
 def log_exchange(
     request: web.Request, outcome: Response | web.Response, started: float, model: str | None = None
 ) -> None:
     """Log one response, or one refused request, of the connection that ``request`` has upgraded."""
+    seconds, reason = time.monotonic() - started, ""
     if isinstance(outcome, Response):
-        done, client, reason = outcome_of(outcome), _client(request, outcome.model), ""
+        done, model, status, about = outcome_of(outcome), outcome.model, "200", fields_of(outcome)
     else:
         problem = outcome.get(PROBLEM)
         reason = _reason(problem) if problem and outcome.status < 500 else ""
-        done, client = str(outcome.status), _client(request, model)
-    _log(logging.INFO, f"WebSocket {_path(request)}: {done}", started, f"({client}){reason}")
+        done = status = str(outcome.status)
+        about = _error(problem)
+    text = f"WebSocket {_path(request)}: {done} in {seconds:.3f} s ({_client(request, model)}){reason}"
+    logger.info("%s", text, extra=_fields(request, status, seconds, model) | about)
 
 
-def _log(level: int, event: str, started: float, about: str) -> None:
-    logger.log(level, "%s in %.3f s %s", event, time.monotonic() - started, about)
+def _fields(request: web.Request, status: str, seconds: float, model: str | None) -> dict[str, Any]:
+    """Return the fields of the line about a request, for a log in JSON; those that are None are left out."""
+    return {
+        "request_id": request[REQUEST_ID],
+        "client": request.remote,
+        "key": (request.get(OWNER) or "")[:8] or None,
+        "method": request.method,
+        "path": _path(request),
+        "route": _route(request),
+        "status": int(status) if status.isdigit() else status,
+        "seconds": round(seconds, 6),
+        "model": shortened(model) if model else None,
+    }
+
+
+def fields_of(response: Response) -> dict[str, Any]:
+    """Return the fields of a line about a response, for a log in JSON."""
+    usage = response.usage
+    tokens = {}
+    if usage:
+        tokens = {
+            "input_tokens": usage.input_tokens,
+            "cached_tokens": usage.input_tokens_details.cached_tokens,
+            "output_tokens": usage.output_tokens,
+        }
+    code = response.error.code if response.error else None
+    return {"response_id": response.id, "response_status": response.status, "code": code, **tokens}
+
+
+def _error(problem: Problem | None) -> dict[str, Any]:
+    if problem is None:
+        return {}
+    return {
+        "code": problem.code or problem.type,
+        "param": problem.param and shortened(problem.param),
+        "reason": shortened(problem.message, LONGEST_REASON),
+    }
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource else "unknown"
 
 
 def _path(request: web.Request) -> str:

@@ -97,7 +97,14 @@ class Models(msgspec.Struct, frozen=True):
 class Health(msgspec.Struct, frozen=True):
     """The state of the engine and the store; ``degraded`` means that writes wait until the database works again."""
 
-    status: Literal["ok", "degraded", "engine dead"]
+    status: Literal["ok", "degraded", "engine dead", "starting"]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Tells if this server takes new responses; if not, ``reasons`` has the causes."""
+
+    status: Literal["ready", "not ready"]
+    reasons: tuple[str, ...] = ()
 
 
 class OpenApi(msgspec.Struct, frozen=True):

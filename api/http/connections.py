@@ -239,7 +239,7 @@ def raise_descriptor_limit() -> int:
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to its address but does not listen yet.
 
-    Binding before the model is loaded reports a used port early.  Until the socket listens, connections are refused.
+    Binding before the model is loaded reports a used port early.
     Raises `CannotStart` if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

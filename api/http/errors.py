@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TypeAlias
 
 import msgspec
@@ -12,7 +13,7 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.unknown_urls import explained
-from penstock.pipeline import errors
+from penstock.pipeline import errors, metrics
 from penstock.pipeline.protocol.params.json_body import shortened
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def answer_to(request: web.Request, error: Exception) -> web.Response:
     """Return the answer for an error that was raised before any header, or any event, went out; log bugs."""
+    answer = _answer(request, error)
+    problem = answer[PROBLEM]
+    metrics.REFUSED.labels(problem.code or problem.type).inc()
+    return answer
+
+
+def _answer(request: web.Request, error: Exception) -> web.Response:
     match error:
         case errors.StageError():
             return refusal(error)
@@ -84,11 +92,13 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
 def refusal(error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = as_error(error.status, error.message, error.type, error.param, error.code)
-    if isinstance(error, _PASSING):
+    if isinstance(error, errors.LimitReached):
+        answer.headers["Retry-After"] = str(ceil(error.seconds))
+    elif isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
-    if not isinstance(error, errors.InvalidRequest):
+    if not isinstance(error, errors.InvalidRequest | errors.LimitReached):
         level = logging.ERROR if isinstance(error, errors.StageFault) else logging.WARNING
         logger.log(level, "%s", error, exc_info=error.__cause__)
     return answer

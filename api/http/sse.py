@@ -10,10 +10,12 @@ from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 
-from penstock.api.http.access_log import RESPONSE
+from penstock.api.http.access_log import RESPONSE, STARTED
 from penstock.api.http.errors import STREAMING
+from penstock.api.metrics.beginning import Beginning
+from penstock.pipeline import metrics
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
 from penstock.stages.services.runs.run import RunReleased
 
@@ -64,10 +66,19 @@ async def send(
         answer.force_close()  # without chunked encoding, closing is the only end of a stream
     await answer.prepare(request)
     event: Any = None
-    with KeepAliveWriter(answer, keep_alive) as stream:
+    is_new = request.method == hdrs.METH_POST
+    is_open = metrics.STREAMS_OPEN.labels("stream" if is_new else "resume").track_inprogress()
+    with is_open, KeepAliveWriter(answer, keep_alive) as stream:
+        beginning = Beginning(request[STARTED])
         for event in ready:
             await stream.write(encode(event))
+            beginning.is_over(event)
         try:
+            if is_new:
+                async for event in rest:
+                    await stream.write(encode(event))
+                    if beginning.is_over(event):
+                        break
             async for event in rest:
                 await stream.write(encode(event))
         except RunReleased:
@@ -76,7 +87,7 @@ async def send(
             return answer
         await stream.write(DONE)
     await answer.write_eof()
-    if isinstance(event, TerminalEvent) and request.method == "POST":  # logged once, with the request that made it
+    if isinstance(event, TerminalEvent) and is_new:  # logged once, with the request that made it
         request[RESPONSE] = event.response
     return answer
 

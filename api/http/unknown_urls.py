@@ -18,9 +18,9 @@ ELSEWHERE = {
     "/(embeddings|rerank|score|pooling|classify)": f"{_RESPONSES} Run `vllm serve` beside it for this one.",
     "(?<!/v1)/(responses|conversations|models)(/.*)?": f"The routes are under /v1. {_ROUTES}",
     "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
-    "/metrics": "This server has no metrics; its log has a line with the tokens and seconds of each request.",
+    "/metrics": "The metrics are on the port of --metrics-port.",
     "/version": "GET /openapi.json has the version of this server.",
-    "/(ping|healthz|livez|readyz)": "GET /health reports the state of this server.",
+    "/(ping|healthz|livez|readyz)": "GET /health and GET /ready report the state of this server.",
     "/(tokenize|detokenize)": "POST /v1/responses/input_tokens counts the tokens of a request.",
 }
 """Patterns for the ends of URLs of other servers, each with the advice that the client gets; the first match counts."""

@@ -13,13 +13,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.api.http.access_log import outcome_of
+from penstock.api.http.access_log import fields_of, outcome_of
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
@@ -168,7 +169,8 @@ class BackgroundQueue:
     def _begin_next(self) -> None:
         while self._waiting and len(self._tasks) < self.limit:
             run, servers = self._waiting.take()
-            task = self._tasks[run.response.id] = asyncio.create_task(self._run(run, servers))
+            of_its_own = Context()  # not that of the request that happens to start it
+            task = self._tasks[run.response.id] = asyncio.create_task(self._run(run, servers), context=of_its_own)
             task.add_done_callback(partial(self._end, run.response.id))
 
     def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
@@ -180,7 +182,7 @@ class BackgroundQueue:
         with self.in_flight:
             while not await self._has_run(run, servers):
                 await asyncio.sleep(RETRY_PAUSE)
-        logger.info("In the background: %s", outcome_of(run.response))
+        logger.info("In the background: %s", outcome_of(run.response), extra=fields_of(run.response))
 
     async def _has_run(self, run: Run, servers: tuple[McpServer, ...]) -> bool:
         """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""

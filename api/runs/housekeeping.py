@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import counted, duration
 from penstock.stages.services.store.store import Store
@@ -39,6 +40,8 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
             oldest = f", the oldest for {duration(stats.oldest_age)}" if stats.responses else ""
             number, megabytes = counted(stats.responses, "response"), stats.bytes / 1e6
             kept = f"kept for {duration(keep_responses)}, their streams for {duration(keep_streams)}"
+            metrics.STORED_RESPONSES.set(stats.responses)
+            metrics.STORED_BYTES.set(stats.bytes)
             if store.keeps:
                 logger.info("Stored: %s, %.1f MB%s; %s", number, megabytes, oldest, kept)
         await asyncio.sleep(period)

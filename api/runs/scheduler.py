@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
+from opentelemetry.trace import INVALID_SPAN, Span
 
+from penstock.api.limits.admission import Admission
 from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.runs.recovery import OrphanRecovery
-from penstock.pipeline import errors
+from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import Prompt, ResolvedRequest
@@ -29,8 +31,9 @@ from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
+from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
-from penstock.stages.services.runs.run import Run, RunRegistry, RunReleased
+from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,42 @@ class _Foreground:
         return self.task is not None and self.is_interrupted and not self.task.uncancel()
 
 
+@dataclass(slots=True)
+class _Traced:
+    """A response that is traced: its request with the context of its span, that span, and its run once it has begun."""
+
+    request: ResolvedRequest
+    span: Span = INVALID_SPAN
+    run: Run | None = None
+
+
+@contextmanager
+def _traced(request: ResolvedRequest, mode: Mode) -> Iterator[_Traced]:
+    """Trace a response; one in the background has a trace of its own, with a link to its request."""
+    if not tracing.is_on():
+        yield _Traced(request)
+        return
+    response, headers = request.facts.response, request.facts.scheduling.trace_headers
+    attributes: tracing.Attributes = {
+        "gen_ai.request.model": response.model,
+        "gen_ai.response.id": response.id,
+        "penstock.response.mode": mode,
+    }
+    parent, links = (tracing.ROOT, tracing.links_to(headers)) if mode == "background" else (None, ())
+    with tracing.span("response", attributes, parent=parent, links=links) as span:
+        traced = _Traced(tracing.within(request, span), span)
+        try:
+            yield traced
+        finally:
+            if traced.run is not None:
+                ended = traced.run.response
+                tracing.note(
+                    span, {"penstock.response.outcome": "released" if ended.status in UNENDED else ended.status}
+                )
+                if ended.error:
+                    tracing.fail(span, ended.error.code)
+
+
 @dataclass
 class Scheduler:
     """The runs of one pipeline.
@@ -85,9 +124,11 @@ class Scheduler:
     limit: int = 64
     detaches: bool = False
     restarts: bool = False
+    admission: Admission = field(default_factory=Admission)
     in_flight: InFlight = field(default_factory=InFlight)
 
     def __post_init__(self) -> None:
+        self.runs.when_ended = self.admission.end
         self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
         self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
         self._rendering: Pipeline[ResolvedRequest, Prompt] | None = None
@@ -95,7 +136,8 @@ class Scheduler:
             self._rendering = self._after_normalize.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
-        self.background = BackgroundQueue(self._run, self.runs, self.store, self.in_flight, self.limit)
+        run = partial(self._run, mode="background")
+        self.background = BackgroundQueue(run, self.runs, self.store, self.in_flight, self.limit)
         self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
 
     # Starting
@@ -105,10 +147,14 @@ class Scheduler:
 
         If its response will be added to a conversation, the conversation is locked from here on.
         """
+        for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
+            metrics.PARAMETERS.labels(name).inc()
+        await self.admission.admit(create_request.envelope.owner)
         if not self.store.keeps:
             create_request = _unstored(create_request)
         elif create_request.store is not False:
             self.store.check()
+            await self.admission.storing(create_request.envelope.owner, self.store)
         async with self._normalizing.open(source_of([create_request])) as requests:
             request = await first(requests)
         response, origin = request.facts.response, request.facts.origin
@@ -119,14 +165,14 @@ class Scheduler:
                 )
         return request
 
-    def run(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+    def run(self, request: ResolvedRequest, mode: Mode = "stream") -> AsyncGenerator[ResponseEvent, None]:
         """Start a response, and return its events; an error before the first event keeps it from beginning."""
         response = request.facts.response
         if response.background:
             return self._in_background(request)
         if self.detaches and response.store:
-            return self._detached(request)
-        return self._in_foreground(request)
+            return self._detached(request, mode)
+        return self._in_foreground(request, mode)
 
     async def queue(self, request: ResolvedRequest) -> Run:
         """Queue a response for the background; it is stored before this returns.
@@ -134,16 +180,18 @@ class Scheduler:
         Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
         """
         queued = replace(request.facts.response, status="queued")
+        owner = request.facts.origin.owner
         with self._unlocking(queued):
             self._check_engine()
-            self.background.check(request.facts.origin.owner)
+            self.background.check(owner)
             await self._check_prompt(request)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
         return await asyncio.shield(self._accept(stored, request))  # completes even if the client disconnects
 
     async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):
-            await self.store.accept(stored, request)
+            async with self.admission.queueing(stored.origin.owner, self.store):
+                await self.store.accept(stored, request)
         run = self.runs.queue(stored)
         self.background.add(run, request.facts.tools.servers)
         return run
@@ -165,6 +213,14 @@ class Scheduler:
         if length >= self.engine.context_length:
             raise errors.ContextTooLong(length, self.engine.context_length)
 
+    @asynccontextmanager
+    async def _responding(self, request: ResolvedRequest) -> AsyncGenerator[None, None]:
+        """Count a response for the length of a block; raise `LimitReached` if too many run."""
+        async with AsyncExitStack() as counting:
+            with self._unlocking(request.facts.response):
+                await counting.enter_async_context(self.admission.responding(request.facts.origin.owner))
+            yield
+
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
         """Unlock the conversation of a response if the block raises, as the response then cannot begin."""
@@ -177,30 +233,33 @@ class Scheduler:
 
     # Running
 
-    async def _in_foreground(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+    async def _in_foreground(self, request: ResolvedRequest, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         response_id = request.facts.response.id
-        async with self._after_normalize.open(source_of([request])) as events:
-            with self._unlocking(request.facts.response):
-                event = await first(events)
-            run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
-            self._interrupts[response_id] = foreground.interrupt
-            try:
-                yield event
-                async for event in events:
-                    yield event
-                _check_ended(run)
-            except asyncio.CancelledError:
-                if not foreground.has_been_interrupted():
-                    raise
-            except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
-                _fail(run, error)
-            finally:
-                del self._interrupts[response_id]
-        if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
-            async with aclosing(run.follow(event.sequence_number)) as rest:
-                async for event in rest:
-                    yield event
+        async with self._responding(request):
+            with _traced(request, mode) as traced:
+                async with self._after_normalize.open(source_of([traced.request])) as events:
+                    with self._unlocking(request.facts.response):
+                        event = await first(events)
+                    run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
+                    run.mode, traced.run = mode, run
+                    self._interrupts[response_id] = foreground.interrupt
+                    try:
+                        yield event
+                        async for event in events:
+                            yield event
+                        _check_ended(run)
+                    except asyncio.CancelledError:
+                        if not foreground.has_been_interrupted():
+                            raise
+                    except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
+                        _fail(run, error)
+                    finally:
+                        del self._interrupts[response_id]
+            if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
+                async with aclosing(run.follow(event.sequence_number)) as rest:
+                    async for event in rest:
+                        yield event
 
     async def _in_background(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
         run = await self.queue(request)
@@ -208,42 +267,46 @@ class Scheduler:
             async for event in events:
                 yield event
 
-    async def _detached(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
+    async def _detached(self, request: ResolvedRequest, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run_detached(request, begun))
+        task = asyncio.create_task(self._run_detached(request, begun, mode))
         self._interrupts[request.facts.response.id] = task.cancel
         task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response.id))
         await asyncio.shield(begun)
-        async with aclosing(self._run_of(request).follow()) as events:
+        run = self._run_of(request)
+        async with aclosing(run.follow()) as events:
             async for event in events:
                 yield event
 
-    async def _run_detached(self, request: ResolvedRequest, begun: asyncio.Future[None]) -> None:
+    async def _run_detached(self, request: ResolvedRequest, begun: asyncio.Future[None], mode: Mode) -> None:
         try:
-            with self._unlocking(request.facts.response), self.in_flight:
-                await self._run(request, partial(begun.set_result, None))
+            async with self._responding(request):
+                with self._unlocking(request.facts.response), self.in_flight:
+                    await self._run(request, mode, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
-    async def _run(self, request: ResolvedRequest, begun: Callable[[], None] = lambda: None) -> None:
+    async def _run(self, request: ResolvedRequest, mode: Mode, begun: Callable[[], None] = lambda: None) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
-        async with self._after_normalize.open(source_of([request])) as events:
-            try:
-                await first(events)
-            except Exception as error:
-                run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
-                if run and run.response.status == "in_progress":
+        with _traced(request, mode) as traced, tracing.current(traced.span):
+            async with self._after_normalize.open(source_of([traced.request])) as events:
+                try:
+                    await first(events)
+                except Exception as error:
+                    run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
+                    if run and run.response.status == "in_progress":
+                        _fail(run, error)
+                    raise
+                run = traced.run = self._run_of(request)
+                run.mode = mode
+                begun()
+                try:
+                    async for _ in events:
+                        pass
+                    _check_ended(run)
+                except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                     _fail(run, error)
-                raise
-            begun()
-            run = self._run_of(request)
-            try:
-                async for _ in events:
-                    pass
-                _check_ended(run)
-            except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
-                _fail(run, error)
 
     def _run_of(self, request: ResolvedRequest) -> Run:
         run = self.runs.get(request.facts.response.id, request.facts.origin.owner)

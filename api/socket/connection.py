@@ -18,16 +18,19 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import UNSET
 
 from penstock.api.http.access_log import log_exchange
-from penstock.api.http.auth import OWNER
+from penstock.api.http.auth import OWNER, check_key
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.request_body import HELD, HeldBytes
 from penstock.api.http.sse import LARGE, obfuscated
+from penstock.api.http.trace import trace_exchange
+from penstock.api.metrics.beginning import Beginning
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.arriving import Arriving
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
 from penstock.api.socket.memory import LaneMemory, Latest, latest_of
 from penstock.api.socket.steers import Steer, SteerEvent, Steers, successor, with_input
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.events import Event, TerminalEvent, to_json
@@ -127,27 +130,29 @@ class Connection:
         try:
             event = read_event(data if kind is WSMsgType.TEXT else b"")
             if event.type == STEER:
-                self._check_age()
+                self._check_admission()
                 lane, answer = self._steers.take(data)
                 await self._tell(lane, [answer])
                 return
             lane = self._lanes.enter(event.stream_id)
             if event.type == PROCESSED:
                 return
-            self._check_age()
+            self._check_admission()
             self._held.take(len(data), len(data), self.request.client_max_size)
         except Exception as error:  # noqa: BLE001 - the client gets it
-            await self._refuse(error, error.name if isinstance(error, TooManyStreamIds) else lane)
+            refusal = answer_to(self.request, error)
+            await self._refuse(refusal, error.name if isinstance(error, TooManyStreamIds) else lane)
             return
         create = _Create(event, data, len(data))
         self._unread.add(create)
         for job in self._lanes.add(lane, create):
             self._start(*job)
 
-    def _check_age(self) -> None:
-        """Raise `ConnectionExpired` if the connection takes no new requests."""
+    def _check_admission(self) -> None:
+        """Raise `ConnectionExpired` or `Unauthorized` if the connection takes no new requests."""
         if self._is_expired:
             raise ConnectionExpired
+        check_key(self.request)
 
     @property
     def _held(self) -> HeldBytes:
@@ -197,7 +202,7 @@ class Connection:
             await self._tell(lane, events)
         except Exception as error:  # noqa: BLE001 - the client gets it
             self._release(create)
-            await self._refuse(error, lane, started)
+            await self._refuse(answer_to(self.request, error), lane, started)
             return
         exchange = self._exchange(lane, with_input(request, steers), started, steers, create)
         request = successor(request)  # keeps no input while the response runs
@@ -217,6 +222,18 @@ class Connection:
         steers: Sequence[Steer],
         create: _Create | None = None,
     ) -> Run | None:
+        """Run `_respond_to` in a trace of its own."""
+        with trace_exchange(self.socket):
+            return await self._respond_to(lane, request, started, steers, create)
+
+    async def _respond_to(
+        self,
+        lane: str | None,
+        request: CreateResponse,
+        started: float,
+        steers: Sequence[Steer],
+        create: _Create | None,
+    ) -> Run | None:
         """Send the events of one response, and return its run, or send the error that keeps it from beginning.
 
         ``create`` is the client's request.  If the request is the server's own, only its ``steers`` are refused.
@@ -235,7 +252,7 @@ class Connection:
                 options = request.stream_options
                 hides = options is not None and options.include_obfuscation is True
                 del request
-                run = await self._stream(lane, resolved, hides=hides)
+                run = await self._stream(lane, resolved, started, hides=hides)
         except ConnectionResetError:
             raise
         except RunReleased:  # the response goes on at another server
@@ -247,7 +264,7 @@ class Connection:
             lost = [*steers, *self._steers.lose(lane)]
             await self._tell(lane, self._steers.fail(lost, answer[PROBLEM].message))
             if create:
-                await self._refuse(error, lane, started, model)
+                await self._refuse(answer, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
                 self.memory.remember(lane, latest_of(resolved, run, parent, sent))
@@ -266,7 +283,7 @@ class Connection:
         )
         return request.inside(envelope)
 
-    async def _stream(self, lane: str | None, resolved: ResolvedRequest, *, hides: bool) -> Run:
+    async def _stream(self, lane: str | None, resolved: ResolvedRequest, started: float, *, hides: bool) -> Run:
         """Send the events of a response to its end, and return its run.
 
         Only errors that keep the response from beginning are raised.
@@ -274,11 +291,16 @@ class Connection:
         run: Run | None = None
         response, owner = resolved.facts.response, resolved.facts.origin.owner
         event: Any = None
-        async with self.translate(self.scheduler.run(resolved)) as events:
-            async for event in events:
-                if run is None and (run := self.scheduler.runs.get(response.id, owner)):
-                    self._steers.begin(lane, run, resolved.facts)
-                await self._write(_frame(event, lane, hides=hides))
+        beginning: Beginning | None = Beginning(started)
+        is_open = metrics.STREAMS_OPEN.labels("websocket").track_inprogress()
+        async with self.translate(self.scheduler.run(resolved, "websocket")) as events:
+            with is_open:
+                async for event in events:
+                    if run is None and (run := self.scheduler.runs.get(response.id, owner)):
+                        self._steers.begin(lane, run, resolved.facts)
+                    await self._write(_frame(event, lane, hides=hides))
+                    if beginning and beginning.is_over(event):
+                        beginning = None
         if run is None or not isinstance(event, TerminalEvent):
             raise RuntimeError("the stream ended without a terminal event")
         return run
@@ -295,13 +317,14 @@ class Connection:
         if len(frame) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
-    async def _refuse(self, error: Exception, lane: str | None, started: float | None = None, model: str = "") -> None:
-        """Send an error that has no response."""
-        answer = answer_to(self.request, error)
-        retry = answer.headers.get("Retry-After")
-        event = ErrorEvent(
-            answer.status, answer[PROBLEM], {"retry-after": retry} if retry else UNSET, UNSET if lane is None else lane
-        )
+    async def _refuse(
+        self, answer: web.Response, lane: str | None, started: float | None = None, model: str = ""
+    ) -> None:
+        """Send the error of an answer, which has no response."""
+        headers = self.scheduler.admission.headers(self.request[OWNER])
+        if retry := answer.headers.get("Retry-After"):
+            headers["retry-after"] = retry
+        event = ErrorEvent(answer.status, answer[PROBLEM], headers or UNSET, UNSET if lane is None else lane)
         log_exchange(self.request, answer, started or monotonic(), model)
         await self._write(frame_of(event))
 
@@ -332,7 +355,7 @@ class Connection:
 
     async def _close_expired(self) -> None:
         with suppress(ConnectionResetError):
-            await self._refuse(ConnectionExpired(), None)
+            await self._refuse(answer_to(self.request, ConnectionExpired()), None)
             await self.socket.close()
 
     async def _leave(self) -> None:
@@ -340,6 +363,8 @@ class Connection:
         for create in self._lanes.clear():
             self._release(create)
         self.memory.clear()
+        if self._tasks:
+            metrics.DISCONNECTS.labels("websocket").inc()
         while tasks := tuple(self._tasks):
             for task in tasks:
                 task.cancel()

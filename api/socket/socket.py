@@ -15,6 +15,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.arriving import Arriving
 from penstock.api.socket.connection import Connection
 from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
+from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -65,7 +66,8 @@ class Sockets:
         )
         self.open.connections.add(connection)
         try:
-            await connection.run()
+            with metrics.WEBSOCKETS.track_inprogress():
+                await connection.run()
         finally:
             self.open.connections.discard(connection)
         return socket

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.frames import ResolvedRequest
@@ -143,6 +144,7 @@ class Recorder:
         """Drop a frame because the queue is full or the file is already cut, with one warning per file."""
         if not file.is_cut:
             file.is_cut = True
+            metrics.RECORDINGS_CUT.inc()
             logger.warning("%s is too slow: %s is cut after %s", self.folder, file.folder.name, file.stage)
 
     def leave(self, file: JunctionFile) -> None:

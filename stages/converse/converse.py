@@ -21,6 +21,7 @@ from penstock.stages.converse.summary_turn import turn_without_model
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.services.steering import Steering
 from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.tracing import TracedTurn, turn_span
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,20 @@ class Converse:
                 while loop.next_turn():
                     if loop.may_compact:
                         loop.compact_if_full(await self._length(loop.request))
-                    async with self._accepted(loop) as (first, parsed):
-                        for passed in loop.feed(first) if first else ():
-                            yield passed
-                        async for frame in parsed:
-                            if loop.is_plain and type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
-                                loop.take_text(frame.text)
-                                yield frame
-                                continue
-                            for passed in loop.feed(frame):
+                    with turn_span(loop.request) as turn:
+                        async with self._accepted(loop, turn) as (first, parsed):
+                            for passed in loop.feed(first) if first else ():
                                 yield passed
-                            await self._stop_if_cut(loop)
+                            async for frame in parsed:
+                                if loop.is_plain and type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
+                                    loop.take_text(frame.text)
+                                    yield frame
+                                    continue
+                                turn.speak()
+                                for passed in loop.feed(frame):
+                                    yield passed
+                                await self._stop_if_cut(loop)
+                        turn.end(loop.finished)
                     for step in loop.end_turn():
                         yield loop.note(await step if isinstance(step, asyncio.Task) else step)
             finally:
@@ -116,7 +120,7 @@ class Converse:
 
     @asynccontextmanager
     async def _accepted(
-        self, loop: ToolLoop
+        self, loop: ToolLoop, turn: TracedTurn
     ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
         """Open the next turn; return its first frame, or None if there is none, and the stream of the rest.
 
@@ -124,13 +128,13 @@ class Converse:
         Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
-            async with self._opened(loop.asked) as parsed:
+            async with self._opened(turn.asking(loop.asked)) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
                 except EngineOverloaded:
                     if not loop.has_begun:
                         raise
                 else:
-                    yield first_frame, parsed
+                    yield turn.begin(first_frame), parsed
                     return
             await asyncio.sleep(self.limits.retry_seconds)

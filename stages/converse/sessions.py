@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.pipeline import frames
+from penstock.pipeline import frames, metrics
 from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.tools import Citable, Session, Source, Toolbox, ToolResult, bounded
+from penstock.stages.services.tracing import fail, tool_span
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ GRACE = 5.0
 OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
 
+_BUILT_IN = {"browser": "web_search", "container": "shell", "python": "code_interpreter"}
+"""The names in the metrics of the built-in tools, by namespace."""
 
 Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
@@ -84,11 +88,17 @@ class Sessions:
         """Start a call, unless there is a ``refusal`` for the model to read instead of a result."""
         session = self._session(call.namespace)
         action = session.action(call.name, call.text) if session else None
-        return RunningCall(call, action, self.start(self._run(call)) if refusal is None else _refused(call, refusal))
+        if refusal is None:
+            return RunningCall(call, action, self.start(self._run(call)))
+        metrics.TOOL_CALLS.labels(self._measured_name(call.namespace), "denied").inc()
+        return RunningCall(call, action, _refused(call, refusal))
 
     async def _run(self, call: ToolCall) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
-        done = await self._done(call)
+        with tool_span(self._request, self._traced_name(call), is_mcp=call.namespace in self._servers) as traced:
+            done = await self._done(call)
+            if done.error:
+                fail(traced, "tool_error")
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"Error: {done.error}"
         result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
@@ -109,14 +119,37 @@ class Sessions:
         session = self._session(call.namespace)
         if session is None:
             return ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
+        tool, status, started = self._measured_name(call.namespace), "failed", time.monotonic()
         try:
             async with asyncio.timeout(self._seconds + GRACE):
-                return await session.run(call.name, call.text, self._seconds)
+                result = await session.run(call.name, call.text, self._seconds)
+            status = "failed" if result.error else "completed"
         except TimeoutError:
+            status = "timeout"
             return ToolResult(error=f"The call took longer than {self._seconds:g} seconds.")
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
         except Exception:
             logger.exception("A call of %s met a bug", call.namespace)
             return ToolResult(error="Internal error.")
+        else:
+            return result
+        finally:
+            metrics.TOOL_CALLS.labels(tool, status).inc()
+            metrics.TOOL_SECONDS.labels(tool).observe(time.monotonic() - started)
+
+    def _measured_name(self, namespace: str) -> str:
+        """Return the name of a tool in the metrics, which have no label that a client has chosen."""
+        if namespace in self._servers:
+            return f"mcp:{namespace}" if namespace in self._toolbox.labels else "mcp"
+        return _BUILT_IN.get(namespace, "other")
+
+    def _traced_name(self, call: ToolCall) -> str:
+        """Return the name of a tool in traces; tools of servers that the client names have none."""
+        if call.namespace in self._servers and call.namespace in self._toolbox.labels:
+            return call.name
+        return self._measured_name(call.namespace)
 
     def _session(self, namespace: str) -> Session | None:
         if namespace not in self._open:

@@ -84,6 +84,11 @@ class ToolLoop:
         self._transcript.feed(frame)
         return frame
 
+    @property
+    def finished(self) -> frames.TurnFinished | None:
+        """The end of this turn, once the model has come to it."""
+        return self._turn.finished
+
     async def close(self) -> None:
         """Cancel all calls that still run, and close the sessions."""
         await self._sessions.close()

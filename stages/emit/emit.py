@@ -15,7 +15,7 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
-from penstock.pipeline import frames
+from penstock.pipeline import frames, metrics
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.faults import log_failure
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemDelta
@@ -180,6 +180,8 @@ class ResponseWriter:
         if self.feed_text is _hidden:
             self.feed_text = _without_item
             return
+        for kind in closed.repairs:
+            metrics.REPAIRS.labels(kind).inc()
         if closed.complete and self._promises_json:
             self._check_answer()
         self._seal(closed.token_ids)

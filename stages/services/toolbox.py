@@ -12,7 +12,7 @@ from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.container import ContainerHost
-from penstock.stages.services.sandbox.lease import places_here
+from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
 from penstock.stages.services.sandbox.probe import Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox
@@ -28,13 +28,15 @@ async def open_toolbox(
     search_key: str,
     *,
     sandbox: bool,
+    limit: Limit = unlimited,
 ) -> Toolbox:
     """Return the tools of these settings; ``configured`` are the MCP servers of the operator, by label.
 
-    An MCP server of the operator replaces the built-in tool of the same kind.
+    ``limit`` limits the sandboxes of an owner.  An MCP server of the operator replaces the built-in tool of the same
+    kind.
     """
     servers = McpServers(configured, allowed)
-    hosts: dict[str, Host] = await _sandboxed() if sandbox else {}
+    hosts: dict[str, Host] = await _sandboxed(limit) if sandbox else {}
     if web_search:
         kind, _, url = web_search.partition("=")
         hosts["browser"] = BrowserHost(search_backend(kind, url, search_key), allowed)
@@ -42,15 +44,15 @@ async def open_toolbox(
     return Toolbox({**hosts, **own}, servers)
 
 
-async def _sandboxed() -> dict[str, Host]:
+async def _sandboxed(limit: Limit) -> dict[str, Host]:
     """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
     python, container = await probe("python"), await probe("container")
     hosts: dict[str, Host] = {}
     places = places_here()
     if isinstance(python, Sandbox):
-        hosts["python"] = PythonHost(python, places)
+        hosts["python"] = PythonHost(python, places, limit)
     if isinstance(container, Sandbox):
-        hosts["container"] = ContainerHost(container, places)
+        hosts["container"] = ContainerHost(container, places, limit)
     for name, probed in (("Python", python), ("Shell", container)):
         logger.info("%s for the model: %s", name, probed.describe() if isinstance(probed, Sandbox) else probed.reason)
     return hosts

@@ -6,7 +6,7 @@ Sessions are lazy: nothing is started before the first call that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -156,13 +156,13 @@ class NoServers:
 
 @dataclass(frozen=True)
 class ToolAccess:
-    """The built-in tools that clients may use: ``of_keys`` by owner, for keys that have a list of their own."""
+    """The built-in tools that clients may use: ``of_all``, except for owners to whom ``of_key`` gives others."""
 
     of_all: frozenset[HostedKind] = frozenset(HOSTED)
-    of_keys: Mapping[str, frozenset[HostedKind]] = field(default_factory=dict)
+    of_key: Callable[[str], frozenset[HostedKind] | None] = lambda _: None
 
     def of(self, owner: str) -> frozenset[HostedKind]:
-        return self.of_keys.get(owner, self.of_all)
+        return self.of_all if (own := self.of_key(owner)) is None else own
 
 
 FULL_ACCESS = ToolAccess()

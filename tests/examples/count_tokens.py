@@ -1,15 +1,12 @@
-"""Count the tokens that the model writes, by the kind of their item, as Prometheus metrics.
+"""Count the tokens that the model writes, by the kind of their item, as a metric of your own at `/metrics`.
 
 A stage after `parse` sees the tokens of each item at its `ItemClosed`. Tokens outside whole items count as `Other`: the
-markup at the end of a turn, and an item that was cut or repaired. The metrics are at
-`http://127.0.0.1:9464/metrics`. `prometheus_client` comes with vLLM.
+markup at the end of a turn, and an item that was cut or repaired.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
-from functools import cache
 from typing import Any
 
 import prometheus_client
@@ -17,7 +14,7 @@ import prometheus_client
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ItemClosed, ItemOpened, ParsedFrame, TurnFinished
 
-TOKENS = prometheus_client.Counter("penstock_output_tokens", "Tokens that the model wrote.", ["kind"])
+TOKENS = prometheus_client.Counter("written_tokens", "Tokens that the model wrote.", ["kind"])
 
 
 async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
@@ -34,11 +31,5 @@ async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
         yield frame
 
 
-@cache  # `install` may run several times
-def serve_metrics() -> None:
-    prometheus_client.start_http_server(int(os.environ.get("METRICS_PORT", "9464")), "127.0.0.1")
-
-
 def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    serve_metrics()
     return pipeline.insert_after("parse", "count_tokens", count)

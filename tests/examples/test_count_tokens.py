@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,7 +15,6 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.count_tokens import TOKENS, count, install
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, response_with, unedited
-from tests.support.processes import free_port
 from tests.support.server import CALL, COUNT, WEATHER, running_server, script
 
 
@@ -44,11 +42,10 @@ def scraped(url: str) -> dict[str, float]:
     with urllib.request.urlopen(url) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]
-    return {one.labels["kind"]: one.value for one in samples if one.name == "penstock_output_tokens_total"}
+    return {one.labels["kind"]: one.value for one in samples if one.name == "written_tokens_total"}
 
 
-async def test_prometheus_reads_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
+async def test_prometheus_reads_the_counts(tmp_path: Path) -> None:
     engine = ScriptedEngine(script(COUNT))
     already = counted()
     async with running_server(engine, tmp_path, edit=install) as served:
@@ -58,7 +55,7 @@ async def test_prometheus_reads_the_counts(tmp_path: Path, monkeypatch: pytest.M
         second = await served.wait_for_end(await served.start_background())
         engine.script = script(CALL)
         third = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER]})))
-        found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{port}/metrics")
+        found = await asyncio.to_thread(scraped, f"{served.url}/metrics")
     new = {name: found[name] - already[name] for name in found}
     assert first.usage is not None
     assert third.usage is not None

@@ -10,7 +10,6 @@ import pytest
 from penstock.pipeline.plugins import load
 from penstock.stages.responses import recorded_responses
 from tests.support.paths import ROOT
-from tests.support.processes import free_port
 
 PAGE = ROOT / "stages" / "RECIPES.md"
 HERE = Path(__file__).parent
@@ -61,7 +60,6 @@ def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_is_short_and_fits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GUARD_WORDS", "swordfish")
-    monkeypatch.setenv("METRICS_PORT", str(free_port()))
     code = section(name).partition("```python\n")[2]
     assert len([line for line in code.splitlines() if line]) <= LONGEST
     edited = load([f"tests.examples.{name}:install"])(recorded_responses())

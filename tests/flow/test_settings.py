@@ -67,7 +67,7 @@ Options of vLLM that are worth knowing:
 | `--tensor-parallel-size` | GPUs that share one model |
 
 Secrets are no options, as every process of the machine can read a command line. They are environment variables:
-`PENSTOCK_API_KEYS`, `PENSTOCK_SEAL_KEYS`, `PENSTOCK_ENGINE_KEY` and `PENSTOCK_WEB_SEARCH_KEY`.
+`PENSTOCK_API_KEYS`, `PENSTOCK_SEAL_KEYS`, `PENSTOCK_METRICS_KEY`, `PENSTOCK_ENGINE_KEY` and `PENSTOCK_WEB_SEARCH_KEY`.
 """
 
 
@@ -156,13 +156,16 @@ OF_VLLM = {
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 
+OF_KEYS = {"--file", "--limits", "--tools", "--expires"}
+"""Options of ``penstock keys``."""
+
 
 @pytest.mark.parametrize("page", ["FROM_VLLM.md", "README.md", "SECURITY.md"])
 def test_other_options_on_a_page_exist(page: str) -> None:
     text = (ROOT / "api" / page).read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - NEEDLESS.keys() - INSTEAD.keys()
     ours = {option.flag for option in options()}
-    assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM == set()
+    assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM - OF_KEYS == set()
 
 
 def test_words_of_the_api_on_the_page_are_in_the_code() -> None:

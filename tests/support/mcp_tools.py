@@ -100,6 +100,11 @@ def leak(ctx: Context) -> mcp_types.CallToolResult:
     return _text(json.dumps(dict(ctx.headers or {})))
 
 
+def parent(ctx: Context) -> mcp_types.CallToolResult:
+    """Return the trace context of the call."""
+    return _text(str((ctx.request_context.meta or {}).get("traceparent")))
+
+
 def environment(name: str) -> mcp_types.CallToolResult:
     """A variable of the environment."""
     return _text(os.environ.get(name, ""))
@@ -143,7 +148,7 @@ async def grow(ctx: Context) -> mcp_types.CallToolResult:
 
 TOOLS: tuple[Callable[..., Any], ...] = (
     *(echo, fragile_read, add, slow, wait, hang, boom, die, fragile_write),
-    *(header, leak, environment, state, record, media, big, grow),
+    *(header, leak, parent, environment, state, record, media, big, grow),
 )
 READING: frozenset[Callable[..., Any]] = frozenset((echo, fragile_read))
 """Tools with the read-only annotation."""

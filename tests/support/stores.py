@@ -121,7 +121,7 @@ class PostgresServer:
     def __init__(self, folder: Path, settings: tuple[str, ...] = FAST) -> None:
         self._folder = folder
         self._log = folder / "log"
-        self._programs = _programs()
+        self._programs = programs_of_postgres()
         self._settings = (*SMALL, *settings)
         self._process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
@@ -219,7 +219,7 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
         await connection.close()
 
 
-def _programs() -> Path:
+def programs_of_postgres() -> Path:
     """Return the folder of PostgreSQL's programs: the machine's newest version, else the wheel's."""
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []

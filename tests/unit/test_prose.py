@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 
 MODULES = sorted(path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py"))
-PAGES = sorted(path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.md"))
+PAGES = sorted(path for top in ("api", "deploy", "pipeline", "stages") for path in (ROOT / top).rglob("*.md"))
 RULES = {
     "name the value, not that it was said": re.compile(r"\b(told|said|asked)\b"),
     "name the client, engine, peer or operator": re.compile(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item, images_of
@@ -40,6 +41,7 @@ class RenderChat:
             images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
             yield await asyncio.to_thread(self._prompt, request, images)
 
+    @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
         rendering = Rendering(self.chat, request, images, self.context_length)
         if request.facts.response.truncation == "auto":

@@ -16,6 +16,7 @@ from threading import Lock
 
 from cachetools import LRUCache, cached
 
+from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
@@ -50,6 +51,7 @@ class RenderHarmony:
         async for request in source:
             yield await asyncio.to_thread(self._prompt, request)
 
+    @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest) -> Prompt:
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)

@@ -67,6 +67,21 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """An engine that knows how many prompts it runs at once."""
+
+    @property
+    def places(self) -> int:
+        """Prompts that run at once; further ones would wait in the engine."""
+        ...
+
+    @property
+    def most_prompts(self) -> int | None:
+        """Prompts that may run or wait; further ones are to be refused.  None if any number may wait."""
+        ...
+
+
 class Engine(Backend, Protocol):
     """An inference engine: it generates tokens for prompts."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
 from penstock.stages.services.engines.engine import PARAMETERS
@@ -188,6 +189,7 @@ class HttpGeneration:
             self._broken.append(self._replica)
         else:
             raise EngineFailed("Generation failed.") from error
+        metrics.ENGINE_FAILOVERS.labels(self._replica.address).inc()
 
 
 def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -111,6 +112,11 @@ class Replica:
     """Turn at which the server was last chosen; 0 if never."""
     _missed: int = 0
     _complaint: str = ""
+
+    @property
+    def address(self) -> str:
+        """The host and port of the server."""
+        return urlsplit(self.url).netloc
 
     async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""

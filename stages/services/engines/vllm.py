@@ -74,6 +74,11 @@ class VllmEngine:
     _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
     """The LoRA adapters, by the names under which they are served."""
 
+    places: int = 0
+    """Prompts that vLLM runs at once."""
+    most_prompts: int | None = None
+    """vLLM's option ``--max-num-queued-reqs``."""
+
     _pacing: asyncio.Task[None] | None = None
     """Task that adapts the stream interval; None if the operator set a fixed one."""
 
@@ -338,7 +343,17 @@ class VllmPlan:
         model = llm.model_config
         states = llm.output_processor.request_states
         pacing = asyncio.create_task(adapt_stream_interval(states)) if self._is_paced else None
-        return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters, pacing)
+        scheduling = self.config.scheduler_config
+        return VllmEngine(
+            llm,
+            (*names, *adapters),
+            model.max_model_len,
+            model.get_vocab_size(),
+            adapters,
+            scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
+            scheduling.max_num_queued_reqs,
+            pacing,
+        )
 
 
 def speaks_harmony(config: VllmConfig) -> bool:

@@ -54,7 +54,7 @@ class VllmHttpEngine:
     speaks_harmony: bool | None
     """None if the servers refuse ``/tokenize``, as servers without a tokenizer do."""
 
-    _replicas: Replicas
+    replicas: Replicas
     _session: aiohttp.ClientSession
     _checking: asyncio.Task[None]
     _running: set[HttpGeneration] = field(default_factory=set)
@@ -62,13 +62,13 @@ class VllmHttpEngine:
 
     @property
     def is_alive(self) -> bool:
-        return any(self._replicas.healthy)
+        return any(self.replicas.healthy)
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         if self._stopping.is_set():
             raise ServerStopping
-        generation = HttpGeneration(self._replicas, prompt, time.monotonic())
+        generation = HttpGeneration(self.replicas, prompt, time.monotonic())
         self._running.add(generation)
         try:
             await generation.begin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 
 import mcp_types
 from mcp import Client
@@ -20,7 +21,7 @@ from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure,
 from penstock.stages.services.mcp.transports import NO_SUCH_TRANSPORT, Transport, statuses_noted, transports
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
-_WHO = mcp_types.Implementation(name="penstock", version="0.1.0")
+_WHO = mcp_types.Implementation(name="penstock", version=version("penstock"))
 
 _HTTP = 15.0, 2.0
 """Timeouts in seconds for opening and closing a connection over HTTP."""

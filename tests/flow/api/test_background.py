@@ -126,7 +126,7 @@ ANN, BOB, CAT = "sk-ann-0123456789ab", "sk-bob-0123456789ab", "sk-cat-0123456789
 async def keyed(where: str) -> AsyncIterator[PacedServer]:
     """A server with three keys that runs one response in the background, and has places for eight more."""
     engine = PacedEngine(script(), initial=0)
-    async with running_server(engine, where, limit=1, keys=Keys((ANN, BOB, CAT))) as served:
+    async with running_server(engine, where, limit=1, keys=Keys(given=(ANN, BOB, CAT))) as served:
         served.scheduler.background.longest = 8
         yield served
 

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.api.http.auth import load_keys
+from penstock.api.http.auth import Keys
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from penstock.pipeline.protocol.items import Reasoning
 from penstock.stages.responses import sealing
@@ -111,7 +111,7 @@ async def test_servers_with_one_key_need_no_common_store(tmp_path: Path) -> None
 async def test_thought_of_another_owner_is_refused(tmp_path: Path) -> None:
     engine = ScriptedEngine(script(CALL))
     async with (
-        running_server(engine, tmp_path, keys=load_keys(None, KEYS)) as served,
+        running_server(engine, tmp_path, keys=Keys(None, KEYS)) as served,
         openai_client(served.url, KEYS[0]) as alice,
         openai_client(served.url, KEYS[1]) as bob,
     ):

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.cli.diff import comparisons, recorded_lines, replayed_lines
 from penstock.api.cli.replayer import replay_of
-from penstock.api.http.auth import load_keys
+from penstock.api.http.auth import Keys
 from penstock.pipeline.protocol import events
 from penstock.pipeline.recordings.comparison import first_difference
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -269,7 +269,7 @@ async def test_compaction_of_another_owner_is_refused(tmp_path: Path) -> None:
     keys = ("a" * 20, "b" * 20)
     engine = ScriptedEngine(script(SUMMARY))
     async with (
-        running_server(engine, tmp_path, keys=load_keys(None, keys)) as served,
+        running_server(engine, tmp_path, keys=Keys(None, keys)) as served,
         openai_client(served.url, keys[0]) as ann,
         openai_client(served.url, keys[1]) as bob,
     ):

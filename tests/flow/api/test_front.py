@@ -50,7 +50,7 @@ async def test_text_names_the_prefix(served: ScriptedServer) -> None:
 async def test_page_needs_neither_key_nor_name_and_can_be_linked_to(tmp_path: Path) -> None:
     """It holds nothing of the server: its script needs the key for that."""
     linked = {**BROWSER, "Host": "gpubox", "Sec-Fetch-Site": "cross-site"}
-    for keys in (Keys(), Keys(["a-key-of-sixteen-or-more"])):
+    for keys in (Keys(), Keys(given=["a-key-of-sixteen-or-more"])):
         async with running_server(ScriptedEngine(script()), tmp_path, keys=keys) as server:
             async with server.client.get(f"{server.url}/", headers=linked) as answer:
                 assert answer.status == 200

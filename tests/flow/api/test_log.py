@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Generator
@@ -11,7 +12,7 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.logs import name_response
+from penstock.pipeline.logs import JsonLines, json_line, name_response
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -198,7 +199,7 @@ async def test_secret_of_a_refused_request_is_not_logged(
 
 async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     key, engine = "a-key-of-sixteen-or-more", ScriptedEngine(script())
-    async with running_server(engine, tmp_path, keys=Keys([key])) as server:
+    async with running_server(engine, tmp_path, keys=Keys(given=[key])) as server:
         server.client.headers["Authorization"] = f"Bearer {key}"
         await server.get("/v1/models")
     ((_, line),) = lines(log, "penstock.api.http.access_log")
@@ -244,3 +245,67 @@ async def test_request_id_of_the_client_reaches_answer_log_and_engine(
     (prompt,) = served.engine.prompts
     assert response_id.startswith("resp_")
     assert prompt.facts.engine_id == (f"{expected}-{response_id}" if expected else response_id)
+
+
+def as_json(record: logging.LogRecord) -> Json:
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    fields: Json = json.loads(line)
+    return fields
+
+
+async def test_line_of_a_request_has_its_fields(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    key = "a-key-of-many-characters"
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys(given=key)) as served:
+        sent = {"Authorization": f"Bearer {key}", "X-Request-Id": "mine"}
+        async with served.client.post(f"{served.url}/v1/responses", json={"input": SECRET}, headers=sent) as answer:
+            response = await answer.json()
+        async with served.client.post(
+            f"{served.url}/v1/responses", json={"input": SECRET, "model": "a\nb"}, headers=sent
+        ) as answer:
+            assert answer.status == 404
+    done, refused = [as_json(each) for each in log.records if each.name == "penstock.api.http.access_log"]
+    assert done.pop("seconds") > 0
+    assert done.pop("time").endswith("+00:00")
+    assert SECRET not in done.pop("message")
+    assert done == {
+        "level": "INFO",
+        "logger": "penstock.api.http.access_log",
+        "request_id": "mine",
+        "response_id": response["id"],
+        "response_status": "completed",
+        "client": "127.0.0.1",
+        "key": sha256(key.encode()).hexdigest()[:8],
+        "method": "POST",
+        "path": "/v1/responses",
+        "route": "/v1/responses",
+        "status": 200,
+        "model": response["model"],
+        "input_tokens": response["usage"]["input_tokens"],
+        "cached_tokens": response["usage"]["input_tokens_details"]["cached_tokens"],
+        "output_tokens": response["usage"]["output_tokens"],
+    }
+    assert (refused["status"], refused["code"], refused["param"]) == (404, "model_not_found", "model")
+
+
+async def test_failure_is_a_line_with_its_cause(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
+    served.engine.script = script(ENDLESS, error=EngineFailed("It failed."))
+    _, answer = await served.post({"input": "Hi"})
+    (failed,) = [as_json(each) for each in log.records if each.levelno > logging.INFO]
+    assert (failed["level"], failed["response_id"]) == ("WARNING", answer["id"])
+    assert (failed["stage"], failed["code"]) == ("generate", "server_error")
+
+
+def test_error_is_a_field_with_its_traceback() -> None:
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        int("no number")
+    error = (raised.type, raised.value, raised.tb)
+    record = logging.makeLogRecord({"msg": "It met a bug", "exc_info": error, "levelname": "ERROR"})
+    line = as_json(record)
+    assert (line["error"], line["message"]) == ("ValueError", "It met a bug")
+    assert line["traceback"].endswith("invalid literal for int() with base 10: 'no number'")
+
+
+def test_line_of_another_program_becomes_json() -> None:
+    line = json.loads(json_line("WARNING", "vllm", 'It said "no"'))
+    assert (line["level"], line["logger"], line["message"]) == ("WARNING", "vllm", 'It said "no"')

@@ -140,7 +140,7 @@ async def test_mute_server_blocks_no_reader(store_at: str) -> None:
 @pytest.mark.defect("V21")
 async def test_key_is_passed_to_the_other_server(store_at: str) -> None:
     """Through another server, a response still belongs to its owner only."""
-    keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
+    keys = Keys(given=["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
     async with (
         running_server(endless(), store_at, keys=keys) as one,

@@ -128,7 +128,7 @@ async def test_preflight_of_a_foreign_origin_is_refused(allowing: ScriptedServer
 async def test_server_with_keys_is_protected_by_them_alone(tmp_path: Path) -> None:
     """A page cannot send a key that it does not have, and many programs with a key send an origin of their own."""
     headers = {"Host": "api.example", "Origin": "app://desktop", "Content-Type": "text/plain"}
-    engine, keys, origins = ScriptedEngine(script()), Keys([KEY]), Origins(keyed=True)
+    engine, keys, origins = ScriptedEngine(script()), Keys(given=[KEY]), Origins(keyed=True)
     async with running_server(engine, tmp_path, keys=keys, origins=origins) as server:
         assert await post(server, headers) == (401, "invalid_api_key")
         assert await post(server, {**headers, "Authorization": f"Bearer {KEY}"}) == (200, None)

@@ -68,7 +68,7 @@ async def people(tmp_path: Path) -> AsyncGenerator[tuple[Person, Person], None]:
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.01))
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in (ALICE, BOB))
     async with (
-        running_server(engine, tmp_path, keys=Keys((ALICE, BOB))) as served,
+        running_server(engine, tmp_path, keys=Keys(given=(ALICE, BOB))) as served,
         aiohttp.ClientSession(headers=alice) as hers,
         aiohttp.ClientSession(headers=bob) as his,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack
 from itertools import pairwise
@@ -17,11 +18,12 @@ from penstock.api.peers import FORWARDED, SseRelay
 from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs import run
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events
 from tests.support.server import COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
-from tests.support.stores import wait_until_stored
+from tests.support.stores import FaultyDatabase, database_at, wait_until_stored
 
 
 def settings(**options: Any) -> Settings:
@@ -201,3 +203,30 @@ async def test_request_is_forwarded_once(pair: Pair) -> None:
     await other.wait_for_end(response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"
+
+
+async def test_response_has_ended_for_a_poll_once_its_end_is_stored(
+    store_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise another server would refuse to continue it."""
+    monkeypatch.setattr(run, "COMMIT_WAIT", api_clients.PATIENCE)
+    database = FaultyDatabase(database_at(store_at))
+    async with (
+        running_server(PacedEngine(script(COUNT), initial=5), database) as one,
+        running_server(ScriptedEngine(script()), store_at) as other,
+    ):
+        response_id = await one.start_background()
+        await api_clients.wait_until(lambda: one.engine.running)
+        database.stalls.clear()
+        one.engine.say_all()
+        (live,) = one.scheduler.runs
+        await api_clients.wait_until(lambda: live.ended)
+        poll = asyncio.create_task(one.get_response(response_id))
+        try:
+            assert (await other.get_response(response_id))["status"] in ("queued", "in_progress")
+            assert not poll.done()
+        finally:
+            database.stalls.set()
+        assert (await poll)["status"] == "completed"
+        status, answer = await other.post({"input": "Go on.", "previous_response_id": response_id})
+        assert (status, answer["status"]) == (200, "completed")

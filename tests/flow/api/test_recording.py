@@ -193,7 +193,7 @@ async def test_secrets_are_never_recorded(tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
     engine = ScriptedEngine(server.script())
     async with (
-        server.recording_server(engine, tmp_path, keys=Keys([key])) as served,
+        server.recording_server(engine, tmp_path, keys=Keys(given=[key])) as served,
         served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer,
     ):
         assert answer.status == 200
@@ -202,7 +202,7 @@ async def test_secrets_are_never_recorded(tmp_path: Path) -> None:
     assert server.recorded_files(folder) == WHOLE | {"conversed.jsonl"}
     assert isinstance(server.read_stage(folder, "converse").frames[0], ResponseStarted)
     written = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
-    owner = Keys([key]).owner(f"Bearer {key}")
+    owner = Keys(given=[key]).owner(f"Bearer {key}")
     assert [secret for secret in (*SECRETS[1:], owner, '"owner"') if secret in written] == []
 
 

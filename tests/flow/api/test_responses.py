@@ -52,7 +52,6 @@ async def test_bad_input_is_refused(
         ("POST", "/v1/embeddings", "Run `vllm serve` beside it"),
         ("POST", "/responses", "The routes are under /v1."),
         ("GET", "/models/tiny/", "The routes are under /v1."),
-        ("GET", "/metrics", "no metrics"),
         ("GET", "/docs", "/openapi.json"),
         ("GET", "/version", "/openapi.json"),
         ("POST", "/v2/anything", "POST /v1/responses"),

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from msgspec import UNSET
 
-from penstock.api.http.auth import load_keys
+from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
 from penstock.api.socket import connection as connection_module
 from penstock.api.socket.memory import Latest
@@ -297,7 +297,7 @@ async def test_long_frames_are_compressed_if_the_client_takes_that(served: Paced
 
 async def test_connection_needs_a_key_as_requests_do(tmp_path: Path) -> None:
     key = "a-key-of-sixteen-or-more"
-    async with running_server(ScriptedEngine(script()), tmp_path, keys=load_keys(None, key)) as served:
+    async with running_server(ScriptedEngine(script()), tmp_path, keys=Keys(None, key)) as served:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             async with connected(served):
                 pass

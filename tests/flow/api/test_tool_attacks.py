@@ -83,7 +83,7 @@ async def test_conversation_makes_an_approved_call_once(tmp_path: Path, http: Ht
 
 
 async def test_other_owner_cannot_approve(tmp_path: Path, http: HttpServers) -> None:
-    async with tool_server(tmp_path, [ASKING], keys=Keys((ALICE, BOB))) as served, two(served) as (alice, bob):
+    async with tool_server(tmp_path, [ASKING], keys=Keys(given=(ALICE, BOB))) as served, two(served) as (alice, bob):
         response_id, request = await waiting(alice, http)
         reference = {"type": "item_reference", "id": request["id"]}
         for items in ([approved(request)], [reference], [reference, approved(request)]):
@@ -98,7 +98,7 @@ async def test_other_owner_cannot_approve(tmp_path: Path, http: HttpServers) -> 
 async def test_other_owner_cannot_read_results(tmp_path: Path, http: HttpServers) -> None:
     secret = "the secret of Alice"
     turns = [call_markup("docs.echo", {"text": secret}), answer_markup()]
-    async with tool_server(tmp_path, turns, keys=Keys((ALICE, BOB))) as served, two(served) as (alice, bob):
+    async with tool_server(tmp_path, turns, keys=Keys(given=(ALICE, BOB))) as served, two(served) as (alice, bob):
         _, response = await alice.post({"input": "Echo.", "tools": [mcp_tool(url=http.url())]})
         item = response["output"][1]
         assert item["output"] == secret

@@ -59,7 +59,7 @@ class Cell:
 
 def at_work() -> list[str]:
     """The coroutine names of this process's tasks, except for the permanent tasks of a server."""
-    steady = ("RequestHandler.start", "Membership.", "Writer._flush")
+    steady = ("RequestHandler.start", "Membership.", "Sampler.", "Writer._flush")
     tasks = (task.get_coro() for task in asyncio.all_tasks() if task is not asyncio.current_task())
     names = (getattr(coroutine, "__qualname__", "") for coroutine in tasks)
     return [name for name in names if not name.startswith(steady)]

@@ -70,7 +70,7 @@ async def test_server_is_described(elsewhere: VllmHttpEngine) -> None:
     assert elsewhere.models == ("tiny-gpt-oss",)
     described = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
     assert described == (CONTEXT_LENGTH, True, str(CHECKPOINT))
-    assert [replica.grammar_fault for replica in elsewhere._replicas.all] == [None]
+    assert [replica.grammar_fault for replica in elsewhere.replicas.all] == [None]
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)

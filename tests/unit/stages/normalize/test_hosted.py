@@ -261,7 +261,7 @@ async def test_settings_of_a_built_in_tool_are_kept(store: Store) -> None:
     assert "client-0001" not in str(resolved.facts.response.tools)
 
 
-ACCESS = ToolAccess(named(["web_search", "code_interpreter"]), {"alice": named(["shell"]), "bob": named(["none"])})
+ACCESS = ToolAccess(named(["web_search", "code_interpreter"]), {"alice": named(["shell"]), "bob": named(["none"])}.get)
 
 
 @pytest.mark.parametrize(

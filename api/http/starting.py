@@ -1,0 +1,94 @@
+"""The answers of a server whose model is being loaded.
+
+Loading blocks the event loop for minutes, so a thread answers: that the server lives, how far it is, and when a client
+may come back.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import msgspec
+
+from penstock.api.http.bodies import ErrorBody, Health, Problem, Ready
+from penstock.pipeline.logs import duration
+
+RETRY_AFTER = "5"
+"""Seconds after which a client may try again."""
+
+SECONDS = 5.0
+"""Seconds for which a connection may be silent."""
+
+Progress = Callable[[], str]
+"""Describes what the server does at the moment, for people."""
+
+
+class _Server(ThreadingHTTPServer):
+    """A server on a socket that listens already."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, answer: Callable[[str], object]) -> None:
+        super().__init__(("", 0), partial(_Handler, answer), bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening.dup()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Drop a connection that broke off."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = SECONDS
+
+    def __init__(self, answer: Callable[[str], object], *arguments: Any) -> None:
+        self._answer = answer
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Answer a request with status 503; its body is not read."""
+        body = msgspec.json.encode(self._answer(self.path))
+        self.send_response(503)
+        for name, value in (("Content-Type", "application/json"), ("Retry-After", RETRY_AFTER)):
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_DELETE = do_GET  # noqa: N815 - as above
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: probes come every few seconds."""
+
+
+def _answer_to(progress: Progress, began: float, path: str) -> object:
+    """Return the body of an answer."""
+    step = f"{progress()}, for {duration(time.monotonic() - began)}"
+    match path.partition("?")[0]:
+        case "/health":
+            return Health("starting")
+        case "/ready":
+            return Ready("not ready", (step,))
+        case _:
+            return ErrorBody(Problem(f"The server is starting: {step}.", "server_error", None, "server_starting"))
+
+
+@contextmanager
+def answering(listening: socket.socket, progress: Progress) -> Iterator[None]:
+    """Answer every request on a listening socket with status 503, for the length of a block."""
+    server = _Server(listening, partial(_answer_to, progress, time.monotonic()))
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

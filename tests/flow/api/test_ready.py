@@ -1,0 +1,115 @@
+"""`/health`, `/ready`, and the answers of a server that is still loading its model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock.api.assembly import RunningEngine
+from penstock.api.http.connections import bind, listen
+from penstock.api.http.starting import answering
+from penstock.api.settings import Settings
+from penstock.server import serve
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import harmony_stages
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.server import ScriptedServer, script
+
+
+async def test_server_that_takes_responses_is_ready(served: ScriptedServer) -> None:
+    assert await served.get("/ready") == (200, {"status": "ready", "reasons": []})
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("dead", "The engine has died."), ("stopping", "The server is stopping."), ("degraded", "The store cannot")],
+)
+async def test_server_that_takes_none_says_why(
+    served: ScriptedServer, state: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match state:
+        case "dead":
+            served.engine.is_alive = False
+        case "stopping":
+            served.scheduler.in_flight.stopping = True
+        case _:
+            monkeypatch.setattr(type(served.store), "is_degraded", True)
+    status, answer = await served.get("/ready")
+    assert (status, answer["status"]) == (503, "not ready")
+    assert [each[: len(reason)] for each in answer["reasons"]] == [reason]
+    assert (await served.get("/health"))[0] == (503 if state == "dead" else 200)
+
+
+@asynccontextmanager
+async def loading() -> AsyncGenerator[str, None]:
+    """A server that is still loading, at the URL that is yielded."""
+    with bind("127.0.0.1", 0) as bound:
+        listen(bound)
+        with answering(bound, lambda: "Loading tiny: weights (2 of 5)"):
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+async def answered(method: str, url: str, **options: Any) -> tuple[int, Any, str]:
+    async with aiohttp.ClientSession() as client, client.request(method, url, **options) as answer:
+        return answer.status, await answer.json(), answer.headers["Retry-After"]
+
+
+async def test_server_that_loads_says_how_far_it_is() -> None:
+    async with loading() as url:
+        status, answer, _ = await answered("GET", f"{url}/ready")
+        assert (status, answer["status"]) == (503, "not ready")
+        assert answer["reasons"][0].startswith("Loading tiny: weights (2 of 5), for ")
+        assert (await answered("GET", f"{url}/health"))[:2] == (503, {"status": "starting"})
+
+
+async def test_server_that_loads_asks_clients_to_come_back() -> None:
+    async with loading() as url:
+        for method, options in (("POST", {"json": {"input": "Hi" * 10_000}}), ("GET", {}), ("DELETE", {})):
+            status, answer, retry = await answered(method, f"{url}/v1/responses", **options)
+            assert (status, answer["error"]["code"], retry) == (503, "server_starting", "5")
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\n\n", b"GET /" + b"x" * 70_000])
+async def test_broken_connection_does_not_stop_the_answers(sent: bytes) -> None:
+    async with loading() as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(sent)
+        assert (await answered("GET", f"{url}/health"))[0] == 503
+
+
+async def test_address_is_answered_at_every_moment_of_the_start(tmp_path: Path) -> None:
+    may_start, seen = asyncio.Event(), list[tuple[int, str]]()
+
+    @asynccontextmanager
+    async def start(_: Settings) -> AsyncGenerator[RunningEngine, None]:
+        await may_start.wait()
+        yield RunningEngine(ScriptedEngine(script()), harmony_stages(load_encoding()))
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = Settings(port=port, store=str(tmp_path / "store.sqlite3"), sandbox=False, drain_timeout="0s")  # type: ignore[arg-type, call-arg]
+    serving = asyncio.create_task(serve(settings, start))
+    async with aiohttp.ClientSession() as client:
+        while not seen or seen[-1][0] != 200:
+            try:
+                async with client.get(f"http://127.0.0.1:{port}/ready") as answer:
+                    seen.append((answer.status, json.loads(await answer.text())["status"]))
+            except aiohttp.ClientConnectorError:
+                assert not seen  # once it has answered, it always does
+            if len(seen) == 3:
+                may_start.set()
+            await asyncio.sleep(0.01)
+    serving.cancel()
+    await asyncio.wait({serving})
+    assert seen[0] == (503, "not ready")
+    assert seen[-1] == (200, "ready")
