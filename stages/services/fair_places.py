@@ -78,12 +78,13 @@ class FairPlaces:
     def _grant(self) -> None:
         while self.in_use < self.most and (able := [owner for owner in self._waiting if self._may_have_one(owner)]):
             owner = min(able, key=self._precedence)
-            self._level = max(self._level, self._received[owner])
-            self._received[owner] += 1 / self._weigh(owner)
-            self._held[owner] += 1
             turn = next(iter(self._waiting[owner]))
+            if not turn.cancelled():
+                self._level = max(self._level, self._received[owner])
+                self._received[owner] += 1 / self._weigh(owner)
+                self._held[owner] += 1
+                turn.set_result(None)
             self._forget(owner, turn)
-            turn.set_result(None)
 
     def _precedence(self, owner: str) -> tuple[float, float]:
         return self._held[owner] / self._weigh(owner), self._received[owner]
@@ -92,10 +93,11 @@ class FairPlaces:
         return not owner or self._held[owner] < self._share
 
     def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
-        self._waiting[owner].pop(turn, None)
-        if not self._waiting[owner]:
-            del self._waiting[owner]
-        self._leave(owner)
+        if turn in (waiting := self._waiting.get(owner, {})):
+            del waiting[turn]
+            if not waiting:
+                del self._waiting[owner]
+            self._leave(owner)
 
     def _leave(self, owner: str) -> None:
         """Forget an owner that neither holds nor waits for a place."""

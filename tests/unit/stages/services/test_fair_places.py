@@ -67,6 +67,17 @@ async def test_cancelled_wait_loses_no_place(is_granted: bool) -> None:
     assert (await taken(places, "c")).done()
 
 
+async def test_waiter_that_is_cancelled_in_the_moment_of_its_grant_gets_no_place() -> None:
+    places = FairPlaces(1)
+    await places.take("a")
+    first, second = await taken(places, "b"), await taken(places, "c")
+    first.cancel()
+    places.give_back("a")  # before the cancelled task has run
+    await asyncio.wait({first, second})
+    assert first.cancelled()
+    assert (places.in_use, places.waiting) == (1, 0)
+
+
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 
 
@@ -83,13 +94,15 @@ async def finished(tasks: list[tuple[str, asyncio.Task[None]]]) -> None:
 
 @given(
     most=st.integers(1, 4),
-    steps=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["take", "give", "cancel"]))),
+    steps=st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["take", "give", "cancel"]), st.booleans()), max_size=30
+    ),
 )
-async def test_places_are_neither_exceeded_nor_left_free(most: int, steps: list[tuple[str, str]]) -> None:
+async def test_places_are_neither_exceeded_nor_left_free(most: int, steps: list[tuple[str, str, bool]]) -> None:
     places = FairPlaces(most, weigh=WEIGHTS.__getitem__)
     tasks: list[tuple[str, asyncio.Task[None]]] = []
     held: Counter[str] = Counter()
-    for owner, step in steps:
+    for owner, step, is_followed_at_once in steps:
         if step == "take":
             tasks.append((owner, await taken(places, owner)))
         elif step == "cancel" and (own := [task for name, task in tasks if name == owner and not task.done()]):
@@ -97,6 +110,8 @@ async def test_places_are_neither_exceeded_nor_left_free(most: int, steps: list[
         elif step == "give" and places._held[owner]:
             places.give_back(owner)
             held[owner] -= 1
+        if is_followed_at_once:
+            continue
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert places.in_use <= most
