@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from pathlib import Path
@@ -20,6 +20,9 @@ from penstock.stages.services.store.store import Store
 
 REQUESTS, TOKENS = "requests", "tokens"
 RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandboxes"
+
+_COST = {REQUESTS: 1.0, TOKENS: 0.0}
+"""What a request spends when it is admitted; its tokens are spent when its response ends."""
 
 PAUSE = 1.0
 """Seconds after which a client that has too many responses may try again."""
@@ -69,15 +72,14 @@ class Admission:
 
     async def admit(self, owner: str) -> None:
         """Count a request.  Raises `LimitReached` if the owner, or all owners together, have made too many."""
-        for payer, limits in self._payers(owner):
-            for allowance in self._allowances(payer, limits):
-                amount = 1.0 if allowance.kind == REQUESTS else 0.0
-                if not await allowance.has(amount):
-                    raise _refusal(allowance)
-        for payer, limits in self._payers(owner):
-            for allowance in self._allowances(payer, limits):
-                if allowance.kind == REQUESTS:
-                    allowance.spend(1.0)
+        with ExitStack() as refunds:
+            for payer, limits in self._payers(owner):
+                for allowance in self._allowances(payer, limits):
+                    cost = _COST[allowance.kind]
+                    if not await allowance.take(cost):
+                        raise _refusal(allowance)
+                    refunds.callback(allowance.spend, -cost)
+            refunds.pop_all()
 
     @asynccontextmanager
     async def responding(self, owner: str) -> AsyncGenerator[None, None]:

@@ -77,10 +77,17 @@ class Allowance:
         """Spend an amount, whether or not so much is left."""
         self._taken -= amount
 
-    async def has(self, amount: float) -> bool:
-        """Return True if so much is left to spend.  If the store cannot be reached, there always is."""
+    async def take(self, amount: float) -> bool:
+        """Spend an amount if so much is left, or if anything is left for an amount of 0; return True if so.
+
+        If the store cannot be reached, all is left.
+        """
+        needed = amount or 1.0
         async with self._turn:
-            return self._taken >= amount or await self._take(amount - self._taken)
+            if self._taken < needed and not await self._take(needed - self._taken):
+                return False
+            self._taken -= amount
+            return True
 
     async def _take(self, missing: float) -> bool:
         """Take what is missing, and more in advance if there is more; if there is less, pay off a part of a debt."""
@@ -97,6 +104,9 @@ class Allowance:
 
     async def _took(self, amount: float) -> bool:
         """Take an amount if there is so much; return True if it was taken."""
+        return await asyncio.shield(self._count(amount))  # a client that leaves loses nothing of what others share
+
+    async def _count(self, amount: float) -> bool:
         is_taken, self._level = await self.allowances.take(self.owner, self.kind, amount, self.most, MINUTE)
         self._at = self.clock()
         if is_taken:

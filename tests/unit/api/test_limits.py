@@ -85,6 +85,43 @@ async def test_refused_request_costs_nothing_elsewhere() -> None:
     assert await admitted(limited, "b", 50) == 1
 
 
+SOME_AND_MANY = {"default": KeyLimits(requests_per_minute=20), "all": KeyLimits(requests_per_minute=1000)}
+
+
+async def test_requests_of_one_moment_get_no_more_than_there_is(store: Store) -> None:
+    limited = Admission(allowances=store.allowances, tables=SOME_AND_MANY)
+    answers = await asyncio.gather(*(limited.admit("a") for _ in range(100)), return_exceptions=True)
+    assert 19 <= answers.count(None) <= 21  # and what has refilled meanwhile
+    assert {type(answer) for answer in answers} == {type(None), LimitReached}
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_requests_of_clients_that_leave_cost_nothing(store: Store, steps: int) -> None:
+    limited = Admission(allowances=store.allowances, tables=SOME_AND_MANY)
+    for _ in range(30):
+        leaving = asyncio.create_task(limited.admit("a"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        if not leaving.cancelled():
+            break
+    else:
+        assert await admitted(limited, "a", 100) >= 19
+
+
+async def test_servers_know_of_tokens_that_others_spent(store: Store) -> None:
+    tables = {"default": KeyLimits(tokens_per_minute=1000)}
+    one, other = (Admission(allowances=store.allowances, tables=tables) for _ in range(2))
+    await one.admit("a")
+    one.end(EndedRun("a", 3000))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(TokenLimitReached):
+            await one.admit("a")  # pays off what it can
+    with pytest.raises(TokenLimitReached):
+        await other.admit("a")
+
+
 @dataclass
 class EndedRun:
     """The part of a run that its end is charged by."""
@@ -171,9 +208,7 @@ async def test_servers_of_a_store_take_from_the_same_allowance(store_at: str) ->
         async def use(allowance: Allowance) -> int:
             count = 0
             for _ in range(most):
-                if await allowance.has(1.0):
-                    allowance.spend(1.0)
-                    count += 1
+                count += await allowance.take(1.0)
             return count
 
         used = await asyncio.gather(*map(use, servers))
