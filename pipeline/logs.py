@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-
-import msgspec
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
 """The id of the response that the current task works for; ``normalize`` sets it for each new response."""
@@ -54,7 +53,7 @@ class JsonLines(logging.Formatter):
         if record.exc_info and record.exc_info[0]:
             line["error"] = record.exc_info[0].__name__
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode(errors="replace")
+        return json.dumps(line, default=str)  # msgspec refuses bytes of other programs that are not UTF-8
 
 
 _PLAIN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "response"})

@@ -309,3 +309,8 @@ def test_error_is_a_field_with_its_traceback() -> None:
 def test_line_of_another_program_becomes_json() -> None:
     line = json.loads(json_line("WARNING", "vllm", 'It said "no"'))
     assert (line["level"], line["logger"], line["message"]) == ("WARNING", "vllm", 'It said "no"')
+
+
+def test_bytes_that_are_not_utf_8_lose_no_line() -> None:
+    name = b"/\xff".decode(errors="surrogateescape")
+    assert json.loads(json_line("INFO", "vllm", f"There is no {name}"))["message"] == f"There is no {name}"
