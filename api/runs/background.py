@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -83,11 +83,20 @@ class InFlight:
             await asyncio.sleep(0.02)
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A queued run, with the MCP servers and the context of its request."""
+
+    run: Run
+    servers: tuple[McpServer, ...]
+    context: Context = field(default_factory=copy_context)
+
+
 class _WaitingRuns:
-    """The queued runs by owner, each with the MCP servers of its request; the owners take turns."""
+    """The queued runs by owner; the owners take turns."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[str, dict[str, tuple[Run, tuple[McpServer, ...]]]] = {}
+        self._by_owner: dict[str, dict[str, _Waiting]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_owner.values()))
@@ -95,8 +104,9 @@ class _WaitingRuns:
     def count(self, owner: str) -> int:
         return len(self._by_owner.get(owner, ()))
 
-    def add(self, run: Run, servers: tuple[McpServer, ...]) -> None:
-        self._by_owner.setdefault(run.origin.owner, {})[run.response.id] = run, servers
+    def add(self, waiting: _Waiting) -> None:
+        run = waiting.run
+        self._by_owner.setdefault(run.origin.owner, {})[run.response.id] = waiting
 
     def discard(self, run: Run) -> None:
         own = self._by_owner.get(run.origin.owner, {})
@@ -104,7 +114,7 @@ class _WaitingRuns:
         if not own:
             self._by_owner.pop(run.origin.owner, None)
 
-    def take(self) -> tuple[Run, tuple[McpServer, ...]]:
+    def take(self) -> _Waiting:
         """Remove and return the first run of the owner whose turn it is."""
         owner = next(iter(self._by_owner))
         own = self._by_owner.pop(owner)
@@ -140,7 +150,7 @@ class BackgroundQueue:
 
         ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
-        self._waiting.add(run, servers)
+        self._waiting.add(_Waiting(run, servers))
         if self.in_flight.stopping:
             self.release_queued()
         else:
@@ -168,10 +178,11 @@ class BackgroundQueue:
 
     def _begin_next(self) -> None:
         while self._waiting and len(self._tasks) < self.limit:
-            run, servers = self._waiting.take()
-            of_its_own = Context()  # not that of the request that happens to start it
-            task = self._tasks[run.response.id] = asyncio.create_task(self._run(run, servers), context=of_its_own)
-            task.add_done_callback(partial(self._end, run.response.id))
+            next_one = self._waiting.take()
+            response_id = next_one.run.response.id
+            running = self._run(next_one.run, next_one.servers)
+            task = self._tasks[response_id] = asyncio.create_task(running, context=next_one.context)
+            task.add_done_callback(partial(self._end, response_id))
 
     def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
         del self._tasks[response_id]
