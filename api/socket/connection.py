@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -204,7 +204,7 @@ class Connection:
             self._release(create)
             await self._refuse(answer_to(self.request, error), lane, started)
             return
-        exchange = self._exchange(lane, with_input(request, steers), started, steers, create)
+        exchange = self._exchange(self._respond_to(lane, with_input(request, steers), started, steers, create))
         request = successor(request)  # keeps no input while the response runs
         while run := await exchange:
             steers, events = self._steers.end(run)
@@ -212,19 +212,12 @@ class Connection:
             if not steers:
                 return
             going_on = request.model_copy(update={"previous_response_id": run.response.id})
-            exchange = self._exchange(lane, with_input(going_on, steers), monotonic(), steers)
+            exchange = self._exchange(self._respond_to(lane, with_input(going_on, steers), monotonic(), steers))
 
-    async def _exchange(
-        self,
-        lane: str | None,
-        request: CreateResponse,
-        started: float,
-        steers: Sequence[Steer],
-        create: _Create | None = None,
-    ) -> Run | None:
-        """Run `_respond_to` in a trace of its own."""
+    async def _exchange(self, responding: Coroutine[Any, Any, Run | None]) -> Run | None:
+        """Await `_respond_to` in a trace of its own."""
         with trace_exchange(self.socket):
-            return await self._respond_to(lane, request, started, steers, create)
+            return await responding
 
     async def _respond_to(
         self,
@@ -232,7 +225,7 @@ class Connection:
         request: CreateResponse,
         started: float,
         steers: Sequence[Steer],
-        create: _Create | None,
+        create: _Create | None = None,
     ) -> Run | None:
         """Send the events of one response, and return its run, or send the error that keeps it from beginning.
 
