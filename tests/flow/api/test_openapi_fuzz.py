@@ -126,6 +126,7 @@ def test_no_conversation_body_causes_a_server_error(target: Target, end: str) ->
 
 PLAIN = [
     ("GET", "/health"),
+    ("GET", "/ready"),
     ("GET", "/openapi.json"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
