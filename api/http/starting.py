@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_DELETE = do_GET  # noqa: N815 - as above
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - the name of the base class
         """Log nothing: probes come every few seconds."""
 
 

@@ -22,7 +22,7 @@ REQUESTS, TOKENS = "requests", "tokens"
 RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandboxes"
 
 _COST = {REQUESTS: 1.0, TOKENS: 0.0}
-"""What a request spends when it is admitted; its tokens are spent when its response ends."""
+"""The amounts that a request spends when it is admitted; its tokens are spent when its response ends."""
 
 PAUSE = 1.0
 """Seconds after which a client that has too many responses may try again."""
