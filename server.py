@@ -26,13 +26,13 @@ from penstock.api.assembly import (
     assembled,
     database,
     mcp_servers,
-    open_store,
     recording_of,
     rehearsed,
     toolbox,
 )
 from penstock.api.backends import EngineStarter, ShownStart, loading, over_http, planned, start
-from penstock.api.cli.check import Check, all_pass, listed, without_password
+from penstock.api.checks import Checks
+from penstock.api.cli.check import all_pass
 from penstock.api.cli.mistakes import placed
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.http.auth import Keys
@@ -57,7 +57,6 @@ from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.recordings.converse import partly_run, recorded_example
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.store import Store
@@ -258,52 +257,6 @@ def _switch_level_at_sigusr1() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, switch)
 
 
-def checks(settings: Settings) -> dict[str, Check]:
-    """Return the checks of ``penstock check``: all that can be wrong before a model is loaded."""
-
-    async def keys() -> str:
-        seal_keys(settings.seal_key_file, settings.seal_keys)
-        Admission(settings.limits)
-        keys = _keys(settings)
-        if settings.store_keys:
-            async with open_store(settings.store) as store:
-                await keys.read_store(store.keys)
-        return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
-
-    async def address() -> str:
-        with bind(settings.host, settings.port) as bound:
-            return "{} port {} is free".format(*bound.getsockname())
-
-    async def store() -> str:
-        async with open_store(settings.store):
-            return without_password(settings.store)
-
-    async def mcp() -> str:
-        servers = McpServers(mcp_servers(settings))
-        try:
-            return await listed(servers, settings.mcp_config, settings.tool_timeout)
-        finally:
-            await servers.close()
-
-    async def tools() -> str:
-        own = settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers
-        opened = await toolbox(own, Keys())
-        await opened.close()
-        return ", ".join(sorted(opened.kinds)) or "none"
-
-    async def record() -> str:
-        if settings.record is None:
-            return "nothing"
-        make_folder(settings.record)
-        return f"into {settings.record}"
-
-    async def pipeline() -> str:
-        load(settings.with_)  # its mistakes are found without the model, too
-        return await drawn(settings)
-
-    return {check.__name__: check for check in (keys, address, store, mcp, tools, record, pipeline)}
-
-
 async def drawn(settings: Settings) -> str:
     """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     if not settings.engine:
@@ -362,4 +315,4 @@ def check(arguments: Sequence[str]) -> None:
     """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
-    sys.exit(not uvloop.run(all_pass(checks(settings), (*UNSTARTABLE, CannotRun), arguments)))
+    sys.exit(not uvloop.run(all_pass(Checks(settings, drawn).all, (*UNSTARTABLE, CannotRun), arguments)))

@@ -13,7 +13,7 @@ from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
-from penstock.stages.services.sandbox.probe import Sandbox, probe
+from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -44,9 +44,14 @@ async def open_toolbox(
     return Toolbox({**hosts, **own}, servers)
 
 
+async def sandboxes() -> tuple[Sandbox | NoSandbox, Sandbox | NoSandbox]:
+    """Return the sandboxes of the Python tool and of the shell that work on this machine."""
+    return await probe("python"), await probe("container")
+
+
 async def _sandboxed(limit: Limit) -> dict[str, Host]:
     """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
-    python, container = await probe("python"), await probe("container")
+    python, container = await sandboxes()
     hosts: dict[str, Host] = {}
     places = places_here()
     if isinstance(python, Sandbox):
@@ -54,5 +59,5 @@ async def _sandboxed(limit: Limit) -> dict[str, Host]:
     if isinstance(container, Sandbox):
         hosts["container"] = ContainerHost(container, places, limit)
     for name, probed in (("Python", python), ("Shell", container)):
-        logger.info("%s for the model: %s", name, probed.describe() if isinstance(probed, Sandbox) else probed.reason)
+        logger.info("%s for the model: %s", name, probed.describe())
     return hosts

@@ -6,15 +6,17 @@ import asyncio
 import json
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.api.checks import Checks
 from penstock.api.cli.check import all_pass, without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
-from penstock.server import UNSTARTABLE, checks, main, serve
+from penstock.server import UNSTARTABLE, drawn, main, serve
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
@@ -25,7 +27,7 @@ SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store
 def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
-    passes = asyncio.run(all_pass(checks(chosen), (*UNSTARTABLE, CannotRun), ()))
+    passes = asyncio.run(all_pass(Checks(chosen, drawn).all, (*UNSTARTABLE, CannotRun), ()))
     lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
     return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
 
@@ -33,7 +35,18 @@ def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
 def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
     passes, lines = checked(capfd, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
     assert passes
-    assert set(lines) == {"keys", "address", "store", "mcp", "tools", "record", "pipeline"}
+    assert set(lines) == {
+        "keys",
+        "address",
+        "store",
+        "clock",
+        "mcp",
+        "sandbox",
+        "tools",
+        "record",
+        "model",
+        "pipeline",
+    }
     assert lines["pipeline"].startswith("ok tiny-gpt-oss is answered from")
 
 
@@ -53,10 +66,13 @@ FILES = {
     "misplaced.py": MISPLACED,
 }
 
+MODEL = str(FIXTURES / "tiny_qwen")
+
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("keys", {"api_key_file": "keys"}, "--api-key-file keys: No such file"),
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
-    ("store", {"store": "/dev/null/store"}, "/dev/null/store"),
+    ("store clock", {"store": "/dev/null/store"}, "/dev/null/store"),
+    ("keys", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
     ("mcp", {"mcp_config": "none.json"}, "--mcp-config none.json: No such file"),
     ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json: Expecting ',' delimiter (line 2, column 20)"),
     ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),
@@ -66,7 +82,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
     ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
     ("pipeline", {"with": ["misplaced.py:install"]}, "x takes TokenFrame"),
-    ("pipeline", {"with": ["nope.py:install"], "engine": [], "model": "/nowhere"}, "there is no file nope.py"),
+    ("pipeline", {"with": ["nope.py:install"], "engine": [], "model": MODEL}, "there is no file nope.py"),
 ]
 """Mistakes: the check that finds each, the settings, and a part of the message."""
 
@@ -92,8 +108,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capfd: Any) -> None:
     passes, lines = checked(capfd, **settings)
     assert not passes
-    assert [name for name, line in lines.items() if line.startswith("wrong")] == [check]
-    assert message in lines[check]
+    wrong = [name for name, line in lines.items() if line.startswith("wrong")]
+    assert wrong == check.split()
+    assert message in lines[wrong[0]]
+
+
+def checks_of(**settings: Any) -> Checks:
+    return Checks(Settings.model_validate(SETTINGS | {"engine": []} | settings), drawn)
+
+
+@pytest.mark.vllm
+async def test_model_of_this_process_is_found_with_its_weights(tmp_path: Path) -> None:
+    found = await checks_of(model=MODEL).model()
+    assert re.fullmatch(rf"\d\.\d GiB of weights in {MODEL}", found)
+    with pytest.raises(CannotStart, match="there is no such folder"):
+        await checks_of(model=str(tmp_path / "nowhere")).model()
+    with pytest.raises(CannotStart, match="there are no weights"):
+        await checks_of(model=str(tmp_path)).model()
+    assert await checks_of(model=str(tmp_path), engine_arguments=["--load-format=dummy"]).model()
+    assert "is downloaded" in await checks_of(model="nobody/has-it").model()
+
+
+@pytest.mark.parametrize("store_at", ["postgres"], indirect=True)
+async def test_clock_is_that_of_the_database(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await checks_of().clock()).endswith(" UTC")
+    assert (await checks_of(store=store_at).clock()).endswith(" UTC")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 100)
+    with pytest.raises(CannotStart, match="are 100 s apart"):
+        await checks_of(store=store_at).clock()
+
+
+async def test_sandboxes_are_described() -> None:
+    assert await checks_of().sandbox() == "off"
+    described = await checks_of(sandbox=True).sandbox()
+    assert re.match("(no )?python: .+; (no )?container: .+", described)
 
 
 def test_tools_of_mcp_servers_are_counted(capfd: Any, tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from penstock.stages.services.sandbox.seccomp import MACHINES
 class NoSandbox:
     """The result of `probe` if no sandbox works here, with the reason."""
 
+    kind: Kind
     reason: str
+
+    def describe(self) -> str:
+        """Return the reason, for the log."""
+        return f"no {self.kind}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ async def probe(
 ) -> Sandbox | NoSandbox:
     """Return a sandbox of the strongest mode that works, or the reasons why none does."""
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
-        return NoSandbox("sandboxes need Linux on x86-64 or arm64")
+        return NoSandbox(kind, "sandboxes need Linux on x86-64 or arm64")
     drops_user = os.geteuid() == 0
     reasons = []
     for mode in modes:
@@ -56,7 +61,7 @@ async def probe(
             if failure is None:
                 return Sandbox(plan)
             reasons.append(f"{mode} with {python}: {failure}")
-    return NoSandbox("; ".join(reasons))
+    return NoSandbox(kind, "; ".join(reasons))
 
 
 async def _failure(plan: Plan) -> str | None:

@@ -32,6 +32,7 @@ from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
     BATCH,
     KEPT_BYTES,
+    NOW,
     Database,
     Row,
     Statement,
@@ -134,6 +135,12 @@ class Store:
         """Try once more to write the queued changes, then close the database.  Closing twice is harmless."""
         await self._writer.close()
         await self._database.close()
+
+    async def clock(self) -> float | None:
+        """Return the time of the database, in seconds since 1970; None if nothing is kept."""
+        for (now,) in await self._context.read(f"select {NOW}"):
+            return float(now)
+        return None
 
     async def secret(self, name: str) -> bytes:
         """Return a random secret of 32 bytes, the same for all servers of this store; the first one makes it.
