@@ -79,12 +79,29 @@ class Places:
         if most is not None:
             self.most = most
             if not self.used < min(self.held, most):
-                async with self._turn:
-                    if self.used >= most or (self.used >= self.held and not await self._hold(most)):
-                        return False
+                entering = asyncio.create_task(self._entered_in_turn(most))
+                try:
+                    return await asyncio.shield(entering)
+                except asyncio.CancelledError:  # the store may hold the place already
+                    entering.add_done_callback(self._leave_if_entered)
+                    raise
+        self._use()
+        return True
+
+    async def _entered_in_turn(self, most: int) -> bool:
+        async with self._turn:
+            if self.used >= most or (self.used >= self.held and not await self._hold(most)):
+                return False
+            self._use()
+            return True
+
+    def _leave_if_entered(self, entering: asyncio.Task[bool]) -> None:
+        if not entering.cancelled() and not entering.exception() and entering.result():
+            self.leave()
+
+    def _use(self) -> None:
         self.used += 1
         self._peak = max(self._peak, self.used)
-        return True
 
     def close(self) -> None:
         """Give nothing back any more."""
@@ -102,6 +119,7 @@ class Places:
                 return True
         except StoreFailed:
             logger.warning("The %s of a key are counted for this server alone, as the store failed", self.kind)
+            self.held = count  # perhaps, and then it has to be given back
             return True
         self._next_try = time.monotonic() + RETRY
         return False

@@ -15,7 +15,7 @@ from penstock.api.limits.places import OwnHolds, Places
 from penstock.api.limits.table import KeyLimits
 from penstock.pipeline.errors import LimitReached, StoreFailed
 from penstock.stages.services.store.store import Store
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
@@ -143,6 +143,36 @@ async def test_places_are_given_back_after_an_outage() -> None:
     assert own.held == 1
     holds.fails = False
     await wait_until(lambda: not own.held)
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_client_that_leaves_while_a_place_is_taken_for_it_keeps_none(store_at: str, steps: int) -> None:
+    async with servers(store_at, 2) as (one, other):
+        own = Places(one.places, "a", "responses")
+        leaving = asyncio.create_task(own.enter(1))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        if leaving.cancelled():
+            assert await Places(other.places, "a", "responses").enter(1, patience=PATIENCE)
+
+
+async def test_place_that_was_taken_as_the_store_failed_is_given_back() -> None:
+    class Losing(OwnHolds):
+        lowered = -1
+
+        async def hold(self, owner: str, kind: str, count: int, most: int) -> bool:
+            raise StoreFailed("The answer of the store was lost.")
+
+        async def lower(self, owner: str, kind: str, count: int) -> None:
+            self.lowered = count
+
+    holds = Losing()
+    own = Places(holds, "a", "responses")
+    assert await own.enter(1)
+    own.leave()
+    await wait_until(lambda: holds.lowered == 0)
 
 
 async def test_running_responses_count_when_a_limit_is_set() -> None:
