@@ -161,7 +161,7 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_Place, None]:
 
 
 async def _make(place: _Place, chosen: argparse.Namespace) -> None:
-    expires = _moment(chosen.expires) if chosen.expires else None
+    expires = None if chosen.expires is None else _moment(chosen.expires)
     fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "expires": expires}
     words = [f"{field}={value}" for field, value in fields.items() if value is not None]
     plain = f"sk-{secrets.token_urlsafe(32)}"
@@ -180,10 +180,10 @@ async def _make(place: _Place, chosen: argparse.Namespace) -> None:
 def _moment(text: str) -> str:
     """Return the time of a duration from now on, or else the text itself."""
     try:
-        left = timedelta(seconds=seconds(text))
-    except ValueError:
+        moment = datetime.now(UTC) + timedelta(seconds=seconds(text))
+    except (ValueError, OverflowError):
         return text
-    return (datetime.now(UTC) + left).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _show(keys: Sequence[ApiKey]) -> None:

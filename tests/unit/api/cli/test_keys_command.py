@@ -103,6 +103,8 @@ def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, key
         (["make", "al ice"], "the key is not one word, or has a word after it"),
         (["make", "alice", "--tools", "ALL"], "the key has a wrong tools=: 'ALL' is not one of"),
         (["make", "alice", "--expires", "soon"], "the key has a wrong expires="),
+        (["make", "alice", "--expires", ""], "the key has a wrong expires="),
+        (["make", "alice", "--expires", "99999999d"], "the key has a wrong expires="),
         (["revoke", "alice"], "there is no key alice"),
         (["revoke", ""], "there is no key"),
     ],
