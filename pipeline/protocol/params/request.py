@@ -152,9 +152,20 @@ class Envelope:
     """The history of ``previous_response_id``, if the edge holds it; else it comes from the store."""
 
 
+LONGEST_TRACE_HEADER = 512
+"""The most characters of a header of W3C Trace Context that its specification has others send on."""
+
+
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of W3C Trace Context among ``headers``, names in lower case."""
-    return {name.lower(): value for name, value in headers.items() if name.lower() in ("traceparent", "tracestate")}
+    """Return the headers of W3C Trace Context among ``headers``, names in lower case.
+
+    A value that no tracer would write is left out, as it could not be sent on.
+    """
+    return {
+        name.lower(): value
+        for name, value in headers.items()
+        if name.lower() in ("traceparent", "tracestate") and value.isascii() and len(value) <= LONGEST_TRACE_HEADER
+    }
 
 
 _Input: TypeAlias = TextOr[str, Annotated[list[InputItem], FAIL_FAST]]

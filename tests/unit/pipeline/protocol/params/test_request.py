@@ -116,6 +116,11 @@ def test_trace_headers_are_found_in_any_case() -> None:
     assert trace_headers(headers) == {"traceparent": "00-2", "tracestate": "a=1"}
 
 
+@pytest.mark.parametrize("value", ["a=\udcff", "a=" + "b" * 511])
+def test_trace_headers_that_cannot_be_sent_on_are_left_out(value: str) -> None:
+    assert trace_headers({"traceparent": "00-2", "tracestate": value}) == {"traceparent": "00-2"}
+
+
 @pytest.mark.parametrize(
     "body",
     [
