@@ -99,6 +99,7 @@ class Allowance:
                 await self._took(self._level)
         except StoreFailed:
             logger.warning("The %s of a key are not counted, as the store cannot be reached", self.kind)
+            self._taken += missing  # no debt that would refuse requests after the outage
             return True
         return False
 

@@ -16,7 +16,7 @@ from penstock.pipeline.errors import CannotStart
 DEFAULT, ALL = "default", "all"
 """The table of keys without a table of their own, and that of all keys together."""
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=2**53, strict=True)]
 
 
 class UnusableLimits(CannotStart):

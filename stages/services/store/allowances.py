@@ -9,8 +9,10 @@ from penstock.stages.services.store.database import NOW, Statement
 from penstock.stages.services.store.writer import StoreContext
 
 _REFILLED = f"""
-    case when level + ({NOW} - at) * {{rate}} < {{most}} then level + ({NOW} - at) * {{rate}} else {{most}} end
+    case when level + abs({NOW} - at) * {{rate}} < {{most}} then level + abs({NOW} - at) * {{rate}} else {{most}} end
 """
+"""If the clock was set back, the time of the last change is in the future: the allowance refills by the difference."""
+
 _MOST, _RATE = "cast($3 as double precision)", "cast($4 as double precision)"
 _LEVEL = _REFILLED.format(most=_MOST, rate=_RATE)
 

@@ -16,6 +16,7 @@ from penstock.api.limits.admission import Admission, _duration
 from penstock.api.limits.allowance import Allowance, OwnAllowances
 from penstock.api.limits.table import KeyLimits, UnusableLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StoreFailed, TokenLimitReached
+from penstock.stages.services.store.database import Statement
 from penstock.stages.services.store.store import Store
 from tests.support.stores import open_store
 
@@ -177,6 +178,8 @@ async def test_limits_of_a_new_file_hold_at_once(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("[default]\nresponses = 0", "default.responses"),
+        ("[default]\nresponses = true", "default.responses"),
+        ("[default]\nresponses = 99999999999999999999", "default.responses"),
         ("[default]\nwait = 'soon'", "default.wait"),
         ("responses = 1", "responses"),
         ("[default", "Expected"),
@@ -233,3 +236,26 @@ class Unreachable:
 async def test_requests_are_admitted_while_the_store_cannot_be_reached() -> None:
     limited = Admission(None, Unreachable(), tables={"default": KeyLimits(requests_per_minute=1)})
     assert await admitted(limited, "a", 5) == 5
+
+
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+async def test_requests_during_an_outage_are_no_debt_after_it(kind: str) -> None:
+    time = Time()
+    limits = KeyLimits(requests_per_minute=2) if kind == "requests" else KeyLimits(tokens_per_minute=2)
+    limited = Admission(None, Unreachable(), tables={"default": limits}, clock=time)
+    for _ in range(500):
+        await limited.admit("a")
+        limited.end(EndedRun("a", 1))  # type: ignore[arg-type]
+    for allowance in limited._known.values():
+        allowance.allowances = OwnAllowances(time)
+    time.now += 60
+    assert await admitted(limited, "a", 1) == 1
+
+
+@pytest.mark.parametrize("ahead", [0.1, 3600.0])
+async def test_clock_that_is_set_back_blocks_no_key(store: Store, ahead: float) -> None:
+    await store.allowances.take("a", "requests", 10, 10, 60)
+    await store._context.writer.carry_out([Statement("update allowances set at = at + $1", (ahead,))])
+    await store.allowances.take("a", "requests", 1, 10, 60)
+    taken, left = await store.allowances.take("a", "requests", 9, 10, 60)
+    assert (taken, left <= 10) == (ahead > 60, True)
