@@ -36,6 +36,11 @@ class FairPlaces:
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
 
     @property
+    def bound(self) -> int:
+        """The number of places that may be held at the moment."""
+        return self.most
+
+    @property
     def in_use(self) -> int:
         """The number of places that are held."""
         return self._held.total()
@@ -76,7 +81,7 @@ class FairPlaces:
         self._grant()
 
     def _grant(self) -> None:
-        while self.in_use < self.most and (able := [owner for owner in self._waiting if self._may_have_one(owner)]):
+        while self.in_use < self.bound and (able := [owner for owner in self._waiting if self._may_have_one(owner)]):
             owner = min(able, key=self._precedence)
             turn = next(iter(self._waiting[owner]))
             if not turn.cancelled():

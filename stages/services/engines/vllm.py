@@ -10,20 +10,28 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import PARAMETERS, sampling_parameters
 from penstock.stages.services.engines.stream_interval import adapt_stream_interval
+from penstock.stages.services.engines.vllm_cores import (
+    CoreClient,
+    Cores,
+    StartProcess,
+    abort_everywhere,
+    launched,
+    reached,
+)
 from penstock.stages.services.engines.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -63,6 +71,14 @@ class WrongOption(errors.CannotStart):
         self.known = known
 
 
+Watch: TypeAlias = Callable[[str, bool], None]
+"""Called with vLLM's id of a request, and True when it begins or False when it has ended."""
+
+
+def _unwatched(_: str, __: bool) -> None:
+    """Watch nothing."""
+
+
 @dataclass(frozen=True)
 class VllmEngine:
     """An engine over `AsyncLLM`, with vLLM's workers in child processes."""
@@ -79,6 +95,7 @@ class VllmEngine:
     most_prompts: int | None = None
     """vLLM's option ``--max-num-queued-reqs``."""
 
+    watch: Watch = _unwatched
     _pacing: asyncio.Task[None] | None = None
     """Task that adapts the stream interval; None if the operator set a fixed one."""
 
@@ -94,6 +111,7 @@ class VllmEngine:
         reading = await self._begin(prompt)
         del prompt  # free it, as it may be large and the generation long
         self._running.add(reading)
+        self.watch(reading.collector.request_id, True)
         try:
             if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
                 raise errors.ServerStopping
@@ -103,6 +121,7 @@ class VllmEngine:
             self._running.discard(reading)
             if not reading.is_finished:
                 await self._abort(reading)
+            self.watch(reading.collector.request_id, False)
 
     async def cancel(self, response_id: str) -> bool:
         """Abort the request; vLLM then queues a final output after those not yet read."""
@@ -125,6 +144,14 @@ class VllmEngine:
         if self._pacing:
             self._pacing.cancel()
         self._llm.shutdown()
+
+    async def come_back(self) -> None:
+        """Wait for the cores, which connect again to a process that follows one that has died."""
+        await reached(self._llm)
+
+    async def abort_lost(self, request_ids: Sequence[str]) -> None:
+        """Abort requests of another process that has died, by vLLM's ids."""
+        await abort_everywhere(self._llm, request_ids)
 
     async def warm_up(self, grammar: str = ANYTHING) -> None:
         """Load the adapters, and run a request with grammar and logprobs: the first such request takes seconds longer.
@@ -327,13 +354,30 @@ class VllmPlan:
         """True if the model is a gpt-oss, which uses the harmony format."""
         return speaks_harmony(self.config)
 
-    def start(self) -> VllmEngine:
-        """Load the model, which takes ten seconds to minutes.  Call it in a running event loop, which it blocks."""
+    def launch(self, count: int, start: StartProcess) -> AbstractContextManager[Cores]:
+        """Load the model for ``count`` processes, which ``start`` starts, for the length of a block."""
+        return launched(self.config, count, start, counts_statistics=not self._arguments.disable_log_stats)
+
+    def start(self, client: CoreClient | None = None, watch: Watch = _unwatched) -> VllmEngine:
+        """Load the model, which takes ten seconds to minutes.  Call it in a running event loop, which it blocks.
+
+        A ``client`` uses cores that have the model already.  ``watch`` learns of vLLM's requests.
+        """
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.async_llm import AsyncLLM
 
         mark_workers()
-        llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=self._arguments.disable_log_stats)
+        quiet = self._arguments.disable_log_stats
+        if client is None:
+            llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet)
+        else:
+            llm = AsyncLLM.from_vllm_config(
+                self.config,
+                disable_log_stats=quiet,
+                client_addresses=dict(client.addresses),
+                client_count=client.count,
+                client_index=client.index,
+            )
         served = self._arguments.served_model_name or self._arguments.model
         names = [served] if isinstance(served, str) else served
         adapters = {
@@ -352,6 +396,7 @@ class VllmPlan:
             adapters,
             scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
             scheduling.max_num_queued_reqs,
+            watch,
             pacing,
         )
 
@@ -379,8 +424,10 @@ def option_names() -> frozenset[str]:
     return frozenset({"--lora-modules", *re.findall(r'"(--[a-z][a-z0-9-]+)"', source.read_text("utf-8"))})
 
 
-def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
+def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, process: int = 0) -> VllmPlan:
     """Parse ``arguments`` with vLLM's own parser, and load the config of ``model``.
+
+    ``process`` is the number of this one among the ``processes`` that share the engine, or -1 if it only starts them.
 
     Raises `WrongOption` for arguments that vLLM does not take, and `NoVllm` if vLLM is not installed.
     """
@@ -392,6 +439,7 @@ def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
     is_paced = engine_args.stream_interval is None
     if is_paced:
         engine_args.stream_interval = 1
+    engine_args._api_process_count, engine_args._api_process_rank = processes, process  # noqa: SLF001 - as vllm serve
     return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
 
 

@@ -13,13 +13,13 @@ import signal
 import sys
 
 MARK = "_PENSTOCK_ENGINE"
-"""Environment variable that marks the worker processes of this server."""
+"""Environment variable that marks the processes that this server starts."""
 
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def mark_workers() -> None:
-    """Make vLLM processes started from now on end with this one.
+    """Make vLLM processes and frontends that are started from now on end with this one.
 
     Start them from the main thread: to the kernel, a process loses its parent when the thread that started it ends.
     They are spawned instead of forked, because a forked copy of the server would keep its port open.

@@ -24,12 +24,12 @@ def unlimited(_: str) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
-def places_here() -> FairPlaces:
-    """Return the places for this machine: more sandboxes at work than this would delay the server.
+def places_here(servers: int = 1) -> FairPlaces:
+    """Return the places of one of ``servers`` processes here: more sandboxes at work would delay the servers.
 
     One API key may hold half of them, so that it cannot lock out all others.
     """
-    most = min(32, 8 * len(os.sched_getaffinity(0)))
+    most = max(2, min(32, 8 * len(os.sched_getaffinity(0))) // servers)
     return FairPlaces(most, share=-(-most // 2))
 
 

@@ -69,6 +69,11 @@ class Servers:
         own = self._context.server_id
         await self._context.writer.carry_out((Statement(_LEAVE, (own,)),), own)
 
+    async def declare_dead(self, url: str) -> None:
+        """Remove the server of this machine that had an address.  Its unfinished responses become orphans."""
+        own = self._context.server_id
+        await self._context.writer.carry_out((Statement(_REPLACE, (own, url, self.machine)),))
+
     async def runner(self, response_id: str) -> Server | None:
         """Return the server that runs a response; None if the response has ended, or waits for any server."""
         own = self._context.server_id
