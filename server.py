@@ -11,7 +11,15 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from socket import socket
 from typing import NoReturn
 from uuid import uuid4
 
@@ -35,6 +43,11 @@ from penstock.api.checks import Checks
 from penstock.api.cli.check import all_pass
 from penstock.api.cli.mistakes import placed
 from penstock.api.cli.serve import greeting, read_settings
+from penstock.api.frontends.frontend import Frontend
+from penstock.api.frontends.link import Failed, Link, Up
+from penstock.api.frontends.seat import Seat
+from penstock.api.frontends.share import ALONE, Share
+from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
@@ -42,7 +55,7 @@ from penstock.api.http.starting import Progress, answering
 from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.metrics.scrape import serving_metrics
-from penstock.api.peers import Membership
+from penstock.api.peers import Membership, Peers
 from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
@@ -72,13 +85,17 @@ CHECK_WAIT = 3.0
 
 @asynccontextmanager
 async def open_scheduler(
-    settings: Settings, keys: Keys, start_engine: EngineStarter = start
+    settings: Settings, keys: Keys, start_engine: EngineStarter = start, share: Share = ALONE
 ) -> AsyncGenerator[Scheduler, None]:
-    """Run everything but HTTP for the length of a block: the store, the engine, the tools and the pipeline."""
+    """Run everything but HTTP for the length of a block: the store, the engine, the tools and the pipeline.
+
+    ``share`` is the part of this process, if it is one of several frontends.
+    """
     async with AsyncExitStack() as closing:
         if settings.record:
             make_folder(settings.record)
-        store = Store(database(settings.store), settings.stale, keeps=settings.store != NO_STORE)
+        place = str(share.counts or settings.store)
+        store = Store(database(place), settings.stale, keeps=settings.store != NO_STORE)
         closing.push_async_callback(store.close)
         await store.open()
         await keys.read_store(store.keys)
@@ -89,7 +106,7 @@ async def open_scheduler(
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         admission = Admission(settings.limits, name_of=keys.limits)
-        if store.keeps:
+        if place != NO_STORE:
             admission.allowances, admission.holds = store.allowances, store.places
         closing.callback(admission.close)
         tools = backend.toolbox or await toolbox(settings, keys, admission.sandbox)
@@ -97,11 +114,13 @@ async def open_scheduler(
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
         yield Scheduler(
-            admitting(assembled(settings, backend, runs, tools, sealer, recording), settings, backend, admission.of),
+            admitting(
+                assembled(settings, backend, runs, tools, sealer, recording), settings, backend, admission.of, share
+            ),
             backend.engine,
             runs,
             store,
-            limit=settings.max_background,
+            limit=share.of(settings.max_background),
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
             admission=admission,
@@ -109,8 +128,13 @@ async def open_scheduler(
 
 
 @asynccontextmanager
-async def join_servers(settings: Settings, keys: Keys, scheduler: Scheduler, url: str) -> AsyncGenerator[Api, None]:
-    """Join the servers of the store for the length of a block; they reach this one at ``url``."""
+async def join_servers(
+    settings: Settings, keys: Keys, scheduler: Scheduler, url: str, siblings: Sequence[str] = ()
+) -> AsyncGenerator[Api, None]:
+    """Join the servers of the store for the length of a block; they reach this one at ``url``.
+
+    ``siblings`` are the URLs of the other frontends of this server.
+    """
     recovery, store = scheduler.recovery, scheduler.store
     origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
     async with Membership(
@@ -124,6 +148,7 @@ async def join_servers(settings: Settings, keys: Keys, scheduler: Scheduler, url
                 models,
                 settings.keep_alive,
                 keys,
+                Peers(siblings=siblings),
                 recorded_if=settings.recorded_if,
                 origins=origins,
                 serves_metrics=settings.metrics_port is None,
@@ -158,7 +183,8 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
         url = settings.peer_url or _unreachable()
         api = await started.enter_async_context(join_servers(settings, keys, scheduler, url))
         started.enter_context(watching(scheduler.pipeline, settings.slow_callback))
-        await started.enter_async_context(serving_metrics(api.sampler, settings.host, settings.metrics_port))
+        port_of_metrics = started.enter_context(_bound_for_metrics(settings))
+        await started.enter_async_context(serving_metrics(api.sampler, port_of_metrics))
         closing = started.pop_all()
     app = api.app(settings.max_body_bytes)
     app.on_shutdown.insert(0, lambda _: scheduler.drain(settings.drain_timeout))  # before sockets are closed
@@ -185,19 +211,93 @@ async def serve(settings: Settings, start_engine: EngineStarter = start, progres
         url = settings.reached_at(port)
         api = await closing.enter_async_context(join_servers(settings, keys, scheduler, url))
         await closing.enter_async_context(serving(api.app(settings.max_body_bytes), bound))
-        await closing.enter_async_context(serving_metrics(api.sampler, settings.host, settings.metrics_port))
+        port_of_metrics = closing.enter_context(_bound_for_metrics(settings))
+        await closing.enter_async_context(serving_metrics(api.sampler, port_of_metrics))
         tune_gc()
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         print(greeting(settings, port, api.models, recorded_example(scheduler.pipeline)), flush=True)
         stop, hurry = _stop_signals()
-        _switch_level_at_sigusr1()
-        _read_again_at_sighup({"API keys": keys.read, "limits": scheduler.admission.read})
+        _obey_signals(keys, scheduler)
         await stop.wait()
-        if running_now := scheduler.in_flight.count:
-            number = counted(running_now, "running response")
-            text = "Stopping: waiting up to %g s for %s; a second signal, such as Ctrl-C, ends the wait"
-            logger.info(text, settings.drain_timeout, number)
-        await scheduler.drain(settings.drain_timeout, hurry.is_set)
+        await _drained(settings, scheduler, hurry)
+
+
+def _bound_for_metrics(settings: Settings) -> AbstractContextManager[socket | None]:
+    """Bind the port of the metrics, if they have one of their own."""
+    return nullcontext() if settings.metrics_port is None else bind(settings.host, settings.metrics_port)
+
+
+def _obey_signals(keys: Keys, scheduler: Scheduler) -> None:
+    """Have signals read files again, and switch the level of the log."""
+    _switch_level_at_sigusr1()
+    _read_again_at_sighup({"API keys": keys.read, "limits": scheduler.admission.read})
+
+
+async def _drained(settings: Settings, scheduler: Scheduler, hurry: asyncio.Event) -> None:
+    """Wait until the responses have ended, their time is over, or a second signal has come."""
+    if running_now := scheduler.in_flight.count:
+        number = counted(running_now, "running response")
+        text = "Stopping: waiting up to %g s for %s; a second signal, such as Ctrl-C, ends the wait"
+        logger.info(text, settings.drain_timeout, number)
+    await scheduler.drain(settings.drain_timeout, hurry.is_set)
+
+
+# Frontends
+
+
+def serve_frontends(settings: Settings) -> None:
+    """Serve with several processes until SIGTERM or SIGINT; call it in the main thread."""
+    _preloaded(settings)
+    with ExitStack() as closing:
+        bound = closing.enter_context(bind(settings.host, settings.port))
+        listen(bound)
+        supervisor = Supervisor(settings, settings.frontends, run_frontend, bound)
+        closing.enter_context(supervisor.prepared())
+        is_ours = not settings.engine
+        shown = closing.enter_context(loading(settings)) if is_ours else None
+        with answering(bound, lambda: shown.progress if shown else "Waiting for the engine"):
+            if is_ours:
+                plan, model = planned(settings, process=-1)
+                rehearsed(settings, RunningEngine(ScriptedEngine(), model))
+                closing.enter_context(supervisor.launched(plan))
+            else:
+                supervisor.start_all()
+            up = supervisor.wait()
+        if shown:
+            shown.finish()
+        print(greeting(settings, bound.getsockname()[1], up.models, up.example), flush=True)
+        uvloop.run(supervisor.run())
+
+
+def run_frontend(seat: Seat) -> None:
+    """Run one frontend; the supervisor starts a process with this function."""
+    seat.take()
+    log_to_stderr(seat.settings.log_level, as_json=seat.settings.log_format == "json")
+    try:
+        uvloop.run(_serve_seat(Frontend(seat)))
+    except UNSTARTABLE as error:
+        Link(seat.link).send(Failed(str(error)))
+        sys.exit(1)
+
+
+async def _serve_seat(frontend: Frontend) -> None:
+    seat = frontend.seat
+    settings = seat.settings
+    keys = _preloaded(settings)
+    async with AsyncExitStack() as closing:
+        opening = open_scheduler(settings, keys, frontend.start_engine, seat.share)
+        scheduler = await closing.enter_async_context(opening)
+        joining = join_servers(settings, keys, scheduler, seat.url, seat.siblings)
+        api = await closing.enter_async_context(joining)
+        runner = await closing.enter_async_context(serving(api.app(settings.max_body_bytes), seat.listening))
+        await closing.enter_async_context(serving_metrics(api.sampler, seat.metrics))
+        tune_gc()
+        closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
+        await closing.enter_async_context(frontend.attached(runner, scheduler))
+        _obey_signals(keys, scheduler)
+        frontend.link.send(Up(api.models, recorded_example(scheduler.pipeline), tuple(frontend.greetings)))
+        await frontend.stop.wait()
+        await _drained(settings, scheduler, frontend.hurry)
 
 
 def _keys(settings: Settings) -> Keys:
@@ -300,6 +400,8 @@ def main(arguments: Sequence[str]) -> None:
             if settings.print_pipeline:
                 _preloaded(settings)
                 print(uvloop.run(drawn(settings)))
+            elif settings.frontends > 1:
+                serve_frontends(settings)
             else:
                 shown = ShownStart()
                 uvloop.run(serve(settings, shown, lambda: shown.progress))

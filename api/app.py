@@ -75,10 +75,17 @@ class Api:
         app.add_routes(self.routes)
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.add_limits)
+        app.on_response_prepare.append(self.close_if_leaving)
         app.on_response_prepare.append(self.origins.add_headers)
         app.on_shutdown.append(self.sockets.close)
         app.on_cleanup.append(self.peers.close)
         return app
+
+    async def close_if_leaving(self, _: web.Request, answer: web.StreamResponse) -> None:
+        """Have the client open a new connection for its next request, if this frontend leaves."""
+        if self.scheduler.in_flight.leaving:
+            answer.force_close()
+            answer.headers["Connection"] = "close"
 
     async def add_limits(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Add the headers about the limits of the client's key to an answer, before the headers are sent."""

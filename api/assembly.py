@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from penstock.api.frontends.share import Share
 from penstock.api.http.auth import Keys
 from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.recording import recorder
@@ -26,10 +27,9 @@ from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
-from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sandbox.lease import Limit, unlimited
+from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.postgres import PostgresDatabase
@@ -61,10 +61,11 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
 
     ``limit`` limits the sandboxes of a client.
     """
+    places = places_here(settings.frontends) if settings.sandbox else None
     allowed = AllowedNetworks.parse(settings.allow_address)
     key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
     mcp = mcp_servers(settings)
-    tools = await open_toolbox(allowed, mcp, settings.web_search, key, sandbox=settings.sandbox, limit=limit)
+    tools = await open_toolbox(allowed, mcp, settings.web_search, key, places=places, limit=limit)
     of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
     return replace(tools, access=ToolAccess(of_all, keys.tools))
 
@@ -126,10 +127,11 @@ def admitting(
     settings: Settings,
     running: RunningEngine,
     limits_of: Callable[[str], KeyLimits],
+    share: Share,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with the stage that holds prompts back while the engine is full, if its places are known.
 
-    ``limits_of`` gives the limits of an owner.
+    ``limits_of`` gives the limits of an owner, and ``share`` the part of this process in the places.
     """
     engine = running.engine
     own = engine if isinstance(engine, Bounded) else None
@@ -137,8 +139,8 @@ def admitting(
     if places is None or "generate" not in pipeline.names():
         return pipeline
     runs: RunRegistry = pipeline.stage("persist").runs
-    fair = FairPlaces(places, weigh=lambda owner: limits_of(owner).weight)
-    most = own.most_prompts if own else None
+    fair = share.places(places, lambda owner: limits_of(owner).weight)
+    most = share.of(own.most_prompts) if own and own.most_prompts is not None else None
     admit = Admit(fair, runs.is_accepted, lambda owner: limits_of(owner).wait or settings.engine_wait, most)
     return pipeline.insert_before("generate", "admit", admit)
 

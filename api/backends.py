@@ -36,11 +36,13 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import (
     ANYTHING,
     VllmPlan,
+    Watch,
     WrongOption,
     default_sampling,
     plan_vllm,
     speaks_harmony,
 )
+from penstock.stages.services.engines.vllm_cores import CoreClient, greeted
 from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -105,10 +107,33 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, N
         await engine.close()
 
 
-def planned(settings: Settings) -> tuple[VllmPlan, ModelStages]:
-    """Return vLLM's plan for an engine in this process, and the stages for its model."""
+@asynccontextmanager
+async def of_frontend(
+    settings: Settings, client: CoreClient, watch: Watch, greetings: list[tuple[bytes, bytes]]
+) -> AsyncGenerator[RunningEngine, None]:
+    """Use the engine's cores, which the supervisor has started; ``greetings`` gets their first messages."""
+    plan, model = planned(settings, client.index)
+    with greeted(client) as heard:
+        engine = plan.start(client, watch)
+    greetings.extend(heard)
     try:
-        plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_options)
+        if client.greetings:
+            await engine.come_back()
+        else:
+            await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)
+        yield RunningEngine(engine, model)
+    finally:
+        await engine.close()
+
+
+def planned(settings: Settings, process: int = 0) -> tuple[VllmPlan, ModelStages]:
+    """Return vLLM's plan for an engine of this server, and the stages for its model.
+
+    ``process`` is the number of the frontend that uses the engine, or -1 for the supervisor.
+    """
+    model, options = settings.model or DEFAULT_MODEL, settings.engine_options
+    try:
+        plan = plan_vllm(model, options, processes=settings.frontends, process=process)
     except WrongOption as error:
         raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)

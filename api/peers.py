@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
 from time import monotonic
 from typing import Self
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
@@ -93,8 +94,10 @@ class Peers:
     stream counts as lost after ``silence`` seconds without data: a live server would have sent a keep-alive comment.
     """
 
-    def __init__(self, patience: float = 20.0, silence: float = 60.0) -> None:
+    def __init__(self, patience: float = 20.0, silence: float = 60.0, siblings: Sequence[str] = ()) -> None:
         self.patience = patience
+        self.siblings = siblings
+        """The URLs of the other frontends of this server, which may run responses that are not stored."""
         self.silence = silence
         self._session: ClientSession | None = None
 
@@ -102,6 +105,18 @@ class Peers:
         """Close all connections, once the application no longer answers requests."""
         if self._session is not None:
             await self._session.close()
+
+    async def search(self, request: web.Request, response_id: str) -> Server | None:
+        """Return the sibling that runs a response, or None."""
+        timeout = ClientTimeout(ANSWER_TIMEOUT, sock_connect=CONNECT_TIMEOUT)
+        path = URL(f"/v1/responses/{quote(response_id, safe='')}", encoded=True)
+        for url in self.siblings:
+            server = Server("", url, is_alive=True)
+            with suppress(PeerLost), _losses():
+                async with self._request(request, server, path, timeout, "GET") as answer:
+                    if answer.status == HTTPStatus.OK:
+                        return server
+        return None
 
     async def forward(self, request: web.Request, server: Server) -> web.Response:
         """Forward a request, which has no body, and return the answer.
@@ -137,7 +152,7 @@ class Peers:
             raise PeerLost(f"{server.url} has broken off")
 
     def _request(
-        self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout
+        self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout, method: str = ""
     ) -> AbstractAsyncContextManager[ClientResponse]:
         """Send the client's request on to ``server``; of its headers, only ``Authorization`` is sent."""
         if self._session is None:
@@ -146,7 +161,7 @@ class Peers:
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         path = str(url).removeprefix(prefix_of(request))  # the URL of the other server has its own prefix
         return self._session.request(
-            request.method,
+            method or request.method,
             URL(server.url.rstrip("/") + path, encoded=True),
             headers={**headers, FORWARDED: "1", **tracing.current_headers({})},
             timeout=timeout,

@@ -173,7 +173,12 @@ class Responses:
         INCLUDE.read(request)
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         if not streams:
-            return as_json(await self._response(request))
+            try:
+                return as_json(await self._response(request))
+            except errors.ResponseNotFound:
+                if sibling := await self._sibling(request):
+                    return await self.peers.forward(request, sibling)
+                raise
         metrics.RESUMES.inc()
         found = await self._find(request)
         if isinstance(found, Server):
@@ -262,11 +267,22 @@ class Responses:
     async def _find(self, request: web.Request) -> Run | StoredResponse | Server:
         """Find the response named in the path: live here, stored, or on another server."""
         response_id = request.match_info["response_id"]
-        found = await self.scheduler.find(response_id, request[OWNER])
+        try:
+            found = await self.scheduler.find(response_id, request[OWNER])
+        except errors.ResponseNotFound:
+            if sibling := await self._sibling(request):
+                return sibling
+            raise
         if isinstance(found, Server) and FORWARDED in request.headers:
             raise errors.ServerUnreachable  # it has moved on; the forwarding server looks it up again
         current_response.set(response_id)
         return found
+
+    async def _sibling(self, request: web.Request) -> Server | None:
+        """Return the frontend of this server that runs the response named in the path, if it is not stored."""
+        if FORWARDED in request.headers:
+            return None
+        return await self.peers.search(request, request.match_info["response_id"])
 
     async def _find_or_forward(self, request: web.Request) -> Run | StoredResponse | web.Response:
         """Return the response if this server has it, or else the answer of the server that runs it.

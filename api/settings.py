@@ -62,6 +62,11 @@ def size(value: Any) -> Any:
     return int(match[1]) * _SIZES[match[2] or ""] if match else value
 
 
+def frontend_count(value: Any) -> Any:
+    """Return the number of frontends for ``auto``; leave anything else to pydantic."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2)) if value == "auto" else value
+
+
 def in_capitals(value: Any) -> Any:
     """Return a text in capitals; leave anything else to pydantic."""
     return value.upper() if isinstance(value, str) else value
@@ -229,6 +234,13 @@ class Settings(BaseSettings):
     vllm: CliSuppress[Table] = {}
     host: str = Field("127.0.0.1", title="HOST", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    frontends: Annotated[int, BeforeValidator(frontend_count)] = Field(
+        1,
+        gt=0,
+        title="N",
+        description="server processes on one engine and one port; auto means one for every two cores, 8 at most",
+        examples=["auto"],
+    )
     max_body_bytes: Annotated[int, BeforeValidator(size)] = Field(
         "32MiB",
         validate_default=True,
@@ -529,6 +541,12 @@ class Settings(BaseSettings):
             raise ValueError("--store-keys needs a store")
         return self
 
+    @model_validator(mode="after")
+    def _has_parts(self) -> Self:
+        if self.max_background < self.frontends:
+            raise ValueError("--max-background must be at least --frontends, as each frontend has a part of it")
+        return self
+
     @property
     def engine_options(self) -> list[str]:
         """The options of vLLM: those of the command line, after those of the table ``[vllm]`` that it leaves."""
@@ -587,6 +605,14 @@ class Settings(BaseSettings):
     def reached_at(self, port: int) -> str:
         """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""
         return self.peer_url or self.url(port)
+
+    def frontend_at(self, port: int) -> str:
+        """Return the URL at which the other servers of the store reach one frontend, which listens on ``port``."""
+        if self.peer_url is None:
+            return f"http://127.0.0.1:{port}"
+        parts = urlsplit(self.peer_url)
+        host = parts.hostname or ""
+        return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def called(self, url: str) -> list[str]:
         """Return the names of this server for the clients of a server without keys, which peers reach at ``url``."""

@@ -223,6 +223,15 @@ class Runner(web.AppRunner):
         )
 
 
+async def take(runner: Runner, connection: socket.socket) -> None:
+    """Serve a connection that another process has accepted."""
+    assert runner.server is not None
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(runner.server, connection)
+    except OSError:  # the client has left already
+        connection.close()
+
+
 def raise_descriptor_limit() -> int:
     """Raise the soft limit of open files, which many systems set to 1,024, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -267,12 +276,12 @@ def _unusable(host: str, port: int, error: OSError) -> CannotStart:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[ConnectionCounts, None]:
-    """Serve ``app`` on a socket for the length of the block; yield the counts of its connections."""
+async def serving(app: web.Application, bound: socket.socket) -> AsyncGenerator[Runner, None]:
+    """Serve ``app`` on a socket for the length of the block; yield the runner, which counts its connections."""
     runner = Runner(app)
     await runner.setup()
     try:
         await web.SockSite(runner, bound, backlog=BACKLOG).start()
-        yield runner.counts
+        yield runner
     finally:
         await runner.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from penstock.api.http.connections import bind
 from penstock.api.metrics.sampler import Sampler
 from penstock.pipeline.errors import Unauthorized
 
@@ -62,18 +62,17 @@ def _registry() -> CollectorRegistry:
 
 
 @asynccontextmanager
-async def serving_metrics(sampler: Sampler, host: str, port: int | None) -> AsyncGenerator[int | None, None]:
-    """Serve the metrics on a port of their own for the length of a block, and yield it; do nothing without a port."""
-    if port is None:
-        yield None
+async def serving_metrics(sampler: Sampler, bound: socket.socket | None) -> AsyncGenerator[None, None]:
+    """Serve the metrics on a socket of their own, if there is one, for the length of a block."""
+    if bound is None:
+        yield
         return
     app = web.Application()
     app.add_routes([web.get(PATH, Metrics(sampler).scrape)])
     runner = web.AppRunner(app, access_log=None)
-    with bind(host, port) as bound:
-        await runner.setup()
-        try:
-            await web.SockSite(runner, bound).start()
-            yield bound.getsockname()[1]
-        finally:
-            await runner.cleanup()
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound).start()
+        yield
+    finally:
+        await runner.cleanup()

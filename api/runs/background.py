@@ -46,6 +46,8 @@ class InFlight:
 
     stopping: bool = False
     """True if new requests are refused."""
+    leaving: bool = False
+    """True if new requests are answered, but clients have to open new connections for the next."""
     _tasks: set[asyncio.Task[Any] | None] = field(default_factory=set)
     _refused: set[asyncio.Task[Any] | None] = field(default_factory=set)
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.services.browser.search_engines import search_backend
 from penstock.stages.services.browser.session import BrowserHost
+from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.sandbox.container import ContainerHost
-from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
+from penstock.stages.services.sandbox.lease import Limit, unlimited
 from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.tools import Host, Toolbox
@@ -27,16 +28,16 @@ async def open_toolbox(
     web_search: str | None,
     search_key: str,
     *,
-    sandbox: bool,
+    places: FairPlaces | None,
     limit: Limit = unlimited,
 ) -> Toolbox:
     """Return the tools of these settings; ``configured`` are the MCP servers of the operator, by label.
 
-    ``limit`` limits the sandboxes of an owner.  An MCP server of the operator replaces the built-in tool of the same
-    kind.
+    ``places`` are those of sandboxes, if there are to be any, and ``limit`` limits the sandboxes of an owner.  An MCP
+    server of the operator replaces the built-in tool of the same kind.
     """
     servers = McpServers(configured, allowed)
-    hosts: dict[str, Host] = await _sandboxed(limit) if sandbox else {}
+    hosts: dict[str, Host] = await _sandboxed(places, limit) if places else {}
     if web_search:
         kind, _, url = web_search.partition("=")
         hosts["browser"] = BrowserHost(search_backend(kind, url, search_key), allowed)
@@ -49,11 +50,10 @@ async def sandboxes() -> tuple[Sandbox | NoSandbox, Sandbox | NoSandbox]:
     return await probe("python"), await probe("container")
 
 
-async def _sandboxed(limit: Limit) -> dict[str, Host]:
+async def _sandboxed(places: FairPlaces, limit: Limit) -> dict[str, Host]:
     """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
     python, container = await sandboxes()
     hosts: dict[str, Host] = {}
-    places = places_here()
     if isinstance(python, Sandbox):
         hosts["python"] = PythonHost(python, places, limit)
     if isinstance(container, Sandbox):

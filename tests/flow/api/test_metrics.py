@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.api.http.auth import Keys
+from penstock.api.http.connections import bind
 from penstock.api.http.request_body import HeldBytes
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import serving_metrics
@@ -159,8 +160,10 @@ async def test_server_with_keys_wants_a_key_of_its_own_for_metrics(tmp_path: Pat
 
 
 async def test_port_of_its_own_has_the_metrics_alone(served: ScriptedServer) -> None:
+    bound = bind("127.0.0.1", 0)
+    port = bound.getsockname()[1]
     async with (
-        serving_metrics(Sampler(served.scheduler, HeldBytes()), "127.0.0.1", 0) as port,
+        serving_metrics(Sampler(served.scheduler, HeldBytes()), bound),
         aiohttp.ClientSession() as client,
     ):
         async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:

@@ -1,0 +1,1 @@
+"""Several server processes, called frontends, on one engine and one port."""

@@ -1,0 +1,125 @@
+"""The frontend's side of its link to the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+from penstock.api.assembly import RunningEngine
+from penstock.api.backends import of_frontend, start
+from penstock.api.frontends.link import Abort, Begun, Ended, FromSupervisor, Leaving, Left, Link, Lost, Received, Stop
+from penstock.api.frontends.seat import Seat
+from penstock.api.http.connections import Runner, take
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import StoreFailed
+from penstock.stages.services.engines.vllm import VllmEngine
+
+logger = logging.getLogger(__name__)
+
+SIGN = 0.2
+"""Seconds between two signs of life."""
+
+LEAVING = 10.0
+"""The most seconds for which a frontend that leaves waits until its clients have closed their connections."""
+
+LOOK = 0.05
+"""Seconds between two looks at these connections."""
+
+
+class Frontend:
+    """One of several server processes, in the ``seat`` that the supervisor gave it."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.link = Link(seat.link)
+        self.greetings: list[tuple[bytes, bytes]] = []
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._slot = seat.share.board[seat.share.index]
+        self._received = 0
+        self._left = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_engine(self, settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
+        """Use the engine's cores of the supervisor, or the engine elsewhere, for the length of a block."""
+        client = self.seat.client
+        return of_frontend(settings, client, self.watch, self.greetings) if client else start(settings)
+
+    def watch(self, request_id: str, begins: bool) -> None:
+        """Tell the supervisor about a request of the engine, so that it is aborted if this process dies."""
+        self.link.send(Begun(request_id) if begins else Ended(request_id))
+
+    @asynccontextmanager
+    async def attached(self, runner: Runner, scheduler: Scheduler) -> AsyncGenerator[None, None]:
+        """Serve connections from the supervisor, and do what it asks for, for the length of a block."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.link, self._receive, runner, scheduler)
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._do(self._leave(runner, scheduler)))
+        signs = asyncio.create_task(self._give_signs(runner))
+        try:
+            yield
+        finally:
+            signs.cancel()
+            loop.remove_reader(self.link)
+
+    async def _give_signs(self, runner: Runner) -> None:
+        slot = self._slot
+        while True:
+            slot.seen_at, slot.received, slot.open = time.monotonic(), self._received, runner.counts.open
+            await asyncio.sleep(SIGN)
+
+    def _receive(self, runner: Runner, scheduler: Scheduler) -> None:
+        for received in self.link.received():
+            if self.hurry.is_set():  # nothing more is to be received if the supervisor has ended
+                asyncio.get_running_loop().remove_reader(self.link)
+            if isinstance(received, socket.socket):
+                self._received += 1
+                self.link.send(Received(self._received))
+                self._do(take(runner, received))
+            else:
+                self._obey(received, scheduler)
+
+    def _obey(self, message: FromSupervisor, scheduler: Scheduler) -> None:
+        match message:
+            case Stop():
+                (self.hurry if self.stop.is_set() else self.stop).set()
+            case Left():
+                self._left.set()
+            case Abort(request_ids):
+                self._do(_abort(scheduler, request_ids))
+            case Lost(url):
+                self._do(_settle(scheduler, url))
+
+    async def _leave(self, runner: Runner, scheduler: Scheduler) -> None:
+        """Stop alone: clients open new connections at other frontends before requests are refused here."""
+        scheduler.in_flight.leaving = True
+        if self.link.send(Leaving()):
+            await self._left.wait()
+        deadline = time.monotonic() + LEAVING
+        while runner.counts.open and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK)
+        self.stop.set()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _abort(scheduler: Scheduler, request_ids: Sequence[str]) -> None:
+    if isinstance(scheduler.engine, VllmEngine):
+        await scheduler.engine.abort_lost(request_ids)
+
+
+async def _settle(scheduler: Scheduler, url: str) -> None:
+    """Take over the responses of a frontend that has died, without waiting for its heartbeats to be missed."""
+    with suppress(StoreFailed):  # found later, by the heartbeats
+        await scheduler.store.servers.declare_dead(url)
+        await scheduler.recovery.recover()

@@ -1,0 +1,54 @@
+"""Seat: all that a frontend gets from the supervisor when it is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.api.frontends.share import Share
+from penstock.api.settings import Settings
+from penstock.stages.services.engines.vllm_cores import CoreClient
+from penstock.stages.services.engines.workers import end_with_parent
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of one frontend; a frontend that is started again has the seat of the one that died."""
+
+    settings: Settings
+    share: Share
+    link: socket.socket
+    listening: socket.socket
+    """The socket at which the other servers of the store reach this frontend."""
+    siblings: Sequence[str]
+    """The URLs of the other frontends, for the other servers."""
+    url: str
+    output: tuple[Any, Any]
+    """The descriptors of the supervisor's stdout and stderr: its own may lead to the bar that shows a model load."""
+    metrics: socket.socket | None = None
+    """The socket of ``--metrics-port``, which all frontends have."""
+    client: CoreClient | None = None
+    """The way to the engine's cores, if vLLM is in this server."""
+
+    @property
+    def name(self) -> str:
+        """The name of the frontend, for the log."""
+        return f"frontend {self.share.index + 1} of {self.share.count}"
+
+    def take(self) -> None:
+        """Make this process the one of the seat: it ends with the supervisor, and Ctrl-C is for that one."""
+        for descriptor, given in enumerate(self.output, start=1):
+            sent = given.detach()
+            os.dup2(sent, descriptor)
+            os.close(sent)
+        end_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if not (self.settings.verbose or self.settings.log_level == "DEBUG"):
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the supervisor has seen the warnings
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

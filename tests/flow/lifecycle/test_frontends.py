@@ -1,0 +1,227 @@
+"""Frontends: several processes of one server are killed, stopped and replaced under load, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from tests.support.api_clients import StreamReader, sse_frames, wait_until
+from tests.support.event_streams import final, read_sse
+from tests.support.load import USERS, Fleet, Load, check, frame_json, text_of
+from tests.support.paths import FIXTURES
+from tests.support.processes import descendants, free_port
+from tests.support.releases import running_release, this_release
+from tests.support.server_process import ServerProcess, exit_status, penstock
+from tests.support.stores import database_at
+
+LONG: dict[str, Any] = {"input": "and so on, " * 100}
+
+KILLS = 3
+
+
+SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
+
+
+def frontends(server: ServerProcess) -> dict[int, int]:
+    """Return the processes of the frontends by number: the latest of each that has served."""
+    return {int(number): int(pid) for number, pid in SERVES.findall(server.log.read_text())}
+
+
+@asynccontextmanager
+async def running_frontends(store: str, folder: Path, count: int, *options: str) -> AsyncGenerator[ServerProcess, None]:
+    async with running_release(this_release, store, folder, "--frontends", str(count), *options) as server:
+        await wait_until(lambda: len(frontends(server)) == count)
+        yield server
+
+
+async def end(server: ServerProcess, number: int, how: signal.Signals) -> None:
+    """End a frontend, and wait until another process serves in its place."""
+    before = frontends(server)
+    os.kill(before[number], how)
+    await wait_until(lambda: frontends(server)[number] != before[number])
+
+
+def connections(server: ServerProcess, pid: int) -> int:
+    """Return the number of connections of clients that a frontend has."""
+    port = int(server.url.rpartition(":")[2])
+    every = psutil.Process(pid).net_connections("tcp")
+    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in every)
+
+
+def is_even(server: ServerProcess) -> bool:
+    """Return True if the frontends have as many connections as each other, as far as possible."""
+    counts = [connections(server, pid) for pid in frontends(server).values()]
+    return max(counts) - min(counts) <= 1
+
+
+def new_client() -> aiohttp.ClientSession:
+    """Return a client with a connection of its own for each request, so that any frontend may get it."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
+async def test_connections_are_spread_evenly(tmp_path: Path) -> None:
+    async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 3) as server, AsyncExitStack() as closing:
+        client = await closing.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        sockets = [await client.ws_connect(f"{server.url}/v1/responses") for _ in range(30)]
+        assert is_even(server), [connections(server, pid) for pid in frontends(server).values()]
+        await asyncio.gather(*(socket.close() for socket in sockets[::3]))
+        await asyncio.sleep(0.5)  # two signs of life, which report the connections that have ended
+        sockets += [await client.ws_connect(f"{server.url}/v1/responses") for _ in range(10)]
+        assert is_even(server), [connections(server, pid) for pid in frontends(server).values()]
+
+
+async def test_responses_of_one_frontend_are_found_by_the_others(store_at: str, tmp_path: Path) -> None:
+    """Also those that are not stored."""
+    async with running_frontends(store_at, tmp_path, 3) as server, new_client() as client:
+        for body in (LONG, {**LONG, "store": False}):
+            async with client.post(f"{server.url}/v1/responses", json={**body, "stream": True}) as answer:
+                reader = StreamReader(answer)
+                response_id = frame_json(sse_frames(await reader.upto(b"output_text.delta"))[0])["response"]["id"]
+                for _ in range(6):
+                    async with client.get(f"{server.url}/v1/responses/{response_id}") as found:
+                        assert (await found.json())["status"] == "in_progress"
+                async with client.post(f"{server.url}/v1/responses/{response_id}/cancel") as cancelled:
+                    assert (cancelled.status, (await cancelled.json())["status"]) == (200, "cancelled")
+        async with client.get(f"{server.url}/v1/responses/resp_none") as missing:
+            assert missing.status == 404
+
+
+async def test_frontends_are_replaced_under_load_without_a_failed_request(store_at: str, tmp_path: Path) -> None:
+    async with new_client() as client:
+        fleet = Fleet(store_at, tmp_path, client)
+        load = Load(fleet)
+        try:
+            server = await fleet.add(this_release, "--frontends", "3", "--max-background", "6")
+            await wait_until(lambda: len(frontends(server)) == 3)
+            async with asyncio.TaskGroup() as users:
+                for number in range(USERS):
+                    users.create_task(load.user(number))
+                for number in (1, 2, 3):
+                    await load.more()
+                    await end(server, number, signal.SIGTERM)
+                await load.more()
+                load.is_over = True
+            assert not fleet.refusals
+            await check(load, store_at)
+        finally:
+            await fleet.close()
+
+
+async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, tmp_path: Path) -> None:
+    """Its running responses end as failed, its queued ones run elsewhere, and the others go on."""
+    async with running_frontends(store_at, tmp_path, 3, "--max-background", "6") as server, new_client() as client:
+        server.client = client
+        for number in range(1, KILLS + 1):
+            seat = number % 3 + 1
+            accepted = [await server.start_background(LONG) for _ in range(9)]
+            streams = [asyncio.create_task(whole_stream(server)) for _ in range(6)]
+            await asyncio.sleep(0.1)
+            await end(server, seat, signal.SIGKILL)
+            ends = [await server.wait_for_end(each) for each in accepted]
+            assert {response["status"] for response in ends} <= {"completed", "failed"}
+            assert any(response["status"] == "completed" for response in ends)
+            assert any(await asyncio.gather(*streams))
+            assert sorted(frontends(server)) == [1, 2, 3]
+
+
+async def whole_stream(server: ServerProcess) -> bool:
+    """Stream a response; return False if the stream broke off, but then its end can be read."""
+    seen = b""
+    try:
+        async with server.client.post(f"{server.url}/v1/responses", json={**LONG, "stream": True}) as answer:
+            async for piece in answer.content.iter_any():
+                seen += piece
+    except aiohttp.ClientError:
+        frames = sse_frames(seen)
+        if frames:
+            response = await server.wait_for_end(frame_json(frames[0])["response"]["id"])
+            assert response["status"] in ("failed", "completed")
+        return False
+    return final(read_sse(seen)).status == "completed"
+
+
+async def test_others_go_on_while_one_frontend_stands_still(tmp_path: Path) -> None:
+    async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 2) as server, new_client() as client:
+        server.client = client
+        streams = [asyncio.create_task(whole_stream(server)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        stopped = frontends(server)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(1)  # until the supervisor misses its signs of life
+            for _ in range(40):
+                status, response = await server.post({"input": "Go on."})
+                assert (status, text_of(response)) == (200, "Go on.")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert await asyncio.gather(*streams) == [True] * 4
+
+
+async def test_bounds_hold_for_all_frontends_together(tmp_path: Path) -> None:
+    """Without a store, too: the frontends then count in a database of their own."""
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[default]\nrequests_per_minute = 7\n")
+    options = ("--limits", str(limits), "--metrics-port", str(port := free_port()))
+    async with running_frontends("none", tmp_path, 2, *options) as server, new_client() as client:
+        server.client = client
+        answers = Counter([(await server.post({"input": "Go on."}))[0] for _ in range(30)])
+        assert answers.keys() == {200, 429}
+        assert 6 <= answers[200] <= 9  # and what has refilled meanwhile
+        async with client.get(f"http://127.0.0.1:{port}/metrics") as scraped:
+            text = await scraped.text()
+        found = re.search(r'penstock_http_requests_total{.*route="/v1/responses",status="200"} (.*)', text)
+        assert found
+        assert float(found[1]) == answers[200]
+        limits.write_text("[default]\nrequests_per_minute = 100000\n")
+        os.kill(server.pid, signal.SIGHUP)
+        await wait_until(lambda: server.log.read_text().count("SIGHUP: the limits were read again") == 2)
+        assert {(await server.post({"input": "Go on."}))[0] for _ in range(10)} == {200}
+
+
+async def test_background_responses_of_all_frontends_are_bounded(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.sqlite3")
+    async with running_frontends(store, tmp_path, 2, "--max-background", "2") as server, new_client() as client:
+        server.client = client
+        started = [await server.start_background({"input": "and so on, " * 30}) for _ in range(8)]
+        database = database_at(store)
+        await database.open()
+        seen = set()
+        while (await server.get_response(started[-1]))["status"] != "completed":
+            ((running,),) = await database.read("select count(*) from responses where status = 'in_progress'")
+            seen.add(running)
+        await database.close()
+        assert max(seen) in (1, 2)
+
+
+async def test_server_stops_with_all_its_frontends(tmp_path: Path) -> None:
+    async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 2) as server:
+        stream = asyncio.create_task(whole_stream(server))
+        await asyncio.sleep(0.2)
+        processes = descendants(server.pid)
+        assert await server.kill(signal.SIGTERM) == 0
+        assert await stream  # it had the time to end
+        assert not processes & set(psutil.pids())
+
+
+async def test_frontends_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 2) as server:
+        processes = set(frontends(server).values())
+        await server.kill(signal.SIGKILL)
+        await wait_until(lambda: not processes & set(psutil.pids()))
+
+
+async def test_start_that_fails_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options = ("--engine", f"replay:{FIXTURES / 'harmony'}", "--port", str(free_port()), "--store", "/dev/null/store")
+    assert await exit_status(log, penstock, "serve", *options, "--frontends", "2", "--no-sandbox") == 1
+    assert "/dev/null/store" in log.read_text().splitlines()[-1]

@@ -1,0 +1,117 @@
+"""Several frontends on the cores of one real vLLM."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import openai
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.processes import PATIENCE
+from tests.support.serve_command import Command, running
+
+SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
+MODEL = "tiny-gpt-oss"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
+    store = tmp_path_factory.mktemp("frontends") / "store.sqlite3"
+    with running(store, "--frontends", "2", "--no-sandbox") as command:
+        wait_for(lambda: len(frontends(command)) == 2)
+        yield command
+
+
+def frontends(server: Command) -> dict[int, int]:
+    """Return the processes of the frontends by number: the latest of each that has served."""
+    log = server.store.with_name("serve.log").read_text()
+    return {int(number): int(pid) for number, pid in SERVES.findall(log)}
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def scraped(server: Command, name: str) -> float:
+    """Return the sum of a metric over all its labels."""
+    with urlopen(f"{server.url}/metrics") as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def new_client(server: Command) -> openai.OpenAI:
+    """Return a client with connections of its own."""
+    return server.client.copy(http_client=openai.DefaultHttpxClient(), max_retries=0)
+
+
+def say_hello(server: Command) -> str:
+    with new_client(server) as client:
+        text: str = client.responses.create(model=MODEL, input="Say hello.").output_text
+    return text
+
+
+def id_of(event: Any) -> str:
+    """Return the id of the response, from the first event of its stream."""
+    return str(event.response.id)
+
+
+def test_frontends_share_the_engine_and_its_metrics(served: Command) -> None:
+    before = scraped(served, "vllm:request_success_total")
+    with ThreadPoolExecutor(4) as clients:
+        texts = set(clients.map(say_hello, [served] * 8))
+    assert len(texts) == 1
+    assert scraped(served, "vllm:request_success_total") == before + 8
+    assert scraped(served, "penstock_responses_total") >= 8
+
+
+def test_requests_of_a_killed_frontend_are_aborted_and_it_comes_back(served: Command) -> None:
+    with new_client(served) as one, new_client(served) as other:
+        streams = [
+            client.responses.create(model=MODEL, input="Never stop talking.", stream=True) for client in (one, other)
+        ]
+        ids = [id_of(next(stream)) for stream in streams]
+        for stream in streams:
+            list(islice(stream, 20))
+        assert scraped(served, "vllm:num_requests_running") == 2
+        before = frontends(served)
+        os.kill(before[1], signal.SIGKILL)
+        wait_for(lambda: scraped(served, "vllm:num_requests_running") == 1)
+        with new_client(served) as client:
+            wait_for(lambda: any(client.responses.retrieve(each).status == "failed" for each in ids))
+            states = sorted(str(client.responses.retrieve(each).status) for each in ids)
+            assert states == ["failed", "in_progress"]
+            wait_for(lambda: frontends(served)[1] != before[1])
+            for each in ids:
+                if client.responses.retrieve(each).status == "in_progress":
+                    client.responses.cancel(each)
+    wait_for(lambda: scraped(served, "vllm:num_requests_running") == 0)
+    assert {say_hello(served) for _ in range(4)} == {say_hello(served)}  # each frontend answers some
+
+
+def test_engine_that_dies_ends_the_responses_of_all(tmp_path: Path) -> None:
+    with running(tmp_path / "store.sqlite3", "--frontends", "2", "--no-sandbox") as server:
+        wait_for(lambda: len(frontends(server)) == 2)
+        with new_client(server) as one, new_client(server) as other:
+            streams = [
+                client.responses.create(model=MODEL, input="Never stop talking.", stream=True)
+                for client in (one, other)
+            ]
+            for stream in streams:
+                list(islice(stream, 20))
+            (core,) = [each for each in psutil.Process(server.process.pid).children() if "EngineCore" in each.name()]
+            core.kill()
+            assert [list(stream)[-1].type for stream in streams] == ["response.failed"] * 2
