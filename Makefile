@@ -40,11 +40,11 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz bench prometheus board clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: MODEL, ARGS (options for penstock), BENCH_MODEL, BENCH_ARGS (options for its engines), HOST, PORT, PYTHON, VENV"
+	@echo "Variables: MODEL, ARGS (options for penstock), BENCH_MODEL, BENCH_ARGS (options for its engines), URL, HOST, PORT, PYTHON, VENV"
 
 # Serving
 
@@ -275,6 +275,15 @@ BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))
 
 bench: $(DONE)/test $(TINY).built ## Measure beside vLLM; with BENCH_MODEL over real engines; ARGS go to the benchmark
 	@$(BIN)/python -m tests.bench $(if $(BENCH_MODEL),--model $(BENCH_MODEL) --engine="$(BENCH_ARGS)") $(ARGS)
+
+ifdef URL
+load: $(DONE)/test ## Put load on the server of the Responses API at URL, and report what its clients see; ARGS: --help
+	@$(BIN)/python -m tests.bench.load $(URL) $(ARGS)
+else
+load:
+	@echo "URL names a server of the Responses API: make load URL=http://127.0.0.1:8000 ARGS='--streams 16 --requests 200'"
+	@exit 2
+endif
 
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed

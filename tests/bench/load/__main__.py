@@ -1,0 +1,58 @@
+"""Put load on any server of the Responses API, and report what its clients see.
+
+    python -m tests.bench.load URL [--streams N | --rate R] [--requests N | --seconds S] ...
+
+``--help`` lists all options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from itertools import count
+
+import uvloop
+from pydantic_settings import CliApp
+from rich.console import Console
+
+from tests.bench.load.client import Client
+from tests.bench.load.picture import plot
+from tests.bench.load.plan import Plan
+from tests.bench.load.result import Result, read, summary, table, write
+from tests.bench.load.running import Load, measured, shown
+from tests.bench.load.talk import pool
+
+
+async def put_load(plan: Plan) -> Result:
+    """Run a plan; SIGINT ends it early."""
+    pool()
+    async with Client.opened(plan) as client:
+        if plan.warmup:
+            first = plan.model_copy(update={"requests": plan.warmup, "seconds": None, "rate": None})
+            await Load(first, client, count(-plan.warmup)).run()
+        load = Load(plan, client)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.stop)
+        async with shown(load), measured() as meter:
+            seconds = await load.run()
+            return summary(plan, client.model, load.samples, seconds, meter)
+
+
+def main(*arguments: str) -> int:
+    plan = CliApp.run(Plan, cli_args=list(arguments))
+    others = [read(file) for file in plan.beside]
+    result = uvloop.run(put_load(plan))
+    results = [result, *others]
+    console = Console()
+    console.print(table(results))
+    if plan.result:
+        write(result, plan.result)
+    if plan.plot:
+        plot(results, plan.plot)
+    if warning := result.generator.warning:
+        console.print(warning, style="bold yellow")
+    return 1 if result.failed == result.requests else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

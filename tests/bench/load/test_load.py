@@ -1,0 +1,300 @@
+"""The load generator: its arithmetic, and its command against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from array import array
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.bench.load.client import Client, Events, Sample
+from tests.bench.load.plan import Plan, arrivals, drawn
+from tests.bench.load.result import Distribution, Generator, Result, read, summary
+from tests.bench.load.running import Load, Meter
+from tests.bench.load.talk import Final, Talk, Usage
+from tests.support.api_clients import wait_until
+from tests.support.paths import ROOT
+from tests.support.server import CALL, ENDLESS, running_server, script
+from tests.support.server_process import running_process
+
+PNG = b"\x89PNG"
+CALLED: dict[str, Any] = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+
+
+def plan(url: str = "http://localhost", **options: Any) -> Plan:
+    return Plan(url=url, **options)
+
+
+def sample(*deltas: float, outcome: str = "completed", tokens: int = 0, **fields: Any) -> Sample:
+    usage = Usage(input_tokens=10, output_tokens=tokens or len(deltas))
+    ended = max(deltas, default=0.0)
+    return Sample(0.0, deltas=array("d", deltas), ended=ended, outcome=outcome, final=Final(usage=usage), **fields)
+
+
+def result(*samples: Sample, seconds: float = 2.0, **options: Any) -> Result:
+    return summary(plan(**options), "tiny", samples, seconds, Meter())
+
+
+# Arithmetic
+
+
+def test_percentiles_are_interpolated() -> None:
+    times = Distribution.of(number / 1000 for number in range(1, 202))
+    assert (times.count, times.mean, times[0], times[50], times[99], times[100]) == pytest.approx(
+        (201, 101, 1, 101, 199, 201)
+    )
+    assert Distribution.of([0.1, 0.2])[50] == pytest.approx(150)
+
+
+def test_figures_of_a_run() -> None:
+    found = result(
+        sample(0.1, 0.2, 0.3),
+        sample(0.5, 0.7, outcome="incomplete", tokens=5),
+        sample(0.3, outcome="cancelled"),
+        sample(1.0, 9.0, is_slow=True),
+        sample(outcome="429 rate_limit_exceeded"),
+    )
+    assert (found.requests, found.failed, found.errors, found.slow) == (5, 1, ["429 rate_limit_exceeded"], 1)
+    assert [times.count for times in (found.first_token, found.between_deltas, found.per_token)] == [3, 3, 2]
+    assert found.first_token[50] == pytest.approx(300)
+    assert found.per_token.percentiles[0::100] == pytest.approx([50, 100])
+    assert found.whole.percentiles[0::100] == pytest.approx([300, 700])
+    assert (found.output_tokens, found.input_tokens) == (3 + 5 + 1 + 2, 50)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "good"), [({}, 2), ({"slo_ttft": 150}, 1), ({"slo_itl": 60}, 1), ({"slo_ttft": 150, "slo_itl": 60}, 0)]
+)
+def test_goodput_counts_streams_within_all_bounds(bounds: dict[str, float], good: int) -> None:
+    quick_start, steady = sample(0.1, 0.2, 0.3), sample(0.5, 0.55)
+    assert result(quick_start, steady, sample(0.01, outcome="cancelled"), sample(), **bounds).good == good
+
+
+def test_run_without_answers_has_a_result() -> None:
+    found = result(sample(outcome="timeout"))
+    assert (found.first_token[99] != found.first_token[99], found.failed) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "lag", "begin"), [(0.5, 5, None), (0.95, 5, "The generator took 95%"), (0.1, 50, "The")]
+)
+def test_saturated_generator_is_a_warning(cpu: float, lag: float, begin: str | None) -> None:
+    warning = Generator(cpu, lag, 10).warning
+    assert warning is None if begin is None else warning and warning.startswith(begin)
+
+
+# What is drawn
+
+
+def test_same_seed_gives_the_same_arrivals() -> None:
+    first, again, other = (list(islice(arrivals(50, seed), 5000)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == first
+    assert first[-1] == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("size", "mean"), [("200", 200), ("uniform:100,400", 250), ("normal:200,20", 200), ("exp:200", 200)]
+)
+def test_sizes_have_their_mean(size: str, mean: float) -> None:
+    random = Random(0)
+    assert sum(drawn(size, random) for _ in range(5000)) / 5000 == pytest.approx(mean, rel=0.1)
+
+
+def test_lognormal_size_has_its_median() -> None:
+    random = Random(0)
+    assert sorted(drawn("lognormal:200,0.8", random) for _ in range(5000))[2500] == pytest.approx(200, rel=0.1)
+
+
+@pytest.mark.parametrize("size", ["", "many", "gauss:1,2", "uniform:1", "200,300", "0", "exp:0"])
+def test_wrong_size_is_refused(size: str) -> None:
+    with pytest.raises(ValidationError):
+        plan(prompt=size)
+
+
+def test_conversation_depends_on_seed_and_number_alone() -> None:
+    talks = [Talk(plan(seed=seed), number) for seed, number in ((1, 1), (1, 1), (1, 2), (2, 1))]
+    bodies = [str(talk.body("tiny")) for talk in talks]
+    assert bodies[0] == bodies[1]
+    assert len(set(bodies)) == 3
+
+
+def test_groups_share_their_prefix() -> None:
+    options = plan(shared_prefix=30, groups=3)
+    prefixes = [Talk(options, number).body("tiny")["instructions"] for number in range(50)]
+    assert (len(set(prefixes)), {len(prefix.split()) for prefix in prefixes}) == (3, {30})
+
+
+# What is sent
+
+
+def test_history_is_sent_again() -> None:
+    talk = Talk(plan(turns=2), 0)
+    first = talk.body("tiny")["input"]
+    answer = {"type": "message", "role": "assistant", "content": "Yes."}
+    assert talk.goes_on(Final(id="resp_1", output=[answer]))
+    second = talk.body("tiny")
+    assert (second["input"][:2], len(second["input"]), second["store"]) == ([*first, answer], 3, False)
+    assert not talk.goes_on(Final())
+
+
+def test_stored_history_is_referred_to() -> None:
+    talk = Talk(plan(turns=2, history="stored"), 0)
+    assert "previous_response_id" not in talk.body("tiny")
+    assert talk.goes_on(Final(id="resp_1"))
+    second = talk.body("tiny")
+    assert (second["previous_response_id"], len(second["input"]), second["store"]) == ("resp_1", 1, True)
+
+
+def test_output_of_a_call_is_sent_before_the_next_turn() -> None:
+    talk = Talk(plan(tools=2), 0)
+    assert [tool["name"] for tool in talk.body("tiny")["tools"]] == ["get_weather", "look_up_2"]
+    cut = CALLED | {"status": "incomplete"}
+    assert talk.goes_on(Final(output=[CALLED, cut]))
+    _, call, output = talk.body("tiny")["input"]
+    assert (call, output["type"], output["call_id"]) == (CALLED, "function_call_output", "call_1")
+    assert not talk.goes_on(Final())
+
+
+# What is read
+
+
+@given(cuts=st.lists(st.integers(0, 60)), newline=st.sampled_from([b"\n", b"\r\n"]))
+def test_events_are_split_wherever_blocks_end(cuts: list[int], newline: bytes) -> None:
+    events = [b"event: a\ndata: {}", b": keep-alive", b"data: [DONE]"]
+    stream = b"".join(event.replace(b"\n", newline) + 2 * newline for event in events)
+    bounds = [0, *sorted(cuts), len(stream)]
+    reader = Events()
+    blocks = [stream[begin:end] for begin, end in pairwise(bounds)]
+    assert [event for block in blocks for event in reader.feed(block)] == events
+
+
+@pytest.mark.parametrize("name", ["event: {}\n", ""])
+def test_stream_is_read_with_names_of_events_and_without(name: str) -> None:
+    read = Sample(0.0)
+    for at, (kind, rest) in enumerate(
+        [
+            ("response.created", '"response":{"id":"r"}'),
+            ("response.output_text.delta", '"delta":"x"'),
+            ("response.function_call_arguments.delta", '"delta":"{"'),
+            ("response.output_text.done", '"text":"x"'),
+            ("response.completed", '"response":{"id":"r","status":"incomplete","usage":{"output_tokens":7}}'),
+        ]
+    ):
+        read.record(f'{name.format(kind)}data: {{"type":"{kind}",{rest}}}'.encode(), at)
+    read.record(b"data: [DONE]", 9)
+    assert (list(read.deltas), read.outcome) == ([1.0, 2.0], "incomplete")
+    assert read.final
+    assert read.final.usage == Usage(output_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        (b'event: error\ndata: {"type":"error","code":"server_error"}', "error server_error"),
+        (b'event: error\ndata: {"type":"error","error":{"type":"too_slow"}}', "error too_slow"),
+        (b'data: {"error":{"code":404}}', "error 404"),
+        (
+            b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"engine_dead"}}}',
+            "response.failed engine_dead",
+        ),
+    ],
+)
+def test_failed_stream_is_counted_by_its_code(event: bytes, outcome: str) -> None:
+    read = Sample(0.0)
+    read.record(event, 1.0)
+    assert read.outcome == outcome
+
+
+# Against a server
+
+
+def test_generator_runs_without_penstock() -> None:
+    files = [path for path in Path(__file__).parent.glob("*.py") if path != Path(__file__)]
+    assert not [path.name for path in files if re.search(r"^(from|import) penstock", path.read_text(), re.MULTILINE)]
+
+
+async def put_load(url: str, *options: str) -> str:
+    """Run the command, and return what it writes."""
+    command = (sys.executable, "-m", "tests.bench.load", url, *options)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe)
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode()
+
+
+async def outcomes(wanted: Plan) -> Counter[str]:
+    async with Client.opened(wanted) as client:
+        load = Load(wanted, client)
+        await load.run()
+    return Counter(sample.outcome for sample in load.samples)
+
+
+async def test_command_loads_a_server_and_reports(tmp_path: Path) -> None:
+    store, kept, picture = str(tmp_path / "store.sqlite3"), tmp_path / "load.json", tmp_path / "load.png"
+    plain = ("--requests", "16", "--streams", "8", "--prompt", "20", "--output", "20", "--json", str(kept))
+    async with running_process(store, tmp_path, "slow") as server:
+        await put_load(server.url, *plain, "--name", "plain")
+        first = read(kept)
+        mixed = ("--turns", "3", "--history", "stored", "--cancel", "0.3", "--slow", "0.3", "--slow-bytes", "20000")
+        output = await put_load(
+            server.url, *plain, *mixed, "--beside", str(kept), "--plot", str(picture), "--name", "mixed"
+        )
+        second = read(kept)
+    assert (first.outcomes, first.output_tokens, first.slow) == ({"incomplete": 16}, 16 * 20, 0)
+    assert first.between_deltas.count <= 16 * 19
+    assert (second.requests, sum(second.outcomes.values()), second.errors) == (16, 16, [])
+    assert second.outcomes["cancelled"] >= 2 <= second.slow
+    assert second.input_tokens / second.outcomes["incomplete"] > first.input_tokens / 16
+    assert picture.read_bytes().startswith(PNG)
+    assert all(text in output for text in ("plain", "mixed", "ms to the first token, p99", "cancelled"))
+
+
+async def test_rate_and_seconds_bound_a_run(tmp_path: Path) -> None:
+    kept, store = tmp_path / "load.json", str(tmp_path / "store.sqlite3")
+    async with running_process(store, tmp_path, "brisk") as server:
+        await put_load(server.url, "--rate", "30", "--seconds", "1", "--seed", "3", "--json", str(kept))
+    due = [at for at in islice(arrivals(30, 3), 100) if at < 1]
+    assert read(kept).outcomes == {"completed": len(due)}
+
+
+async def test_calls_are_answered_and_refusals_counted(tmp_path: Path) -> None:
+    async with running_server(ScriptedEngine(script(CALL)), tmp_path) as served:
+        assert await outcomes(plan(url=served.url, streams=1, tools=1, requests=3)) == {"completed": 3}
+        calls = [served.prompt_text(number).count("functions.get_weather to=assistant") for number in range(3)]
+        assert calls == [0, 1, 2]
+        assert await outcomes(plan(url=served.url, model="other", requests=2)) == {"404 model_not_found": 2}
+
+
+async def test_cancelled_streams_end_at_the_server(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    async with running_server(engine, tmp_path) as served:
+        wanted = plan(url=served.url, cancel=1, requests=5, output="200")
+        assert await outcomes(wanted) == {"cancelled": 5}
+        await wait_until(lambda: engine.aborted == 5)
+
+
+async def test_stopped_load_closes_its_streams(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    async with running_server(engine, tmp_path) as served:
+        wanted = plan(url=served.url, streams=3, seconds=600, output="100000")
+        async with Client.opened(wanted) as client:
+            load = Load(wanted, client)
+            running = asyncio.create_task(load.run())
+            await wait_until(lambda: engine.running == 3)
+            load.stop()
+            await running
+        await wait_until(lambda: engine.aborted == 3)
+        assert (load.samples, load.running) == ([], 0)
