@@ -60,9 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
-    do_POST = do_DELETE = do_GET  # noqa: N815 - as above
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - as above
 
     def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - the name of the base class
         """Log nothing: probes come every few seconds."""

@@ -72,9 +72,12 @@ async def test_server_that_loads_says_how_far_it_is() -> None:
 
 async def test_server_that_loads_asks_clients_to_come_back() -> None:
     async with loading() as url:
-        for method, options in (("POST", {"json": {"input": "Hi" * 10_000}}), ("GET", {}), ("DELETE", {})):
+        for method in ("POST", "GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            options = {"json": {"input": "Hi" * 10_000}} if method == "POST" else {}
             status, answer, retry = await answered(method, f"{url}/v1/responses", **options)
             assert (status, answer["error"]["code"], retry) == (503, "server_starting", "5")
+        async with aiohttp.ClientSession() as client, client.head(f"{url}/health") as answer:
+            assert (answer.status, await answer.read()) == (503, b"")
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\n\n", b"GET /" + b"x" * 70_000])
