@@ -40,6 +40,7 @@ class StoredAllowances:
 
         An allowance holds ``most`` at first, and refills to that within ``seconds``.  Raises `StoreFailed`.
         """
+        self._context.writer.check_available()
         rate = most / seconds
         opened = Statement(_OPEN, (owner, kind, float(most)))
         taken = Statement(_TAKE, (owner, kind, float(most), rate, float(amount)))

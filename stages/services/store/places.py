@@ -42,6 +42,7 @@ class StoredPlaces:
 
         Raises `StoreFailed`.  This server may hold more than it knows of then, until the next call that succeeds.
         """
+        self._context.writer.check_available()
         held = (owner, kind, self._context.server_id, count)
         steps = (Statement(_LOCK, (owner, kind)), Statement(_HOLD, (*held, most, self._context.stale)))
         return (await self._context.writer.carry_out(steps))[1] > 0

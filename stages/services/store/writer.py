@@ -155,6 +155,11 @@ class Writer:
         if self.backlog > LIMIT:
             raise StoreFailed("The store cannot keep up: too many changes wait to be written.")
 
+    def check_available(self) -> None:
+        """Raise `StoreFailed` if the database is unavailable or slow; callers that can go on without it do not wait."""
+        if self.is_degraded:
+            raise StoreFailed("The store cannot be reached at the moment.")
+
     def queue(self, statements: Statements, *keys: str) -> asyncio.Future[None]:
         """Queue a lasting change.  The returned future may be ignored."""
         return self._queued(statements, keys).done

@@ -18,6 +18,7 @@ from penstock.api.limits.table import KeyLimits, UnusableLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StoreFailed, TokenLimitReached
 from penstock.stages.services.store.database import Statement
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.store.writer import Writer
 from tests.support.stores import open_store
 
 
@@ -259,3 +260,16 @@ async def test_clock_that_is_set_back_blocks_no_key(store: Store, ahead: float) 
     await store.allowances.take("a", "requests", 1, 10, 60)
     taken, left = await store.allowances.take("a", "requests", 9, 10, 60)
     assert (taken, left <= 10) == (ahead > 60, True)
+
+
+async def test_requests_do_not_wait_for_a_store_that_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise AssertionError("the store is asked")
+
+    tables = {"default": KeyLimits(requests_per_minute=1, tokens_per_minute=1, responses=1)}
+    limited = Admission(allowances=store.allowances, holds=store.places, tables=tables)
+    monkeypatch.setattr(Writer, "is_degraded", True)
+    monkeypatch.setattr(Writer, "carry_out", write)
+    assert await admitted(limited, "a", 5) == 5
+    async with limited.responding("a"):
+        pass
