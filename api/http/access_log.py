@@ -18,6 +18,7 @@ from aiohttp import hdrs, web
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
+from penstock.api.http.prefix import is_probe
 from penstock.pipeline import metrics
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
@@ -43,9 +44,6 @@ LEFT = "broken off"
 CLIENT_CLOSED = "499"
 """The status of such a request in the metrics, as nginx names it."""
 
-QUIET = ("/health", "/ready", "/metrics")
-"""The ends of paths that are requested every few seconds."""
-
 LONGEST_PATH = 200
 """The most characters of a path in the log."""
 
@@ -70,7 +68,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
             reason = _reason(problem)
         return answer
     finally:
-        level = logging.DEBUG if request.path.endswith(QUIET) else logging.INFO
+        level = logging.DEBUG if is_probe(request) else logging.INFO
         response = request.get(RESPONSE)
         outcome = answered + (f", {outcome_of(response)}" if response else "")
         model = response.model if response else request.get(MODEL)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from penstock.api.api_key import HASHED, ApiKey, digest_of, key_of
 from penstock.api.http.errors import Handler
-from penstock.api.http.prefix import prefix_of
+from penstock.api.http.prefix import path_of
 from penstock.api.key_sources import api_keys
 from penstock.pipeline.errors import StoreFailed, Unauthorized
 from penstock.pipeline.logs import counted
@@ -40,11 +40,7 @@ OPERATORS = frozenset({"/metrics"})
 
 def is_open(request: web.Request) -> bool:
     """True if a request needs no key."""
-    return _path(request) in OPEN
-
-
-def _path(request: web.Request) -> str:
-    return request.rel_url.raw_path.removeprefix(prefix_of(request))
+    return path_of(request) in OPEN
 
 
 class Keys:
@@ -121,7 +117,7 @@ class Keys:
         A middleware of an application around this one may have set it already.
         """
         if OWNER not in request:
-            needs_no_key = _path(request) in OPEN | OPERATORS
+            needs_no_key = path_of(request) in OPEN | OPERATORS
             request[OWNER] = "" if needs_no_key else self.owner(request.headers.get("Authorization", ""))
             request[KEYS] = self
         return await handler(request)

@@ -1,4 +1,4 @@
-"""The prefix under which another application has mounted this one."""
+"""The path of a request in this application, which another one may have mounted under a prefix."""
 
 from __future__ import annotations
 
@@ -13,3 +13,17 @@ DESCRIPTION_NAME = "openapi"
 def prefix_of(request: web.Request) -> str:
     """Return the path under which the application is mounted, percent-encoded; empty if it is not mounted."""
     return request.app.router[DESCRIPTION_NAME].url_for().raw_path.removesuffix(DESCRIPTION)
+
+
+def path_of(request: web.Request) -> str:
+    """Return the path of a request without the prefix, percent-encoded."""
+    return request.rel_url.raw_path.removeprefix(prefix_of(request))
+
+
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""The paths that are read too often to be logged or traced."""
+
+
+def is_probe(request: web.Request) -> bool:
+    """Return True if a request only looks after this server."""
+    return path_of(request) in PROBES

@@ -13,17 +13,15 @@ from aiohttp import hdrs, web
 from opentelemetry.trace import SpanKind
 
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
+from penstock.api.http.prefix import is_probe
 from penstock.pipeline.protocol.params.request import trace_headers
 from penstock.stages.services import tracing
-
-UNTRACED = ("/health", "/ready", "/metrics")
-"""The ends of paths that are read too often to be traced."""
 
 
 @web.middleware
 async def trace_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Trace a request; the trace is that of the client, if its headers name one."""
-    if not tracing.is_on() or request.path.endswith(UNTRACED):
+    if not tracing.is_on() or is_probe(request):
         return await handler(request)
     resource = request.match_info.route.resource
     method = request.method if request.method in hdrs.METH_ALL else "_OTHER"
