@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -15,6 +16,8 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine
 from penstock.stages.services.runs.run import Mode
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 0.25
 """Seconds between two timers that measure the delay of the event loop."""
@@ -43,7 +46,10 @@ class Sampler:
     async def _sample_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self.sample()
+            try:
+                self.sample()
+            except Exception:
+                logger.exception("A bug in the gauges")
             for _ in range(EVERY):
                 due = loop.time() + PERIOD
                 await asyncio.sleep(PERIOD)
