@@ -22,6 +22,7 @@ from tests.bench.first_token import LONG, first_tokens
 from tests.bench.goals import Goal, growth, token_goal
 from tests.bench.inprocess import DEPTHS, in_process
 from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_stream, retained_token, running, servers
+from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
 from tests.bench.paced import RATE, carried, pace_table, search, tried
 from tests.bench.sealed import costs as sealed_costs
 from tests.bench.sealed import sealed_table
@@ -198,6 +199,18 @@ class Run:
             Goal("P13", what, "", statistics.median(turns), 0.5, rounds=turns),
         )
 
+    async def observed(self) -> None:
+        costs = await watching_costs(self._less(7, 2))
+        scrapes = await scrape_times(self._less(20, 5))
+        self.found.tables["Metrics and traces"] = watching_table(costs)
+        what = "CPU of a token with {}, over without"
+        counted, traced = over(costs, METRICS, NOTHING), over(costs, TRACES, METRICS)
+        self._goal(
+            Goal("P14", what.format("metrics"), "", statistics.median(counted), 1.03, rounds=counted),
+            Goal("P14", what.format("traces"), "", statistics.median(traced), 1.03, rounds=traced),
+            Goal("P15", f"a scrape with {OPEN:,} open streams, median", "ms", statistics.median(scrapes), 20),
+        )
+
 
 PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "inprocess": Run.in_process,
@@ -211,6 +224,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "kept": Run.kept,
     "sealed": Run.sealed,
     "sockets": Run.sockets,
+    "observed": Run.observed,
 }
 
 USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}

@@ -65,9 +65,9 @@ async def token_costs(rounds: int, tokens: int = TOKENS) -> Figures:
             }
             for _ in range(1 + rounds):
                 for name, (module, *load) in clients.items():
-                    cpu, _ = await _spent(served, module, *load, BODY)
+                    cpu, _ = await spent(served, module, *load, BODY)
                     measured[name].append(cpu * 1e6 / (STREAMS * tokens))
-    return _without_first(measured)
+    return without_first(measured)
 
 
 async def turn_times(rounds: int, turns: int = TURNS) -> tuple[Figures, Figures]:
@@ -78,13 +78,13 @@ async def turn_times(rounds: int, turns: int = TURNS) -> tuple[Figures, Figures]
         async with running_server(calling(), Path(folder), max_body_bytes=MOST_BYTES) as served:
             for _ in range(1 + rounds):
                 for way in WAYS:
-                    cpu, printed = await _spent(served, "chain", way, str(turns))
+                    cpu, printed = await spent(served, "chain", way, str(turns))
                     times[way].append(statistics.median(json.loads(printed)) * 1e3)
                     costs[way].append(cpu * 1e3 / (1 + turns))
-    return _without_first(times), _without_first(costs)
+    return without_first(times), without_first(costs)
 
 
-async def _spent(served: Server[ScriptedEngine], module: str, *arguments: str) -> tuple[float, bytes]:
+async def spent(served: Server[ScriptedEngine], module: str, *arguments: str) -> tuple[float, bytes]:
     """Return seconds of CPU while clients run in another process, and what these print."""
     command = (sys.executable, "-m", f"tests.bench.{module}", str(URL(served.url).port), *arguments)
     started = time.process_time()
@@ -98,7 +98,7 @@ async def _spent(served: Server[ScriptedEngine], module: str, *arguments: str) -
     return time.process_time() - started, printed
 
 
-def _without_first(measured: Figures) -> Figures:
+def without_first(measured: Figures) -> Figures:
     return {name: values[1:] for name, values in measured.items()}
 
 

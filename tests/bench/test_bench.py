@@ -14,6 +14,7 @@ from tests.bench.figures import Comparison, Figure, over
 from tests.bench.goals import Goal
 from tests.bench.inprocess import in_process
 from tests.bench.measuring import IN_PROCESS, SERVERS, Found
+from tests.bench.observed import scrape_times, watching_costs, watching_table
 from tests.bench.report import keep
 from tests.bench.sealed import costs, sealed_table
 from tests.bench.serving import LEAST, serving_table
@@ -83,6 +84,14 @@ async def test_sockets_are_measured_beside_http(monkeypatch: pytest.MonkeyPatch)
     assert all(len(values) == 1 and values[0] > 0 for found in (costs, times, cpu) for values in found.values())
     for table in (token_table(costs), turn_table(times, cpu)):
         assert len({len(line) for line in table.split("\n")}) == 1
+
+
+async def test_watching_is_measured_beside_a_server_that_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "SETTLING", 0.0)
+    costs = await watching_costs(rounds=1, tokens=20)
+    assert all(len(values) == 1 and values[0] > 0 for values in costs.values())
+    assert len({len(line) for line in watching_table(costs).split("\n")}) == 1
+    assert len(await scrape_times(scrapes=2, streams=5)) == 2
 
 
 def test_ratios_are_taken_within_a_round() -> None:
