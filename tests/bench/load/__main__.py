@@ -13,6 +13,7 @@ import sys
 from itertools import count
 
 import uvloop
+from pydantic import ValidationError
 from pydantic_settings import CliApp
 from rich.console import Console
 
@@ -39,7 +40,11 @@ async def put_load(plan: Plan) -> Result:
 
 
 def main(*arguments: str) -> int:
-    plan = CliApp.run(Plan, cli_args=list(arguments))
+    try:
+        plan = CliApp.run(Plan, cli_args=list(arguments))
+    except ValidationError as wrong:
+        faults = [f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}" for fault in wrong.errors()]
+        raise SystemExit("\n".join(faults)) from None
     others = [read(file) for file in plan.beside]
     result = uvloop.run(put_load(plan))
     results = [result, *others]

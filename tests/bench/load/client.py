@@ -118,6 +118,8 @@ class Client:
     model: str
     quick: aiohttp.ClientSession
     slow: aiohttp.ClientSession
+    timeout: float
+    """Seconds for a whole request."""
 
     @classmethod
     @asynccontextmanager
@@ -126,21 +128,22 @@ class Client:
         headers = {"Content-Type": "application/json"}
         if plan.api_key:
             headers["Authorization"] = f"Bearer {plan.api_key.get_secret_value()}"
-        timeout = aiohttp.ClientTimeout(total=plan.timeout)
+        timeout = aiohttp.ClientTimeout(total=None)  # its timer would run for each delta
         usual = aiohttp.TCPConnector(limit=0)
         small = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_small)
         async with (
             aiohttp.ClientSession(connector=usual, headers=headers, timeout=timeout) as quick,
             aiohttp.ClientSession(connector=small, headers=headers, timeout=timeout, read_bufsize=SMALL) as slow,
         ):
-            yield cls(f"{plan.api}/responses", plan.model or await _first_model(quick, plan.api), quick, slow)
+            model = plan.model or await _first_model(quick, plan.api)
+            yield cls(f"{plan.api}/responses", model, quick, slow, plan.timeout)
 
     async def stream(self, body: Item, reading: Reading, begun: float) -> Sample:
         """Send a request, and read its stream to the end or as far as ``reading`` says."""
         sample = Sample(begun, is_slow=reading.bytes_per_second is not None)
         session = self.slow if sample.is_slow else self.quick
         try:
-            async with session.post(self.url, data=_encode(body)) as answer:
+            async with asyncio.timeout(self.timeout), session.post(self.url, data=_encode(body)) as answer:
                 if answer.status == 200:
                     await _read(answer, reading, sample)
                 else:

@@ -21,7 +21,7 @@ def plot(results: Sequence[Result], file: Path) -> None:
         _share(whole, result.whole, result.name, "ms of a request")
         part = result.seconds / len(result.deltas)
         rate.plot([part * (place + 0.5) for place in range(len(result.deltas))], result.deltas, label=result.name)
-    rate.set_xlabel("seconds")
+    rate.set_xlabel("seconds after the first delta")
     rate.set_ylabel("deltas/s")
     rate.set_ylim(bottom=0)
     for axes in (first, between, whole, rate):
@@ -33,7 +33,8 @@ def plot(results: Sequence[Result], file: Path) -> None:
 
 def _share(axes: Axes, times: Distribution, name: str, unit: str) -> None:
     axes.plot(times.percentiles, range(len(times.percentiles)), label=name)
-    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xscale("symlog", linthresh=1, subs=(2, 5))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel(unit)
     axes.set_ylabel("% at most")

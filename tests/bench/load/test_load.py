@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.bench.load.__main__ import main
 from tests.bench.load.client import Client, Events, Sample
 from tests.bench.load.plan import Plan, arrivals, drawn
 from tests.bench.load.result import Distribution, Generator, Result, read, summary
@@ -121,6 +122,11 @@ def test_lognormal_size_has_its_median() -> None:
 def test_wrong_size_is_refused(size: str) -> None:
     with pytest.raises(ValidationError):
         plan(prompt=size)
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(SystemExit, match=r"^--prompt: Value error, expected 200, .*\n--cancel: Input should be less"):
+        main("http://localhost", "--prompt", "many", "--cancel", "2")
 
 
 def test_conversation_depends_on_seed_and_number_alone() -> None:
@@ -284,6 +290,13 @@ async def test_cancelled_streams_end_at_the_server(tmp_path: Path) -> None:
         wanted = plan(url=served.url, cancel=1, requests=5, output="200")
         assert await outcomes(wanted) == {"cancelled": 5}
         await wait_until(lambda: engine.aborted == 5)
+
+
+async def test_request_without_an_end_times_out(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
+    async with running_server(engine, tmp_path) as served:
+        assert await outcomes(plan(url=served.url, requests=2, output="100000", timeout=0.5)) == {"timeout": 2}
+        await wait_until(lambda: engine.aborted == 2)
 
 
 async def test_stopped_load_closes_its_streams(tmp_path: Path) -> None:
