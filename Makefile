@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz bench load prometheus board clean
+.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -269,6 +269,9 @@ soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; A
 
 fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections and 1,500 streams at once; ARGS: --bodies N, --streams N, --seed N
 	@$(BIN)/python -m tests.bench.fuzz $(ARGS)
+
+affinity: $(DONE)/test $(TINY).built ## 200 conversations over three real engines: how much of their prompts is cached; ARGS: --engines N, --at-once N
+	@$(BIN)/python -m tests.bench.affinity $(ARGS)
 
 # Both servers, each with an engine of its own, get BENCH_ARGS.
 BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))

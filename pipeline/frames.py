@@ -103,6 +103,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the request asks to be recorded."""
     request_id: str = ""
     """The client's own id of the request."""
+    opening: str = ""
+    """The opening of the chain of responses that the request continues (see `opening`); empty if it continues none."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]

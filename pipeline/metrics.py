@@ -175,6 +175,11 @@ ENGINE_RUNNING = Gauge(
 ENGINE_FAILOVERS = Counter(
     "penstock_engine_failovers", "Prompts that an engine lost or refused, and that were sent to another", ["engine"]
 )
+ENGINE_CHOICES = Counter(
+    "penstock_engine_choices",
+    "Turns by the choice among several engines: new conversation, affine (the engine of its earlier turns), or moved",
+    ["engine", "choice"],
+)
 LOOP_LAG = Histogram(
     "penstock_event_loop_lag_seconds",
     "Delay of a timer of the event loop, four times a second",

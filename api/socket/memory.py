@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.history import History
+from penstock.pipeline.protocol.history import History, opening
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.run import Run
 
@@ -63,4 +63,5 @@ def latest_of(resolved: ResolvedRequest, run: Run, parent: Latest | None, sent: 
     tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
     before = parent.size if parent else len(_encode(resolved.history))
     size = before + sent + len(_encode((run.response.output, run.tokens, run.results)))
-    return Latest(run.response.id, History(items, tokens, results), size)
+    begun = resolved.facts.origin.opening or opening(resolved.facts.input, run.response.id)
+    return Latest(run.response.id, History(items, tokens, results, opening=begun), size)

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 
 import msgspec
 
-from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.items import Compaction, InputImage, Item, Message
+
+_TAIL = 4096
+"""Characters at the end of an image that distinguish it from others."""
 
 
 class History(msgspec.Struct, frozen=True):
     """Items in order, with the token ids that the engine generated and the tool call results, both by item id.
 
-    ``end`` is the position after the last item, in a conversation.
+    ``end`` is the position after the last item, in a conversation.  ``opening`` is that of the chain of responses.
     """
 
     items: tuple[Item, ...]
     tokens: Mapping[str, tuple[int, ...]] = {}
     results: Mapping[str, str] = {}
     end: int = 0
+    opening: str = ""
+
+
+def is_given(item: Item) -> bool:
+    """Return True for a message of the client."""
+    return isinstance(item, Message) and item.role != "assistant"
+
+
+def opening(items: Iterable[Item], response_id: str) -> str:
+    """Return a digest of the items up to the first that follows a message of the user and is no message of the client.
+
+    It is the same for all turns and all forks of a conversation, no matter if the client sends the earlier items again
+    or names the response before.  Ids are left out, because a client that sends items may omit them.  Without items it
+    is the id of the response.
+    """
+    digest, has_items, is_asked = blake2b(digest_size=16), False, False
+    for item in items:
+        if is_asked and not is_given(item):
+            break
+        has_items, is_asked = True, is_asked or (isinstance(item, Message) and item.role == "user")
+        digest.update(f"{type(item).__name__} {_content(item)}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest() if has_items else response_id
+
+
+def _content(item: Item) -> str:
+    if isinstance(item, Compaction):
+        return item.encrypted_content
+    if not isinstance(item, Message):
+        return ""
+    images = [part.image_url[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
+    return "\n".join((item.role, item.text, *images))

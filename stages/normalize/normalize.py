@@ -149,13 +149,13 @@ class Normalize:
     async def _resolve(self, request: CreateResponse) -> ResolvedRequest:
         refuse_unsupported(request)
         self._refuse_foreign(request)
-        model = self._model(request)
+        model, envelope = self._model(request), request.envelope
         past = await self._past(request)
         ids = references(request.input_items, "input")
-        referenced = await self.store.items(ids, request.envelope.owner) if ids else {}
+        referenced = await self.store.items(ids, envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
-        thoughts = ThoughtOpener(self.sealer, request.envelope.owner)
+        thoughts = ThoughtOpener(self.sealer, envelope.owner)
         items, history, toolset, offered, raw = await asyncio.to_thread(
             self._read, request, past, referenced, suffix, thoughts
         )
@@ -168,13 +168,13 @@ class Normalize:
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=toolset,
             scheduling=self._scheduling(request),
-            origin=Origin(request.envelope.owner, past.end, request.envelope.is_recorded, request.envelope.request_id),
+            origin=Origin(envelope.owner, past.end, envelope.is_recorded, envelope.request_id, past.opening),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
             hosted=tuple(offered.settings.values()),
             compacting=_compacting(request),
-            generates=request.envelope.generates,
+            generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
             results={**raw.results, **summary},

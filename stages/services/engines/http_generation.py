@@ -159,7 +159,7 @@ class HttpGeneration:
             self._connecting = None
 
     def _choose(self) -> Replica:
-        replica = self._replicas.choose([*self._full, *self._unreachable], self._broken)
+        replica = self._replicas.choose(self.prompt.facts, [*self._full, *self._unreachable], self._broken)
         if replica is None and self._full:
             raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
         if replica is None:

@@ -11,14 +11,16 @@ import socket
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from penstock.pipeline import metrics
+from penstock.pipeline.frames import RequestFacts
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
+from penstock.stages.services.engines.affinity import is_new, most, ranked
 from penstock.stages.services.engines.http_endpoints import (
     ENDPOINTS,
     Endpoint,
@@ -108,8 +110,6 @@ class Replica:
     """The model as given on the server's command line: a Hugging Face id, or a folder on the server's machine."""
     is_healthy: bool = False
     running: set[Broken] = field(default_factory=set)
-    chosen: int = 0
-    """Turn at which the server was last chosen; 0 if never."""
     _missed: int = 0
     _complaint: str = ""
 
@@ -242,23 +242,34 @@ class Replicas:
     """All servers of an engine."""
 
     all: tuple[Replica, ...]
-    _turns: count[int] = field(default_factory=lambda: count(1))
 
     @property
     def healthy(self) -> Iterable[Replica]:
         """The servers that passed their last health check and probe."""
         return (replica for replica in self.all if replica.is_healthy)
 
-    def choose(self, without: Collection[Replica], rather_not: Collection[Replica]) -> Replica | None:
-        """Return the least loaded server, or None if there is none outside ``without``.
+    def choose(
+        self, facts: RequestFacts, without: Collection[Replica], rather_not: Collection[Replica]
+    ) -> Replica | None:
+        """Return the server for a turn, or None if there is none outside ``without``.
 
-        A tie goes to the least recently chosen server.  Servers in ``rather_not`` are a last resort.
+        It is the first in the ranking of its conversation that is not busy (see `affinity`).  Servers in ``rather_not``
+        are a last resort.
         """
         able = [replica for replica in self.healthy if replica not in without]
         if not able:
             return None
-        chosen = min(able, key=lambda replica: (replica in rather_not, len(replica.running), replica.chosen))
-        chosen.chosen = next(self._turns)
+        if len(self.all) == 1:
+            return able[0]
+        ranks = ranked([replica.url for replica in self.all], facts)
+        bound = most([len(replica.running) for replica in able])
+
+        def preference(replica: Replica) -> tuple[bool, bool, int]:
+            return replica in rather_not, len(replica.running) >= bound, ranks.index(replica.url)
+
+        chosen = min(able, key=preference)
+        choice = "new" if is_new(facts) else "affine" if chosen.url == ranks[0] else "moved"
+        metrics.ENGINE_CHOICES.labels(chosen.address, choice).inc()
         return chosen
 
 

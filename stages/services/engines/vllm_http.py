@@ -1,7 +1,7 @@
 """vLLM servers over HTTP: token ids in, token ids out, with neither vLLM nor PyTorch in this process.
 
-A prompt goes to the least loaded server.  A stream may be silent as long as its server passes health checks, because
-prompts wait in the queue and long ones take time to process.
+A prompt goes to the server of its conversation, unless that one is busy.  A stream may be silent as long as its server
+passes health checks, because prompts wait in the queue and long ones take time to process.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.history import History
+from penstock.pipeline.protocol.history import History, opening
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
@@ -296,7 +296,8 @@ class Store:
         for stored in chain:
             tokens |= stored.tokens
             results |= stored.results
-        return History((*_items_read(before, chain), *chain[-1].response.output), tokens, results)
+        read, first = (*_items_read(before, chain), *chain[-1].response.output), chain[0]
+        return History(read, tokens, results, opening=opening((*before.items, *first.input), first.response.id))
 
     async def input_items(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """Return all items that a response has read, ending with its own input; None if there is no such response."""

@@ -15,6 +15,7 @@ from llguidance import LLMatcher, grammar_from
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from penstock.pipeline.frames import Origin, Scheduling, TokenChunk
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
+from penstock.stages.services.engines.affinity import FEW
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
@@ -29,6 +30,7 @@ from tests.support.fake_vllm import (
     alternatives,
     engine_over,
     own_logprob,
+    prompt_at,
     prompt_for_fakes,
     running_fakes,
 )
@@ -439,7 +441,7 @@ async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fau
     async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
         seen: list[Any] = []
         with pytest.raises(EngineFailed):
-            async with engine.open(prompt_for_fakes()) as stream:
+            async with engine.open(prompt_at(broken, engine)) as stream:
                 async for frame in stream:
                     seen.append(frame)  # noqa: PERF401 - the loop ends by its error
         assert token_ids(seen) == TOKENS[:after]
@@ -451,13 +453,13 @@ async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fau
 async def test_other_server_takes_over_before_the_first_token(trouble: dict[str, Any]) -> None:
     broken, well = FakeVllm(**trouble), FakeVllm()
     async with engine_over(broken, well) as engine:
-        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+        assert token_ids(await generate(engine, prompt_at(broken, engine))) == TOKENS
         assert (len(broken.prompts), len(well.prompts)) == (1, 1)
 
 
 async def test_other_server_takes_over_an_accepted_prompt() -> None:
     slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
-    async with engine_over(slow, well) as engine, engine.open(prompt_for_fakes()) as stream:
+    async with engine_over(slow, well) as engine, engine.open(prompt_at(slow, engine)) as stream:
         assert well.prompts == []
         assert token_ids(await _rest(stream)) == TOKENS
 
@@ -474,23 +476,19 @@ async def test_prompt_that_may_cause_the_failures_is_tried_twice(count: int) -> 
 # Several servers
 
 
-async def test_least_busy_server_is_chosen() -> None:
+async def test_turns_go_to_the_home_of_their_conversation_until_it_is_busy() -> None:
     servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
     async with engine_over(*servers) as engine:
-        tasks = []
-        for number in range(9):
-            tasks.append(asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}", max_tokens=10**6))))
-            await asyncio.sleep(0)
-        await wait_until(lambda: sum(server.running for server in servers) == 9)
-        assert [server.running for server in servers] == [3, 3, 3]
+        prompt, tasks = prompt_at(servers[1], engine, max_tokens=10**6), list[asyncio.Task[Any]]()
+        for number in range(1, 2 * FEW + 1):
+            tasks.append(asyncio.create_task(generate(engine, prompt)))
+            while sum(server.running for server in servers) < number:
+                await asyncio.sleep(0.01)
+            assert servers[1].running == min(number, FEW)
+        assert sorted(server.running for server in servers) == [0, FEW, FEW]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for server in servers:
-            server.endless, server.prompts[:] = False, []
-        for _ in range(6):
-            await generate(engine, prompt_for_fakes())
-        assert [len(server.prompts) for server in servers] == [2, 2, 2]
 
 
 async def test_dead_server_is_skipped_until_it_is_back() -> None:
@@ -498,14 +496,13 @@ async def test_dead_server_is_skipped_until_it_is_back() -> None:
     async with engine_over(one, other) as engine:
         await one.stop()
         for _ in range(6):
-            assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+            assert token_ids(await generate(engine, prompt_at(one, engine))) == TOKENS
         assert engine.is_alive
         before = len(other.prompts)
         await one.start()
         await wait_until(lambda: all(replica.is_healthy for replica in engine.replicas.all))
-        for _ in range(4):
-            await generate(engine, prompt_for_fakes())
-        assert len(other.prompts) == before + 2
+        await generate(engine, prompt_at(one, engine))
+        assert (len(one.prompts), len(other.prompts)) == (1, before)
 
 
 async def test_requests_are_refused_until_a_server_is_back() -> None:
@@ -527,9 +524,8 @@ async def test_server_with_another_model_is_skipped() -> None:
         await wait_until(lambda: sum(replica.is_healthy for replica in engine.replicas.all) == 1)
         one.names, one.is_well = ("tiny", "big"), True
         await asyncio.sleep(0.3)
-        for _ in range(4):
-            await generate(engine, prompt_for_fakes())
-        assert (len(one.prompts), len(other.prompts)) == (0, 4)
+        await generate(engine, prompt_at(one, engine))
+        assert (len(one.prompts), len(other.prompts)) == (0, 1)
 
 
 @asynccontextmanager
@@ -538,7 +534,7 @@ async def hanging(
 ) -> AsyncGenerator[tuple[FakeVllm, VllmHttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
     """Yield the frames and the waiting reader of a server that hangs after ``after`` tokens, beside a healthy one."""
     server = FakeVllm(fault="hangs", after=after)
-    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_for_fakes()) as stream:
+    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_at(server, engine)) as stream:
         seen: list[Any] = []
         while len(token_ids(seen)) < after:
             seen.append(await anext(aiter(stream)))
