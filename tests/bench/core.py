@@ -207,7 +207,7 @@ class SteppedCore:
 
     @property
     def _is_unread(self) -> bool:
-        return bool(self._outputs.qsize()) or any(state.queue.output is not None for state in self.states.values())
+        return bool(self._outputs.qsize()) or any(state.queue.ready.is_set() for state in self.states.values())
 
     def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415 - takes seconds

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from penstock.pipeline import errors
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import PARAMETERS, sampling_parameters
 from penstock.stages.services.engines.stream_interval import adapt_stream_interval
@@ -32,6 +32,7 @@ from penstock.stages.services.engines.vllm_cores import (
     launched,
     reached,
 )
+from penstock.stages.services.engines.vllm_outputs import pass_tokens_on
 from penstock.stages.services.engines.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class VllmEngine:
     _pacing: asyncio.Task[None] | None = None
     """Task that adapts the stream interval; None if the operator set a fixed one."""
 
+    _unread: dict[str, list[int]] = field(default_factory=dict)
+    """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
+
     _running: set[_Reading] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -119,6 +123,7 @@ class VllmEngine:
                 yield frames
         finally:
             self._running.discard(reading)
+            self._unread.pop(reading.collector.request_id, None)
             if not reading.is_finished:
                 await self._abort(reading)
             self.watch(reading.collector.request_id, False)
@@ -175,8 +180,10 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Reading:
         started = time.monotonic()
         collector = await self._add(prompt)
-        facts = prompt.facts
-        return _Reading(facts.response.id, collector, started, bool(prompt.images), facts.sampling.logprobs)
+        facts, unread = prompt.facts, list[int]()
+        if facts.sampling.logprobs is None and not facts.sampling.stop:  # only the token ids are read
+            self._unread[collector.request_id] = unread
+        return _Reading(facts.response.id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -233,6 +240,9 @@ class _Reading:
     started: float
     has_images: bool
     top_logprobs: int | None
+    unread: list[int]
+    """Token ids that precede the output in the collector."""
+
     is_finished: bool = False
     is_cancelled: bool = False
 
@@ -240,21 +250,27 @@ class _Reading:
         return self.response_id == response_id and not self.is_finished
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
-        """Yield all tokens, then the end.  vLLM merges outputs that were not read in time into one."""
-        cached_tokens, prompt_tokens = 0, None
+        """Yield all tokens, then the end.  Those that were not read in time come in one chunk."""
+        cached_tokens, prompt_tokens, unread = 0, None, self.unread
         with _faults():
-            while True:
-                output: Any = self.collector.get_nowait() or await self.collector.get()
-                self.is_finished = output.finished
-                cached_tokens = output.num_cached_tokens or cached_tokens
-                if self.has_images and output.prompt_token_ids:
-                    prompt_tokens = len(output.prompt_token_ids)
-                completion = output.outputs[0]
-                if completion.token_ids:
+            while not self.is_finished:
+                token_ids: TokenIds = tuple(unread)
+                logprobs: tuple[TokenLogprob, ...] = ()
+                unread.clear()
+                output: Any = self.collector.get_nowait()
+                if output:
+                    self.is_finished = output.finished
+                    cached_tokens = output.num_cached_tokens or cached_tokens
+                    if self.has_images and output.prompt_token_ids:
+                        prompt_tokens = len(output.prompt_token_ids)
+                    completion = output.outputs[0]
+                    token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
-                    yield TokenChunk(tuple(completion.token_ids), logprobs)
-                if self.is_finished:
-                    break
+                if token_ids:
+                    yield TokenChunk(token_ids, logprobs)
+                elif not output:
+                    self.collector.ready.clear()
+                    await self.collector.ready.wait()
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise errors.EngineFailed(f"Generation failed ({reason}).")
@@ -385,6 +401,8 @@ class VllmPlan:
             for number, module in enumerate(self._modules, start=1)
         }
         model = llm.model_config
+        unread = dict[str, list[int]]()
+        pass_tokens_on(llm.output_processor, unread)
         states = llm.output_processor.request_states
         pacing = asyncio.create_task(adapt_stream_interval(states)) if self._is_paced else None
         scheduling = self.config.scheduler_config
@@ -398,6 +416,7 @@ class VllmPlan:
             scheduling.max_num_queued_reqs,
             watch,
             pacing,
+            unread,
         )
 
 

@@ -79,6 +79,20 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
     assert [type(frame) for frame in slow] == [frames.TokenChunk, frames.TokenChunk, frames.GenerationFinished]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "passed_on"), [({}, True), ({"logprobs": 0}, False), ({"stop": ("20 21",)}, False)], ids=str
+)
+async def test_only_token_ids_are_passed_on(engine: VllmEngine, sampling: dict[str, Any], passed_on: bool) -> None:
+    wanted = sampled(prompt("Count from 1 to 100."), **sampling)
+    async with engine.open(wanted) as stream:
+        await anext(stream)
+        (reading,) = engine._running
+        assert (reading.collector.request_id in engine._unread) == passed_on
+        await until_idle(engine)
+        assert bool(reading.unread) == passed_on
+    assert not engine._unread
+
+
 async def test_stopping_ends_running_generations(engine: VllmEngine, stats: EngineStats) -> None:
     ending = stoppable(engine)
     wanted = prompt("Never stop talking.", max_tokens=5000)

@@ -1,0 +1,181 @@
+"""Token ids that are passed on: beside vLLM's own output processor, which gets the same outputs of the engine core."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.stages.services.engines.stream_interval import MOST, set_stream_interval
+from penstock.stages.services.engines.vllm_outputs import pass_tokens_on
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+NAMES = ("one", "two", "three", "likely")
+"""Requests; the last has log probabilities, so it goes vLLM's way."""
+
+STEPS = 60
+
+
+class Frontend:
+    """An output processor of vLLM, and what the readers of its requests have read."""
+
+    def __init__(self, *, passes_on: bool = True) -> None:
+        from vllm.v1.engine.output_processor import OutputProcessor  # noqa: PLC0415 - takes seconds
+
+        self.processor: Any = OutputProcessor(None, log_stats=True)
+        self.collectors: dict[str, Any] = {}
+        self.unread: dict[str, list[int]] = {}
+        self.read: dict[str, list[int]] = {}
+        self.ends: dict[str, Any] = {}
+        self.passed_on = 0
+        if passes_on:
+            pass_tokens_on(self.processor, self.unread)
+
+    def add(self, name: str) -> None:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - takes seconds
+        from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
+        from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: PLC0415
+
+        delta, logprobs = RequestOutputKind.DELTA, 0 if name == "likely" else None
+        request = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=[1, 2, 3],
+            mm_features=None,
+            sampling_params=SamplingParams(
+                output_kind=delta, detokenize=False, logprobs=logprobs, flat_logprobs=True, max_tokens=500
+            ),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            external_req_id=f"external {name}",
+        )
+        self.collectors[name], self.read[name] = RequestOutputCollector(delta, name), []
+        self.processor.add_request(request, None, queue=self.collectors[name])
+        if logprobs is None:
+            self.unread[name] = []
+
+    def process(self, outputs: list[Any], now: float) -> dict[str, Any]:
+        """Process the outputs of a step; return vLLM's statistics of it."""
+        from vllm.v1.metrics.stats import IterationStats  # noqa: PLC0415 - takes seconds
+
+        statistics: Any = IterationStats()
+        statistics.iteration_timestamp = now
+        processed = self.processor.process_outputs(deepcopy(outputs), now, statistics, weight_version=None)
+        assert not processed.request_outputs
+        assert not processed.reqs_to_abort
+        statistics.inter_token_latencies_iter.sort()  # they go into a histogram
+        return {**vars(statistics), "prompt_token_stats": vars(statistics.prompt_token_stats)}
+
+    def take(self, name: str) -> None:
+        """Read all that there is: the ids that were passed on precede the output in the collector."""
+        collector, unread = self.collectors[name], self.unread.get(name, [])
+        assert collector.ready.is_set() or not (unread or collector.output)
+        self.passed_on += len(unread)
+        self.read[name] += unread
+        unread.clear()
+        if output := collector.get_nowait():
+            (completion,) = output.outputs
+            self.read[name] += completion.token_ids
+            assert (completion.logprobs is None) == (name in self.unread)
+            if output.finished:
+                self.ends[name] = (completion.finish_reason, output.num_cached_tokens, vars(output.metrics))
+        collector.ready.clear()
+
+
+def engine_steps(draw: random.Random) -> Iterator[list[Any]]:
+    """Yield the outputs of an engine core, a step at a time.  In some steps a request gets none, or an empty one."""
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason  # noqa: PLC0415
+    from vllm.v1.metrics.stats import PrefillStats  # noqa: PLC0415 - takes seconds
+    from vllm.v1.outputs import LogprobsLists  # noqa: PLC0415
+
+    queued, scheduled, preempted = EngineCoreEventType
+    running = {name: draw.randrange(1, STEPS) for name in NAMES}
+    for step in range(STEPS):
+        outputs = []
+        for name, end in list(running.items()):
+            if step < end and draw.random() < 0.2:
+                continue
+            tokens = [draw.randrange(1_000) for _ in range(draw.choice([0, 1, 1, 1, 3]))]
+            count = len(tokens)
+            likely = LogprobsLists(np.zeros((count, 1), int), np.zeros((count, 1)), np.ones(count, int))
+            events = draw.choice([(), (), (), (queued, scheduled), (preempted,)])
+            output = EngineCoreOutput(
+                name,
+                tokens,
+                new_logprobs=likely if name == "likely" else None,
+                events=[EngineCoreEvent(event, step - 0.5) for event in events] or None,
+                prefill_stats=PrefillStats(3, 1, 2, 2),
+            )
+            if step >= end:
+                output.finish_reason = draw.choice(list(FinishReason))
+                del running[name]
+            outputs.append(output)
+        yield outputs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_readers_and_statistics_get_what_vllm_gives(seed: int) -> None:
+    draw, ours, peer = random.Random(seed), Frontend(), Frontend(passes_on=False)
+    for name in NAMES:
+        ours.add(name)
+        peer.add(name)
+    for step, outputs in enumerate(engine_steps(draw)):
+        assert ours.process(outputs, step) == peer.process(outputs, step)
+        for name in NAMES:
+            interval = draw.choice([0, 0, 0, 1, 2, MOST])
+            is_read, is_aborted = draw.random() < 0.7, draw.random() < 0.01
+            for frontend in (ours, peer):
+                if interval and (state := frontend.processor.request_states.get(name)):
+                    set_stream_interval(state, interval)
+                if is_aborted:
+                    frontend.processor.abort_requests([name], internal=True)
+                if is_read or step == STEPS - 1:
+                    frontend.take(name)
+            if is_read:
+                assert ours.read[name] == peer.read[name]
+    assert ours.read == peer.read
+    assert ours.ends == peer.ends
+    assert ours.ends.keys() == set(NAMES)
+    assert ours.passed_on > len(NAMES)
+    assert not ours.processor.request_states
+
+
+def test_no_token_follows_an_error() -> None:
+    from vllm.v1.engine import EngineCoreOutput  # noqa: PLC0415 - takes seconds
+    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
+
+    frontend = Frontend()
+    frontend.add("one")
+    frontend.process([EngineCoreOutput("one", [1])], 1.0)
+    frontend.take("one")
+    frontend.process([EngineCoreOutput("one", [2])], 2.0)
+    frontend.processor.propagate_error(EngineDeadError())
+    frontend.process([EngineCoreOutput("one", [3])], 3.0)
+    with pytest.raises(EngineDeadError):
+        frontend.take("one")
+    assert frontend.read["one"] == [1, 2]
+
+
+def test_changed_vllm_keeps_all_outputs(caplog: pytest.LogCaptureFixture) -> None:
+    from vllm.v1.engine import EngineCoreOutput  # noqa: PLC0415 - takes seconds
+
+    frontend = Frontend()
+    frontend.add("one")
+    frontend.process([EngineCoreOutput("one", [1])], 1.0)
+    del frontend.processor.request_states["one"].sent_tokens_offset  # at this interval, vLLM does not read it
+    for token in (2, 3):
+        frontend.process([EngineCoreOutput("one", [token])], token)
+    frontend.take("one")
+    assert frontend.read["one"] == [1, 2, 3]
+    assert frontend.passed_on == 0
+    assert [record.message for record in caplog.records] == ["Tokens take longer: vLLM's output processor has changed"]
