@@ -61,6 +61,18 @@ def test_names_that_the_product_imports_exist(source: VllmSource) -> None:
     ] == []
 
 
+def test_attributes_of_the_output_processor_exist(source: VllmSource) -> None:
+    """`pass_tokens_on` and `set_stream_interval` use them; without them, tokens take longer."""
+    file = source.module("vllm.v1.engine.output_processor")
+    assert file
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    methods = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    state = {"detokenizer", "is_prefilling", "queue", "sent_tokens_offset", "stream_interval"}
+    assert {"request_states", "output", "ready", *state} - attributes == set()
+    assert {"process_outputs", "_update_stats_from_output"} - methods == set()
+
+
 def test_parsers_of_vllm_are_those_that_are_known(source: VllmSource) -> None:
     """A new name needs a sign in `families`, or a reason here."""
     for table, signs in ((TOOL_TABLE, TOOL_CALLS), (REASONING_TABLE, REASONING)):
