@@ -13,7 +13,19 @@ from typing import Any
 
 from penstock.api.assembly import RunningEngine
 from penstock.api.backends import of_frontend, start
-from penstock.api.frontends.link import Abort, Begun, Ended, FromSupervisor, Leaving, Left, Link, Lost, Received, Stop
+from penstock.api.frontends.link import (
+    Abort,
+    Begun,
+    Ended,
+    EngineLost,
+    FromSupervisor,
+    Leaving,
+    Left,
+    Link,
+    Lost,
+    Received,
+    Stop,
+)
 from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import Runner, take
 from penstock.api.runs.scheduler import Scheduler
@@ -96,6 +108,9 @@ class Frontend:
                 self._do(_abort(scheduler, request_ids))
             case Lost(url):
                 self._do(_settle(scheduler, url))
+            case EngineLost():
+                if isinstance(scheduler.engine, VllmEngine):
+                    scheduler.engine.lose()
 
     async def _leave(self, runner: Runner, scheduler: Scheduler) -> None:
         """Stop alone: clients open new connections at other frontends before requests are refused here."""

@@ -69,12 +69,16 @@ class Lost(msgspec.Struct, tag=True, frozen=True):
     url: str
 
 
+class EngineLost(msgspec.Struct, tag=True, frozen=True):
+    """A process of the engine has ended."""
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """The frontend has to stop with the server; the second time, without waiting."""
 
 
 FromFrontend: TypeAlias = Up | Failed | Begun | Ended | Received | Leaving
-FromSupervisor: TypeAlias = Left | Abort | Lost | Stop
+FromSupervisor: TypeAlias = Left | Abort | Lost | EngineLost | Stop
 
 _encode = msgspec.msgpack.Encoder().encode
 _from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode

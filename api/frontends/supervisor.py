@@ -29,6 +29,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from penstock.api.frontends.link import (
     Begun,
     Ended,
+    EngineLost,
     Failed,
     FromFrontend,
     Leaving,
@@ -114,6 +115,7 @@ class Supervisor:
         self._cores: Cores | None = None
         self._pauses = [0.0] * count
         self._stopping = False
+        self._has_engine = True
         self._ended = asyncio.Event()
 
     @contextmanager
@@ -217,6 +219,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._forward, number)
         for each in self._frontends.values():
             self._watch(each)
+        for sentinel in self._cores.sentinels if self._cores else ():
+            loop.add_reader(sentinel, self._lose_engine)
         self._bound.setblocking(False)
         self._listen()
         await self._ended.wait()
@@ -283,6 +287,16 @@ class Supervisor:
 
     # Ends
 
+    def _lose_engine(self) -> None:
+        """Tell the frontends that the engine has died: their responses end, and ``/health`` says so."""
+        assert self._cores
+        for sentinel in self._cores.sentinels:
+            asyncio.get_running_loop().remove_reader(sentinel)
+        self._has_engine = False
+        logger.error("A process of the engine has ended")
+        for each in self._frontends.values():
+            each.link.send(EngineLost())
+
     def _stop(self) -> None:
         self._stopping = True
         for each in self._frontends.values():
@@ -335,7 +349,7 @@ class Supervisor:
         return self._pauses[index]
 
     def _start_again(self, index: int) -> None:
-        if self._stopping:
+        if self._stopping or not self._has_engine:
             return
         self.start(self._cores.client(index) if self._cores else CoreClient(index, self._count))
         self._watch(self._frontends[index])

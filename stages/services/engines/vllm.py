@@ -30,6 +30,7 @@ from penstock.stages.services.engines.vllm_cores import (
     StartProcess,
     abort_everywhere,
     launched,
+    lose,
     reached,
 )
 from penstock.stages.services.engines.vllm_outputs import pass_tokens_on
@@ -153,6 +154,10 @@ class VllmEngine:
     async def come_back(self) -> None:
         """Wait for the cores, which connect again to a process that follows one that has died."""
         await reached(self._llm)
+
+    def lose(self) -> None:
+        """End all generations, as the supervisor says that the cores have died."""
+        lose(self._llm)
 
     async def abort_lost(self, request_ids: Sequence[str]) -> None:
         """Abort requests of another process that has died, by vLLM's ids."""

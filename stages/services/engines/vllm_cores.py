@@ -55,6 +55,11 @@ class Cores:
         """Keep the first messages of the cores for the process that may follow: they are sent only once."""
         self._clients[index] = replace(self._clients[index], greetings=greetings)
 
+    @property
+    def sentinels(self) -> Sequence[int]:
+        """Descriptors that are ready when a process of the cores has ended."""
+        return [each.sentinel for manager in self._managers for each in getattr(manager, "processes", ())]
+
     def close(self, seconds: float) -> None:
         """End the cores, after at most ``seconds`` for what they do."""
         for manager in self._managers:
@@ -173,3 +178,12 @@ async def abort_everywhere(llm: AsyncLLM, request_ids: Sequence[str]) -> None:
     core: Any = llm.engine_core
     for engine in core.core_engines:
         await core._send_input(EngineCoreRequestType.ABORT, list(request_ids), engine)  # noqa: SLF001
+
+
+def lose(llm: AsyncLLM) -> None:
+    """Have vLLM's client raise that the cores have died: only the process that starts them would notice."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    core: Any = llm.engine_core
+    core.resources.engine_dead = True
+    core.outputs_queue.put_nowait(EngineDeadError())

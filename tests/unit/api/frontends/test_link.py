@@ -12,6 +12,7 @@ from penstock.api.frontends.link import (
     Abort,
     Begun,
     Ended,
+    EngineLost,
     Leaving,
     Left,
     Link,
@@ -30,7 +31,9 @@ FROM_FRONTEND = st.one_of(
     st.builds(Up, st.tuples(st.text()), st.none(), st.lists(st.tuples(st.binary(max_size=4), st.binary())).map(tuple)),
 )
 FROM_SUPERVISOR = st.one_of(
-    st.just(Left()), st.just(Stop()), st.builds(Lost, st.text()), st.builds(Abort, st.tuples(st.text()))
+    st.sampled_from([Left(), EngineLost(), Stop()]),
+    st.builds(Lost, st.text()),
+    st.builds(Abort, st.tuples(st.text())),
 )
 
 
