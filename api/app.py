@@ -83,7 +83,7 @@ class Api:
 
     async def close_if_leaving(self, _: web.Request, answer: web.StreamResponse) -> None:
         """Have the client open a new connection for its next request, if this frontend leaves."""
-        if self.scheduler.in_flight.leaving:
+        if self.scheduler.in_flight.leaving and not isinstance(answer, web.WebSocketResponse):
             answer.force_close()
             answer.headers["Connection"] = "close"
 

@@ -58,6 +58,7 @@ class Frontend:
         self._received = 0
         self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arriving: set[asyncio.Task[None]] = set()
 
     def start_engine(self, settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
         """Use the engine's cores of the supervisor, or the engine elsewhere, for the length of a block."""
@@ -94,7 +95,9 @@ class Frontend:
             if isinstance(received, socket.socket):
                 self._received += 1
                 self.link.send(Received(self._received))
-                self._do(take(runner, received))
+                arriving = self._do(take(runner, received))
+                self._arriving.add(arriving)
+                arriving.add_done_callback(self._arriving.discard)
             else:
                 self._obey(received, scheduler)
 
@@ -118,14 +121,15 @@ class Frontend:
         if self.link.send(Leaving()):
             await self._left.wait()
         deadline = time.monotonic() + LEAVING
-        while runner.counts.open and time.monotonic() < deadline:
+        while (self._arriving or runner.counts.open) and time.monotonic() < deadline:
             await asyncio.sleep(LOOK)
         self.stop.set()
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _abort(scheduler: Scheduler, request_ids: Sequence[str]) -> None:
