@@ -218,6 +218,8 @@ PARSERS := --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser
 AGAINST = $(CLIENTS)/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ \
     -p tests.support.client_server -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
     --confcutdir tests/live --node $(NODE)/bin/node
+# Options of the server that clients are tested against, such as --frontends 2
+OPTIONS ?=
 
 NODE_CLIENTS_LEFT_OUT = test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 CODEX_LEFT_OUT = test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
@@ -228,10 +230,10 @@ IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
     echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
 # Codex's prompts need more room than those of others.
-clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)/.installed ## Real clients, Codex among them, against the real server; ARGS go to pytest
+clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)/.installed ## Real clients, Codex among them, against the real server; OPTIONS go to the server, ARGS to pytest
 	@$(AGAINST) tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
 	    $$(test ! -e $(CODEX)/.installed || echo tests/live/codex) \
-	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384" $(ARGS)
+	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384 $(OPTIONS)" $(ARGS)
 	@$(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT)
 
 test-codex: $(TINY).built $(CLIENTS)/.installed $(CODEX)/.installed ## Codex alone, against the real server; ARGS go to pytest
@@ -239,9 +241,9 @@ test-codex: $(TINY).built $(CLIENTS)/.installed $(CODEX)/.installed ## Codex alo
 	    $(AGAINST) tests/live/codex --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384" $(ARGS)
 	@$(CODEX_LEFT_OUT)
 
-clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against a tiny Qwen, which has a chat template
+clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against two frontends of a tiny Qwen, which has a chat template
 	@$(AGAINST) tests/live/clients --ignore tests/live/clients/test_node.py \
-	    --serve "$(GREEDY) fixtures/tiny_qwen $(ASKED_FOR)" $(ARGS)
+	    --serve "$(GREEDY) fixtures/tiny_qwen $(ASKED_FOR) --frontends 2 $(OPTIONS)" $(ARGS)
 
 clients-http: $(INSTALLED) $(CLIENTS)/.installed ## openai-python against the tiny Qwen in a `vllm serve`
 	@$(AGAINST) tests/live/clients/test_openai.py tests/live/clients/test_openai_tools.py \

@@ -10,7 +10,8 @@ import asyncio
 import gc
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -74,8 +75,9 @@ Command: TypeAlias = Case | Window | End | Look
 class Measured(msgspec.Struct, frozen=True):
     """CPU seconds of one command, and the total that the process has ``used`` since its start.
 
-    ``begun`` is the start of the command on the monotonic clock, which all processes of a machine share.  ``memory`` is
-    the resident memory of the process in bytes, before and after the command.
+    What the core itself takes is not counted in ``cpu``.  ``begun`` is the start of the command on the monotonic clock,
+    which all processes of a machine share.  ``memory`` is the resident memory of the process in bytes, before and after
+    the command.
     """
 
     cpu: float
@@ -126,6 +128,8 @@ class SteppedCore:
         """Streams of the output processor, by the engine's request id."""
         self.case: Case | None = None
         self._open: list[str] = []
+        self._own = 0.0
+        """CPU seconds that the core has taken to make its outputs, and to look whether they are read."""
         self._arrived = asyncio.Condition()
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._text = recorded_text()
@@ -160,7 +164,7 @@ class SteppedCore:
         if isinstance(command, Look):  # without a look at the memory, which takes time
             await asyncio.sleep(SETTLING)
             return Measured(0.0, time.process_time(), time.monotonic())
-        before, begun, used = resident(), time.monotonic(), time.process_time()
+        before, begun, used, own = resident(), time.monotonic(), time.process_time(), self._own
         match command:
             case Case():
                 self.case, self._open = command, []
@@ -175,7 +179,7 @@ class SteppedCore:
                 self.case = None
         await asyncio.sleep(SETTLING)
         now = time.process_time()
-        return Measured(now - used, now, begun, (before, resident()))
+        return Measured(now - used - (self._own - own), now, begun, (before, resident()))
 
     async def _begin(self, case: Case) -> None:
         """Wait for all streams of a case, then emit their reasoning and the start of the answer."""
@@ -207,13 +211,24 @@ class SteppedCore:
 
     @property
     def _is_unread(self) -> bool:
-        return bool(self._outputs.qsize()) or any(state.queue.ready.is_set() for state in self.states.values())
+        if self._outputs.qsize():
+            return True
+        with self._uncounted():
+            return any(state.queue.ready.is_set() for state in self.states.values())
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Do not count the CPU time of a block."""
+        begun = time.thread_time()
+        yield
+        self._own += time.thread_time() - begun
 
     def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415 - takes seconds
 
         end = FinishReason.STOP if is_last else None
-        outputs = [EngineCoreOutput(request_id, tokens, finish_reason=end) for request_id in request_ids]
+        with self._uncounted():
+            outputs = [EngineCoreOutput(request_id, tokens, finish_reason=end) for request_id in request_ids]
         self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
 
 

@@ -23,6 +23,7 @@ import psutil
 
 from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import QUIET, STARTING
+from tests.support.paths import ROOT
 from tests.support.processes import free_port
 
 QUESTION = "Never stop talking."
@@ -97,12 +98,19 @@ class Serving:
 
 @asynccontextmanager
 async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, None]:
-    """Run the server that the command starts for the length of a block."""
+    """Run the server that the command starts for the length of a block; it can import these tests."""
     port = str(free_port())
     own = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, "--host", "127.0.0.1", "--port", port, stdout=output, stderr=output, env=own | QUIET
+            *command,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            stdout=output,
+            stderr=output,
+            env=own | QUIET | {"PYTHONPATH": str(ROOT)},
         )
     try:
         async with (

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+VLLM, BARE, DISK = "vLLM's", "bare aiohttp's", "the bare disk's"
+"""What a figure is compared with."""
+
 
 class Figure(msgspec.Struct, frozen=True):
     """One quantity, measured once per round."""
@@ -23,12 +26,13 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Our figure and the peer's for one load in the same rounds; ``what`` names the quantity if a table has several."""
+    """Our figure and another one for a load in the same rounds; ``what`` names the quantity if a table has several."""
 
     load: Mapping[str, float]
     ours: Figure
     peer: Figure
     what: str = ""
+    beside: str = VLLM
 
     @property
     def ratios(self) -> tuple[float, ...]:

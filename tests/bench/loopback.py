@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from tests.bench.core import Case, Command, End, Look, Measured, Window
-from tests.bench.figures import Comparison, Figure
+from tests.bench.figures import BARE, VLLM, Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
 from tests.support.processes import free_port
 
@@ -28,6 +28,12 @@ STARTING = 240.0
 
 ANSWERING = 180.0
 """Seconds that a server may take to carry out a command."""
+
+SECONDS = 3.0
+"""Length of a window with a rate."""
+
+CORES = sorted(os.sched_getaffinity(0))
+"""The last one is for the clients, and the others for the servers; a single one is for all."""
 
 STEPS = (1, 8)
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -59,6 +65,7 @@ class Server:
         noting = (str(self.arrivals),) if timed else ()
         command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), request, *noting)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        os.sched_setaffinity(readers.pid, CORES[-1:])
         try:
             beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
             await asyncio.wait((beginning, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +107,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server, None]:
-    """Run penstock (``ours``) or vLLM's server (``peer``) for the length of a block; ``options`` are the server's."""
+    """Run penstock (``ours``), vLLM's server (``peer``) or a bare one for the length of a block, with its options."""
     port = free_port()
     command = (sys.executable, "-m", "tests.bench.server", which, str(port), *options)
     pipe, limit = asyncio.subprocess.PIPE, 2**26
@@ -108,6 +115,7 @@ async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=errors, limit=limit, env=os.environ | QUIET | STORING
         )
+        os.sched_setaffinity(process.pid, CORES[:-1] or CORES)
     try:
         async with asyncio.timeout(STARTING):
             await _listening(process, port, log)
@@ -137,43 +145,64 @@ class Servers:
     steady: Server
     """Penstock with ``--stream-interval 1``: one token per event, even under load."""
 
+    bare: Server
+    """A server of `tests.bench.bare` that only writes the bytes."""
+
     peer: Server
+
+    @property
+    def every(self) -> tuple[Server, ...]:
+        return (self.ours, self.steady, self.bare, self.peer)
+
+
+STEADY = ("--stream-interval", "1")
 
 
 @asynccontextmanager
 async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
-    options = {"ours": ("ours",), "steady": ("ours", "--stream-interval", "1"), "peer": ("peer",)}
+    kinds = {"ours": ("ours",), "steady": ("ours", *STEADY), "bare": ("bare",), "peer": ("peer",)}
+    async with all_serving(kinds, folder) as started:
+        yield Servers(*started)
+
+
+@asynccontextmanager
+async def all_serving(kinds: Mapping[str, tuple[str, ...]], folder: Path) -> AsyncGenerator[list[Server], None]:
+    """Run servers for the length of a block; each has a name, a kind and options."""
     async with AsyncExitStack() as closing:
         async with asyncio.TaskGroup() as starting:
             started = [
                 starting.create_task(closing.enter_async_context(serving(which, folder / f"{name}.log", *more)))
-                for name, (which, *more) in options.items()
+                for name, (which, *more) in kinds.items()
             ]
-        yield Servers(*(task.result() for task in started))
+        yield [task.result() for task in started]
 
 
 class Costs(msgspec.Struct, frozen=True):
+    """What both ways of penstock cost beside vLLM's server, and beside the bare one."""
+
     ours: Comparison
     steady: Comparison
+    ours_over_bare: Comparison
+    steady_over_bare: Comparison
 
 
 async def costs(servers: Servers, case: Case, window: Window, rounds: int) -> Costs:
     """Measure a window of the running case in turns; a first round warms up."""
-    every = (servers.ours, servers.steady, servers.peer)
-    found = [[await _cost(server, case, window) for server in every] for _ in range(1 + rounds)]
-    ours, steady, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
+    found = [[await cost(server, case, window) for server in servers.every] for _ in range(1 + rounds)]
+    ours, steady, bare, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
     load: dict[str, float] = {"streams": case.streams, "step": window.step, "reasoning": case.reasoning}
-    return Costs(Comparison(load, ours, peer), Comparison(load, steady, peer))
+    beside = ((peer, VLLM), (bare, BARE))
+    return Costs(*(Comparison(load, mine, other, "", name) for other, name in beside for mine in (ours, steady)))
 
 
-async def _cost(server: Server, case: Case, window: Window) -> float:
+async def cost(server: Server, case: Case, window: Window) -> float:
     return (await server.measured(window)).cpu * 1e6 / (case.streams * window.tokens)
 
 
 @asynccontextmanager
 async def running(servers: Servers, case: Case) -> AsyncGenerator[None, None]:
     async with AsyncExitStack() as closing:
-        for server in (servers.ours, servers.steady, servers.peer):
+        for server in servers.every:
             await closing.enter_async_context(server.running(case))
         yield
 
@@ -191,9 +220,9 @@ async def loopback(servers: Servers, loads: Iterable[tuple[int, int]], rounds: i
 
 
 async def at_a_rate(servers: Servers, case: Case, rate: float, rounds: int) -> Costs:
-    """Measure steps of one token at a rate, for a second: a server with idle time handles each token by itself."""
+    """Measure steps of one token at a rate: a server with idle time handles each token by itself."""
     async with running(servers, case):
-        return await costs(servers, case, Window(round(rate), 1, rate), rounds)
+        return await costs(servers, case, Window(round(SECONDS * rate), 1, rate), rounds)
 
 
 async def open_stream(server: Server, streams: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ WARMING, MEASURED, BEHIND = 50, 150, 16
 LEAST = 20
 
 BISECTIONS = 2
+
+FACTOR = 1.15
+"""Between the streams of a server in one round and in the next: more if they were in time, otherwise fewer."""
 
 
 class Try(msgspec.Struct, frozen=True):
@@ -88,6 +92,18 @@ async def search(server: Server, start: int, most: int, seconds: float) -> list[
             break
         tries.append(await tried(server, round((low * min(late)) ** 0.5)))
     return tries
+
+
+async def up_and_down(servers: Sequence[Server], starts: Sequence[int], rounds: int) -> list[list[Try]]:
+    """Try each server once in a round, near the limit of its last one, and return the tries of each."""
+    found: list[list[Try]] = [[] for _ in servers]
+    streams = list(starts)
+    for _ in range(rounds):
+        for number, server in enumerate(servers):
+            one = await tried(server, streams[number])
+            found[number].append(one)
+            streams[number] = round(one.streams * (FACTOR if one.is_in_time else 1 / FACTOR))
+    return found
 
 
 def carried(tries: list[Try]) -> int:

@@ -46,9 +46,9 @@ def _costs(axes: Axes, costs: list[Comparison], goals: list[Goal]) -> None:
     ours, peer = [compared.ours.median for compared in costs], [compared.peer.median for compared in costs]
     _pairs(axes, ours, [*peer], [f"{compared.ratio:.3f}" for compared in costs])
     bounds = {
-        ours.index(goal.ours): goal.ratio * goal.peer
+        ours.index(goal.ours): goal.ratio * goal.other
         for goal in goals
-        if goal.ours in ours and goal.ratio and goal.peer
+        if goal.ours in ours and goal.ratio and goal.other
     }
     axes.scatter([*bounds.values()], [*bounds], s=180, color=BOUND, marker="|", linewidths=2, zorder=4, label="bound")
     _lay_out(axes, [_name(compared.load) for compared in costs], "us of CPU per token (on the right: of vLLM's)")
@@ -67,7 +67,7 @@ def _defaults(axes: Axes, costs: list[Comparison], by_default: list[Comparison])
 
 
 def _goals(axes: Axes, goals: list[Goal]) -> None:
-    ours, peer = [goal.of_bound for goal in goals], [goal.peer_of_bound for goal in goals]
+    ours, peer = [goal.of_bound for goal in goals], [goal.other_of_bound for goal in goals]
     _pairs(axes, ours, peer, [goal.verdict for goal in goals])
     axes.axvline(1.0, color=BOUND, linewidth=1.5, zorder=0.5)
     _lay_out(axes, [f"{goal.name}  {goal.what}" for goal in goals], "parts of the bound: met up to 1")

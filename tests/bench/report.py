@@ -44,7 +44,10 @@ def goals_table(results: dict[str, Found]) -> str:
 
 def comparison_table(compared: list[Comparison]) -> str:
     head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
-    lines = [f"| {' | '.join(head)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(head) + 5) + "|"]
+    lines = [
+        f"| {' | '.join(head)} | ours | spread | {compared[0].beside} | spread | ratio |",
+        "|---" * (len(head) + 5) + "|",
+    ]
     for found in compared:
         load = [found.what] * bool(found.what) + [f"{value:,g}" for value in found.load.values()]
         sides = [f"{figure(side.median)} | {side.spread:.0%}" for side in (found.ours, found.peer)]

@@ -1,6 +1,6 @@
-"""A measured server in a process of its own: penstock or vLLM's, started as users do, over a `SteppedCore`.
+"""A measured server in a process of its own, over a `SteppedCore`: penstock or vLLM's as users start it, or a bare one.
 
-    python -m tests.bench.server ours|peer PORT [options of vLLM's engine]
+    python -m tests.bench.server ours|peer|sent|bare|engine PORT [options of vLLM's engine]
 
 Commands arrive as lines of JSON on standard input.  Each result goes to standard output as `MARK` and a line of JSON.
 """
@@ -42,12 +42,15 @@ async def measuring(cores: list[SteppedCore]) -> None:
         os.write(sys.stdout.fileno(), MARK + msgspec.json.encode(measured) + b"\n")
 
 
-async def ours(port: int, options: list[str], folder: str) -> None:
+async def ours(which: str, port: int, options: list[str], cores: list[SteppedCore]) -> None:
     from penstock.api.settings import Settings  # noqa: PLC0415 - the peer does not need it
     from penstock.server import serve  # noqa: PLC0415
+    from tests.bench.bare import serve_bare  # noqa: PLC0415
 
-    settings: dict[str, Any] = {"model": MODEL, "port": port, "store": f"{folder}/store.sqlite3", "sandbox": False}
-    await serve(Settings(engine_arguments=[*OPTIONS, *options], **settings))
+    with TemporaryDirectory() as folder:
+        chosen: dict[str, Any] = {"model": MODEL, "port": port, "store": f"{folder}/store.sqlite3", "sandbox": False}
+        settings = Settings(engine_arguments=[*OPTIONS, *options], **chosen)
+        await (serve(settings) if which == "ours" else serve_bare(which, settings, cores))
 
 
 async def peer(port: int, options: list[str]) -> None:
@@ -66,14 +69,13 @@ async def peer(port: int, options: list[str]) -> None:
 async def main(which: str, port: int, options: list[str]) -> None:
     """Serve until standard input ends."""
     cores = install()
-    with TemporaryDirectory() as folder:
-        serving = asyncio.create_task(ours(port, options, folder) if which == "ours" else peer(port, options))
-        await asyncio.wait((serving, asyncio.create_task(measuring(cores))), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            await serving
-        serving.cancel()
-        with suppress(asyncio.CancelledError):
-            await serving
+    serving = asyncio.create_task(peer(port, options) if which == "peer" else ours(which, port, options, cores))
+    await asyncio.wait((serving, asyncio.create_task(measuring(cores))), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving
+    serving.cancel()
+    with suppress(asyncio.CancelledError):
+        await serving
 
 
 if __name__ == "__main__":

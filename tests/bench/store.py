@@ -10,7 +10,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from penstock.stages.services.store.store import Store
 from tests.support.stored_responses import begun_response, store_response, stored_response
 from tests.support.stores import empty_schema, open_store, running_postgres
 
-SECONDS = 2.0
+SECONDS = 1.0
 WRITERS = (1, 64)
 BLOCK = bytes(range(256)) * 16
 TEXT = "lorem ipsum " * 300
@@ -50,19 +50,33 @@ Rows: TypeAlias = dict[tuple[str, int], Figure]
 BARE = ("pwrite + fdatasync of 4 KB", 1)
 
 
-async def store_figures() -> Rows:
+async def store_figures(rounds: int) -> list[Rows]:
+    """Return the figures of each round."""
     with TemporaryDirectory() as folder:
-        rows: Rows = {BARE: bare_figure(Path(folder))}
-        async with open_store(str(Path(folder) / "store.sqlite3")) as store:
-            rows |= await _rows("SQLite", store)
-    async with _postgres() as store:
-        return rows | await _rows("PostgreSQL", store)
+        async with open_store(str(Path(folder) / "store.sqlite3")) as store, _postgres() as other:
+            return [
+                {BARE: bare_figure(Path(folder))} | await _rows("SQLite", store) | await _rows("PostgreSQL", other)
+                for _ in range(rounds)
+            ]
 
 
-def store_table(rows: Rows) -> str:
+def median(rounds: Sequence[Rows], what: tuple[str, int]) -> Figure:
+    """Return the medians of a rate and its 99th percentile."""
+    found = [rows[what] for rows in rounds]
+    return Figure(statistics.median(each.rate for each in found), statistics.median(each.p99 for each in found))
+
+
+def to_bare(rounds: Sequence[Rows], what: tuple[str, int]) -> tuple[float, ...]:
+    """Return a rate divided by that of the bare disk in the same round, for each round."""
+    return tuple(rows[what].rate / rows[BARE].rate for rows in rounds)
+
+
+def store_table(rounds: Sequence[Rows]) -> str:
     head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
-    bare = rows[BARE].rate
-    lines = [f"{what:30s}{writers:8d}{row}{row.rate / bare:9.2f}" for (what, writers), row in rows.items()]
+    lines = [
+        f"{what[0]:30s}{what[1]:8d}{median(rounds, what)}{statistics.median(to_bare(rounds, what)):9.2f}"
+        for what in rounds[0]
+    ]
     return "\n".join([head, *lines])
 
 
