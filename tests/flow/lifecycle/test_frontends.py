@@ -51,17 +51,21 @@ async def end(server: ServerProcess, number: int, how: signal.Signals) -> None:
     await wait_until(lambda: frontends(server)[number] != before[number])
 
 
-def connections(server: ServerProcess, pid: int) -> int:
-    """Return the number of connections of clients that a frontend has."""
+def connections(server: ServerProcess, pid: int) -> set[int]:
+    """Return the connections of clients that a frontend has, as the ports of the clients."""
     port = int(server.url.rpartition(":")[2])
     every = psutil.Process(pid).net_connections("tcp")
-    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in every)
+    return {each.raddr.port for each in every if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED}
+
+
+def counts(server: ServerProcess) -> list[int]:
+    """Return the number of connections of each frontend."""
+    return [len(connections(server, pid)) for pid in frontends(server).values()]
 
 
 def is_even(server: ServerProcess) -> bool:
     """Return True if the frontends have as many connections as each other, as far as possible."""
-    counts = [connections(server, pid) for pid in frontends(server).values()]
-    return max(counts) - min(counts) <= 1
+    return max(counts(server)) - min(counts(server)) <= 1
 
 
 def new_client() -> aiohttp.ClientSession:
@@ -69,15 +73,48 @@ def new_client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
+class Stream:
+    """A long response that a client reads to its end."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.port = 0
+        """The port of the client, once the answer has begun."""
+        self.completes = asyncio.create_task(self._read(server))
+        """True if the whole response comes; if the stream breaks off, the end of its response can be read."""
+
+    async def _read(self, server: ServerProcess) -> bool:
+        seen = b""
+        try:
+            async with server.client.post(f"{server.url}/v1/responses", json={**LONG, "stream": True}) as answer:
+                assert answer.connection
+                assert answer.connection.transport
+                self.port = answer.connection.transport.get_extra_info("sockname")[1]
+                async for piece in answer.content.iter_any():
+                    seen += piece
+        except aiohttp.ClientError:
+            if frames := sse_frames(seen):
+                response = await server.wait_for_end(frame_json(frames[0])["response"]["id"])
+                assert response["status"] in ("failed", "completed")
+            return False
+        return final(read_sse(seen)).status == "completed"
+
+
+async def begun(server: ServerProcess, count: int) -> list[Stream]:
+    """Return streams whose answers have begun."""
+    streams = [Stream(server) for _ in range(count)]
+    await wait_until(lambda: all(each.port for each in streams))
+    return streams
+
+
 async def test_connections_are_spread_evenly(tmp_path: Path) -> None:
     async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 3) as server, AsyncExitStack() as closing:
         client = await closing.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         sockets = [await client.ws_connect(f"{server.url}/v1/responses") for _ in range(30)]
-        assert is_even(server), [connections(server, pid) for pid in frontends(server).values()]
+        assert is_even(server), counts(server)
         await asyncio.gather(*(socket.close() for socket in sockets[::3]))
         await asyncio.sleep(0.5)  # two signs of life, which report the connections that have ended
         sockets += [await client.ws_connect(f"{server.url}/v1/responses") for _ in range(10)]
-        assert is_even(server), [connections(server, pid) for pid in frontends(server).values()]
+        assert is_even(server), counts(server)
 
 
 async def test_responses_of_one_frontend_are_found_by_the_others(store_at: str, tmp_path: Path) -> None:
@@ -124,37 +161,20 @@ async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, tm
         for number in range(1, KILLS + 1):
             seat = number % 3 + 1
             accepted = [await server.start_background(LONG) for _ in range(9)]
-            streams = [asyncio.create_task(whole_stream(server)) for _ in range(6)]
-            await asyncio.sleep(0.1)
+            streams = await begun(server, 6)
+            killed = connections(server, frontends(server)[seat])
             await end(server, seat, signal.SIGKILL)
             ends = [await server.wait_for_end(each) for each in accepted]
             assert {response["status"] for response in ends} <= {"completed", "failed"}
             assert any(response["status"] == "completed" for response in ends)
-            assert any(await asyncio.gather(*streams))
+            assert {each.port for each in streams if not await each.completes} <= killed
             assert sorted(frontends(server)) == [1, 2, 3]
-
-
-async def whole_stream(server: ServerProcess) -> bool:
-    """Stream a response; return False if the stream broke off, but then its end can be read."""
-    seen = b""
-    try:
-        async with server.client.post(f"{server.url}/v1/responses", json={**LONG, "stream": True}) as answer:
-            async for piece in answer.content.iter_any():
-                seen += piece
-    except aiohttp.ClientError:
-        frames = sse_frames(seen)
-        if frames:
-            response = await server.wait_for_end(frame_json(frames[0])["response"]["id"])
-            assert response["status"] in ("failed", "completed")
-        return False
-    return final(read_sse(seen)).status == "completed"
 
 
 async def test_others_go_on_while_one_frontend_stands_still(tmp_path: Path) -> None:
     async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 2) as server, new_client() as client:
         server.client = client
-        streams = [asyncio.create_task(whole_stream(server)) for _ in range(4)]
-        await asyncio.sleep(0.1)
+        streams = await begun(server, 4)
         stopped = frontends(server)[1]
         os.kill(stopped, signal.SIGSTOP)
         try:
@@ -164,7 +184,7 @@ async def test_others_go_on_while_one_frontend_stands_still(tmp_path: Path) -> N
                 assert (status, text_of(response)) == (200, "Go on.")
         finally:
             os.kill(stopped, signal.SIGCONT)
-        assert await asyncio.gather(*streams) == [True] * 4
+        assert all([await each.completes for each in streams])
 
 
 async def test_bounds_hold_for_all_frontends_together(tmp_path: Path) -> None:
@@ -205,11 +225,10 @@ async def test_background_responses_of_all_frontends_are_bounded(tmp_path: Path)
 
 async def test_server_stops_with_all_its_frontends(tmp_path: Path) -> None:
     async with running_frontends(str(tmp_path / "store.sqlite3"), tmp_path, 2) as server:
-        stream = asyncio.create_task(whole_stream(server))
-        await asyncio.sleep(0.2)
+        (stream,) = await begun(server, 1)
         processes = descendants(server.pid)
         assert await server.kill(signal.SIGTERM) == 0
-        assert await stream  # it had the time to end
+        assert await stream.completes  # it had the time to end
         assert not processes & set(psutil.pids())
 
 
