@@ -3,6 +3,7 @@
     sent     one task writes to the transports of all streams
     bare     a task of each stream waits for its tokens, and writes them with aiohttp
     engine   the same, with vLLM's `AsyncLLM` and penstock's `VllmEngine` in between
+    stages   the same, with the stages of penstock from the engine to the events, which are encoded
 
 All are above the same engine core.  Their bytes are those of penstock's pipeline for as many tokens.
 """
@@ -24,7 +25,7 @@ from penstock.api.http.sse import SSE_HEADERS
 from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import TokenChunk, replace, with_facts
-from penstock.pipeline.protocol.events import OutputTextDelta, to_sse
+from penstock.pipeline.protocol.events import Event, OutputTextDelta, to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.engine import Engine
@@ -119,6 +120,22 @@ def over(engine: Engine) -> Source:
     return opened
 
 
+def staged(engine: Engine) -> Callable[[web.Request], Any]:
+    """Return a handler that writes the events of penstock's stages, without a run that keeps them."""
+    pipeline = harmony_pipeline(engine).through("emit")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = await begun(request)
+        async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
+            async for event in events:
+                if isinstance(event, Event):
+                    await answer.write(to_sse(event))
+        await answer.write_eof()
+        return answer
+
+    return handle
+
+
 def writing(source: Source, events: list[bytes]) -> Callable[[web.Request], Any]:
     """Return a handler that writes one event for each token of a source, those that come together at once."""
 
@@ -149,6 +166,10 @@ def sending(direct: Direct, events: list[bytes]) -> Callable[[web.Request], Any]
     return handle
 
 
+async def healthy(_: web.Request) -> web.Response:
+    return web.Response()
+
+
 async def begun(request: web.Request) -> web.StreamResponse:
     await request.read()
     answer = web.StreamResponse(headers=SSE_HEADERS)
@@ -160,10 +181,10 @@ async def serve_bare(which: str, settings: Settings, cores: list[SteppedCore]) -
     """Serve the streams of an engine core until the task is cancelled."""
     async with AsyncExitStack() as closing:
         events = await deltas()
-        if which == "engine":
-            running = await closing.enter_async_context(in_this_process(settings))
-            assert isinstance(running.engine, VllmEngine)
-            handle = writing(over(running.engine), events)
+        if which in ("engine", "stages"):
+            engine = (await closing.enter_async_context(in_this_process(settings))).engine
+            assert isinstance(engine, VllmEngine)
+            handle = writing(over(engine), events) if which == "engine" else staged(engine)
         else:
             cores.append(SteppedCore())
             direct = Direct(cores[-1])
@@ -171,6 +192,7 @@ async def serve_bare(which: str, settings: Settings, cores: list[SteppedCore]) -
             handle = sending(direct, events) if which == "sent" else writing(direct.open, events)
         app = web.Application()
         app.router.add_post("/v1/responses", handle)
+        app.router.add_get("/health", healthy)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         closing.push_async_callback(runner.cleanup)

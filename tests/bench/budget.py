@@ -11,14 +11,21 @@ from tests.bench.core import Case, Window
 from tests.bench.loopback import SECONDS, STEADY, Server, all_serving, cost
 from tests.bench.paced import RATE
 
-KINDS = {"sent": ("sent",), "bare": ("bare",), "engine": ("engine", *STEADY), "ours": ("ours", *STEADY)}
+KINDS = {
+    "sent": ("sent",),
+    "bare": ("bare",),
+    "engine": ("engine", *STEADY),
+    "stages": ("stages", *STEADY),
+    "ours": ("ours", *STEADY),
+}
 """The servers: name, kind and options."""
 
 STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("a write to the transport: the kernel's send, by uvloop", "sent", {}),
     ("a task that waits for the token and wakes up, and aiohttp's write", "bare", {}),
     ("vLLM's `AsyncLLM`, and `VllmEngine`, which reads it", "engine", {}),
-    ("the stages up to the events, the run that clients read, and their keep-alive", "ours", {"store": False}),
+    ("the stages from generate to emit, and the encoding of events", "stages", {}),
+    ("the run and its log, the request's middleware, and the keep-alive", "ours", {"store": False}),
     ("the stored response, and its event log", "ours", {"store": True}),
 )
 """What each server does beyond the one before it; its name, and the fields of its requests."""

@@ -11,11 +11,12 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from tests.bench.core import Case, Command, End, Look, Measured, Window
@@ -118,7 +119,7 @@ async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server
         os.sched_setaffinity(process.pid, CORES[:-1] or CORES)
     try:
         async with asyncio.timeout(STARTING):
-            await _listening(process, port, log)
+            await _up(process, port, log)
         yield Server(process, port, log, which == "ours")
     finally:
         if process.returncode is None:
@@ -126,17 +127,15 @@ async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server
         await process.wait()
 
 
-async def _listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            if process.returncode is not None:
-                raise RuntimeError(f"The server did not start: see {log}") from None
+async def _up(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    async with aiohttp.ClientSession() as client:
+        while process.returncode is None:
+            with suppress(aiohttp.ClientConnectionError):
+                async with client.get(f"http://127.0.0.1:{port}/health") as answer:
+                    if answer.status == 200:
+                        return
             await asyncio.sleep(0.5)
-        else:
-            writer.close()
-            return
+    raise RuntimeError(f"The server did not start: see {log}")
 
 
 @dataclass(frozen=True)
