@@ -38,14 +38,24 @@ def is_new(facts: RequestFacts) -> bool:
     return not facts.origin.opening and not facts.origin.position and all(map(is_given, facts.input))
 
 
+def session_id(facts: RequestFacts) -> str:
+    """Return the id by which a router between keeps a conversation at one engine; it reveals no text."""
+    return _digest(_key(facts), 16).hex()
+
+
 def ranked(engines: Sequence[str], facts: RequestFacts) -> list[str]:
-    """Return the engines from a conversation's home to its last resort.  Models and salts do not share caches."""
-    key = "\n".join((conversation_of(facts), facts.response.model, facts.scheduling.cache_salt or ""))
+    """Return the engines from a conversation's home to its last resort."""
+    key = _key(facts)
+    return sorted(engines, key=lambda engine: _digest(f"{engine}\n{key}", 8), reverse=True)
 
-    def weight(engine: str) -> bytes:
-        return blake2b(f"{engine}\n{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
-    return sorted(engines, key=weight, reverse=True)
+def _key(facts: RequestFacts) -> str:
+    """Return the conversation with its model and salt, as neither models nor salts share caches."""
+    return "\n".join((conversation_of(facts), facts.response.model, facts.scheduling.cache_salt or ""))
+
+
+def _digest(text: str, size: int) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
 def most(loads: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ import aiohttp
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from penstock.stages.services.engines.affinity import session_id
 from penstock.stages.services.engines.engine import PARAMETERS
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
 from penstock.stages.services.engines.replicas import Replica, Replicas
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 REFUSAL_WAIT = 1.0
 """Seconds to wait for a refusal.  A prompt that was not refused by then counts as accepted."""
+
+SESSION_HEADER = "X-Session-ID"
+"""The header by which vLLM and its routers know a conversation."""
 
 LOSSES = 1
 """Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""
@@ -148,7 +152,8 @@ class HttpGeneration:
         replica = self._choose()
         self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.facts.sampling.logprobs)
         replica.running.add(self)
-        body, headers = replica.endpoint.body(self.prompt), self.prompt.facts.scheduling.trace_headers
+        facts, body = self.prompt.facts, replica.endpoint.body(self.prompt)
+        headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session_id(facts)}
         try:
             async with asyncio.timeout(None) as self._connecting:
                 self._response = await replica.post(body, headers)
