@@ -29,6 +29,7 @@ from tests.support.event_streams import harmony_pipeline
 from tests.support.processes import free_port
 from tests.support.stored_responses import facts, pop_fields, response
 
+MARKERS = "<|start|><|channel|><|message|>"
 MARKER_IDS = [200006, 200005, 200008]
 
 Fault = Literal["", "dies", "ends", "hangs", "garbage", "mute", "error", "abort"]
@@ -47,6 +48,8 @@ class FakeVllm:
     tells_ids: bool = True
     markers: list[int] | None = field(default_factory=lambda: list(MARKER_IDS))
     """Token ids of Harmony's markers in the server's tokenizer; None if the server has no tokenizer."""
+    tokenizes: bool = True
+    """False if requests for tokens are refused, as by a gateway that does not know their path."""
     grammars: Literal["held", "ignored", "refused"] = "held"
     key: str | None = None
 
@@ -117,8 +120,8 @@ class FakeVllm:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert body["prompt"] == "<|start|><|channel|><|message|>"
-        if self.markers is None:
+        assert body["prompt"] == MARKERS
+        if self.markers is None or not self.tokenizes:
             return _error_answer(400, "There is no tokenizer.")
         return web.json_response({"count": len(self.markers), "max_model_len": 8192, "tokens": self.markers})
 
@@ -137,7 +140,7 @@ class FakeVllm:
     ) -> web.StreamResponse:
         await self._wake()
         if not body.get("stream"):
-            return self._reply(sampling)
+            return self._reply(sampling, body.get("prompt"))
         self.prompts.append(body)
         self.headers.append(dict(request.headers))
         if self.status != 200:
@@ -151,7 +154,9 @@ class FakeVllm:
         finally:
             self.running -= 1
 
-    def _reply(self, sampling: dict[str, Any]) -> web.Response:
+    def _reply(self, sampling: dict[str, Any], prompt: Any) -> web.Response:
+        if prompt == MARKERS and self.markers is None:
+            return _error_answer(400, "There is no tokenizer.")
         ids = [9] * sampling["max_tokens"]
         if sampling.get("structured_outputs"):
             if self.grammars == "refused":
@@ -159,6 +164,8 @@ class FakeVllm:
             if self.grammars == "held":
                 ids = [5, 6, 7][: sampling["max_tokens"]]
         choice = {"index": 0, "finish_reason": "length", "token_ids": ids if self.tells_ids else None}
+        if prompt == MARKERS:
+            choice["prompt_token_ids"] = self.markers
         return web.json_response({"choices": [choice]})
 
     async def _stream(self, request: web.Request, sampling: dict[str, Any], spell: Any) -> web.StreamResponse:

@@ -22,6 +22,7 @@ from penstock.pipeline.frames import RequestFacts
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
 from penstock.stages.services.engines.affinity import is_new, most, ranked
 from penstock.stages.services.engines.http_endpoints import (
+    COMPLETIONS,
     ENDPOINTS,
     Endpoint,
     RequestRefused,
@@ -63,6 +64,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 class _GeneratedToken(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class _Completion(msgspec.Struct, frozen=True):
@@ -92,7 +94,7 @@ class ServedModel:
     models: tuple[str, ...]
     context_length: int
     speaks_harmony: bool | None
-    """None if the server refuses ``/tokenize``, as one without a tokenizer does."""
+    """None if the server tokenizes no text, as one without a tokenizer."""
 
 
 @dataclass(eq=False)
@@ -118,12 +120,12 @@ class Replica:
         """The host and port of the server."""
         return urlsplit(self.url).netloc
 
-    async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
         response = await self.session.post(
             self.url + self.endpoint.path,
             data=msgspec.json.encode(body),
-            headers=trace_headers,
+            headers=headers,
             allow_redirects=False,  # clients' prompts must not reach another server
         )
         if response.status == 200:
@@ -214,9 +216,18 @@ class Replica:
         return answer.choices[0].token_ids or [] if answer.choices else []
 
     async def _speaks_harmony(self, name: str) -> bool | None:
-        body = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
+        """Compare the token ids of Harmony's markers.
+
+        A gateway may refuse ``/tokenize``, as it picks servers by prompts; ``/v1/completions`` then returns the ids.
+        """
+        body: dict[str, Any] = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
         with suppress(RequestRefused):
             return (await self._ask("/tokenize", _Tokenized, body)).tokens == _MARKER_IDS
+        with suppress(RequestRefused):
+            body |= {"return_token_ids": True, "max_tokens": 1}
+            choices = (await self._ask(COMPLETIONS.path, _Completion, body)).choices
+            if choices and choices[0].prompt_token_ids:
+                return choices[0].prompt_token_ids == _MARKER_IDS
         return None
 
     async def _ask(self, path: str, kind: type[Answered], request_body: dict[str, Any] | None = None) -> Answered:

@@ -52,7 +52,7 @@ class VllmHttpEngine:
     root: str
     """The model as given on the servers' command line: a Hugging Face id, or a folder on their machine."""
     speaks_harmony: bool | None
-    """None if the servers refuse ``/tokenize``, as servers without a tokenizer do."""
+    """None if the servers tokenize no text, as servers without a tokenizer."""
 
     replicas: Replicas
     _session: aiohttp.ClientSession

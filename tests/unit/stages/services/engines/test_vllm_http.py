@@ -25,6 +25,7 @@ from penstock.testing import check_engine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fake_vllm import (
+    MARKER_IDS,
     FakeVllm,
     Fault,
     alternatives,
@@ -65,6 +66,12 @@ async def test_other_vocabularies_are_not_harmony(markers: list[int] | None, spe
     async with engine_over(FakeVllm(markers=markers)) as engine:
         assert engine.speaks_harmony is speaks
         assert engine.vocabulary_size > VOCABULARY_SIZE
+
+
+@pytest.mark.parametrize(("markers", "speaks"), [(MARKER_IDS, True), ([27, 91, 5], False), (None, None)])
+async def test_completion_tells_harmony_if_tokens_are_refused(markers: list[int] | None, speaks: bool | None) -> None:
+    async with engine_over(FakeVllm(markers=markers, tokenizes=False)) as engine:
+        assert engine.speaks_harmony is speaks
 
 
 async def test_model_name_can_be_chosen() -> None:
@@ -205,6 +212,17 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
         "priority": 3,
     }
     assert headers["traceparent"] == "00-1-2-01"
+
+
+@both
+async def test_turns_of_a_conversation_have_one_session_id(scale_out: bool) -> None:
+    """Routers send all requests with one id to one engine."""
+    fake = FakeVllm(scale_out=scale_out)
+    async with engine_over(fake) as engine:
+        for number, opening in enumerate(["one", "one", "other"]):
+            await generate(engine, prompt_for_fakes(id=f"resp_{number}", origin=Origin(opening=opening)))
+    first, second, other = (headers["X-Session-ID"] for headers in fake.headers)
+    assert first == second != other
 
 
 async def test_completions_endpoint_gets_the_whole_prompt() -> None:
