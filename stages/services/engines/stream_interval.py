@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ MOST = 8
 PERIOD = 0.1
 """Seconds between two measurements."""
 
-BUSY, FREE = 0.7, 0.3
+BUSY, FREE = 0.8, 0.4
 """Share of its time that a loop works: above ``BUSY`` it is overloaded, below ``FREE`` it has time.
 
 Halving the interval at most doubles the load, so a loop below ``FREE`` cannot jump above ``BUSY``."""
@@ -31,18 +32,26 @@ LATE, ON_TIME = 0.02, 0.005
 
 A loop that works little can still be late if it shares its processor with other processes."""
 
+LOOKS = 3
+"""Number of measurements in a row that have to find the loop late.
+
+One alone may have met a pause of the machine, or the moment in which every stream gets its token of the same step."""
+
 
 class StreamInterval:
     """State machine for the number of tokens per output.  It does no I/O."""
 
     def __init__(self) -> None:
         self.interval = 1
+        self._delays = deque([0.0] * LOOKS, maxlen=LOOKS)
 
     def feed(self, busy: float, late: float) -> int:
         """Return the next interval: ``busy`` is the share of time worked, ``late`` a timer's delay in seconds."""
-        if busy > BUSY or late > LATE:
+        self._delays.append(late)
+        least = min(self._delays)
+        if busy > BUSY or least > LATE:
             self.interval = min(self.interval * 2, MOST)
-        elif busy < FREE and late < ON_TIME:
+        elif busy < FREE and least < ON_TIME:
             self.interval = max(self.interval // 2, 1)
         return self.interval
 

@@ -37,10 +37,31 @@ def test_free_loop_gets_every_token_at_once(looks: list[tuple[float, float]]) ->
     assert controller.interval == 1
 
 
-@pytest.mark.parametrize(("busy", "late"), [(stream_interval.BUSY + 0.1, 0.0), (0.0, stream_interval.LATE * 2)])
-def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
+def test_busy_loop_gets_larger_chunks() -> None:
     controller = stream_interval.StreamInterval()
-    assert [controller.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
+    assert [controller.feed(stream_interval.BUSY + 0.1, 0.0) for _ in range(5)] == [2, 4, 8, 8, 8]
+
+
+def test_loop_that_is_always_late_gets_larger_chunks() -> None:
+    controller = stream_interval.StreamInterval()
+    intervals = [controller.feed(0.0, stream_interval.LATE * 2) for _ in range(stream_interval.LOOKS + 4)]
+    assert intervals == [1] * (stream_interval.LOOKS - 1) + [2, 4, 8, 8, 8]
+
+
+@given(st.lists(st.floats(0, 1), max_size=30))
+def test_loop_that_is_late_now_and_then_keeps_single_tokens(delays: list[float]) -> None:
+    controller = stream_interval.StreamInterval()
+    on_time = [0.0] * (stream_interval.LOOKS - 1)
+    for delay in delays:
+        assert [controller.feed(stream_interval.BUSY, late) for late in (delay, *on_time)] == [1] * stream_interval.LOOKS
+
+
+def test_loop_with_time_to_spare_gets_single_tokens_again_though_it_is_late_now_and_then() -> None:
+    controller = stream_interval.StreamInterval()
+    for _ in range(3):
+        controller.feed(1.0, 0.0)
+    late = stream_interval.LATE * 2
+    assert [controller.feed(0.0, each) for each in (late, late, 0.0, late)] == [4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +76,9 @@ def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
 )
 def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
     controller = stream_interval.StreamInterval()
-    controller.feed(1.0, 0.0)
-    assert controller.feed(busy, late) == 2
+    for _ in range(stream_interval.LOOKS):
+        controller.feed(1.0, late)
+    assert [controller.feed(busy, late) for _ in range(5)] == [stream_interval.MOST] * 5
 
 
 @given(st.floats(0, 1))
@@ -140,6 +162,8 @@ async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -
     request: Any = Request()
     pacing = asyncio.create_task(stream_interval.adapt_stream_interval({"request": request}))
     request.generate(1)
+    for _ in range(stream_interval.LOOKS - 1 if late else 0):
+        await load.pass_period(0.0, late)
     for interval in (2, 4, stream_interval.MOST):
         await load.pass_period(busy, late)
         assert request.stream_interval == interval
