@@ -1,14 +1,15 @@
-"""The cost of a token in parts that add up: servers that do more and more of what penstock does, in turns."""
+"""The cost of a token and of an open stream, in parts that add up: servers that do more and more of penstock's work."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench.core import Case, Window
-from tests.bench.loopback import SECONDS, STEADY, Server, all_serving, cost
+from tests.bench.loopback import SECONDS, STEADY, Server, all_serving, cost, open_stream
 from tests.bench.paced import RATE
 
 KINDS = {
@@ -20,7 +21,7 @@ KINDS = {
 }
 """The servers: name, kind and options."""
 
-STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+TOKEN: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("a write to the transport: the kernel's send, by uvloop", "sent", {}),
     ("a task that waits for the token and wakes up, and aiohttp's write", "bare", {}),
     ("vLLM's `AsyncLLM`, and `VllmEngine`, which reads it", "engine", {}),
@@ -28,15 +29,32 @@ STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("the run and its log, the request's middleware, and the keep-alive", "ours", {"store": False}),
     ("the stored response, and its event log", "ours", {"store": True}),
 )
-"""What each server does beyond the one before it; its name, and the fields of its requests."""
+"""What each server does for a token beyond the one before it; its name, and the fields of its requests."""
+
+STREAM = (
+    ("the connection, the request and its task: aiohttp", "bare"),
+    ("the request of vLLM's `AsyncLLM`, and the reading of `VllmEngine`", "engine"),
+    ("the stages, their machines, and the facts of the request", "stages"),
+    ("the run and its log, the request's middleware, the store", "ours"),
+)
+"""What each server has in memory for an open stream beyond the one before it; its name."""
 
 
-async def step_costs(folder: Path, rounds: int) -> list[list[float]]:
-    """Return the microseconds of CPU per token of each step, of each round; a first round warms up."""
+@dataclass(frozen=True)
+class Budget:
+    """The figures of the steps of `TOKEN`, in microseconds and of each round, and of `STREAM`, in KB."""
+
+    token: Sequence[Sequence[float]]
+    stream: Sequence[float]
+
+
+async def measured_budget(folder: Path, rounds: int, streams: int) -> Budget:
+    """Measure both: memory first, as only fresh servers show it; then the cost of a token, after a round to warm up."""
     async with all_serving(KINDS, folder) as started:
         servers = dict(zip(KINDS, started, strict=True))
-        found = [[await _cost(servers[name], body) for _, name, body in STEPS] for _ in range(1 + rounds)]
-    return [list(costs) for costs in zip(*found[1:], strict=True)]
+        memory = [await open_stream(servers[name], streams) / 1024 for _, name in STREAM]
+        found = [[await _cost(servers[name], body) for _, name, body in TOKEN] for _ in range(1 + rounds)]
+    return Budget([list(costs) for costs in zip(*found[1:], strict=True)], memory)
 
 
 async def _cost(server: Server, body: Mapping[str, Any]) -> float:
@@ -45,13 +63,22 @@ async def _cost(server: Server, body: Mapping[str, Any]) -> float:
         return await cost(server, case, Window(round(SECONDS * RATE), 1, RATE))
 
 
-def budget_table(costs: Sequence[Sequence[float]]) -> str:
-    whole = [statistics.median(rounds) for rounds in costs]
-    parts = [after - before for before, after in zip([0.0, *whole], whole, strict=False)]
-    width = max(len(what) for what, *_ in STEPS)
+def token_budget(costs: Sequence[Sequence[float]]) -> str:
     load = "100 streams at 50 tokens/s, --stream-interval 1"
-    lines = [f"{load:{width}s}{'us per token':>14s}{'part':>7s}{'up to here':>16s}"]
-    for (what, *_), part, rounds in zip(STEPS, parts, costs, strict=True):
-        span = f"{min(rounds):.1f} to {max(rounds):.1f}"
+    return _table(load, "us per token", [what for what, *_ in TOKEN], costs)
+
+
+def stream_budget(sizes: Sequence[float]) -> str:
+    return _table("an open stream", "KB", [what for what, _ in STREAM], [[size] for size in sizes])
+
+
+def _table(load: str, unit: str, names: Sequence[str], figures: Sequence[Sequence[float]]) -> str:
+    """Return a line for each step; ``figures`` are those of each server and round, whose differences are the parts."""
+    whole = [statistics.median(rounds) for rounds in figures]
+    parts = [after - before for before, after in zip([0.0, *whole], whole, strict=False)]
+    width = max(map(len, names))
+    lines = [f"{load:{width}s}{unit:>14s}{'part':>7s}{'up to here':>16s}"]
+    for what, part, rounds in zip(names, parts, figures, strict=True):
+        span = f"{min(rounds):.1f} to {max(rounds):.1f}" if len(rounds) > 1 else f"{rounds[0]:.1f}"
         lines.append(f"{what:{width}s}{part:14.1f}{part / whole[-1]:7.0%}{span:>16s}")
     return "\n".join([*lines, f"{'the whole server':{width}s}{whole[-1]:14.1f}{1:7.0%}{'':16s}"])

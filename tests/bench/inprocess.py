@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
@@ -146,14 +146,15 @@ async def cost(frontend: Measure, depth: int, step: int, tokens: int) -> float:
     return outputs.cost
 
 
-async def in_process(rounds: int, tokens: int, depths: Iterable[int] = DEPTHS) -> list[Comparison]:
-    """Compare both frontends, in turns, at every step size and reasoning length."""
+async def in_process(rounds: int, tokens: int, depths: Sequence[int] = DEPTHS) -> list[Comparison]:
+    """Compare both frontends at every step size and reasoning length, all of them once in a round."""
+    loads = [(step, depth) for step in STEPS for depth in depths]
+    found = [
+        [(await cost(ours, depth, step, tokens), await cost(peer, depth, step, tokens)) for step, depth in loads]
+        for _ in range(1 + rounds)
+    ]
     comparisons = []
-    for step in STEPS:
-        for depth in depths:
-            figures = [
-                (await cost(ours, depth, step, tokens), await cost(peer, depth, step, tokens)) for _ in range(rounds)
-            ]
-            mine, other = zip(*figures, strict=True)
-            comparisons.append(Comparison({"step": step, "reasoning": depth}, Figure(mine), Figure(other)))
+    for (step, depth), figures in zip(loads, zip(*found[1:], strict=True), strict=True):  # the first round warms up
+        mine, other = zip(*figures, strict=True)
+        comparisons.append(Comparison({"step": step, "reasoning": depth}, Figure(mine), Figure(other)))
     return comparisons

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.added import ADDED, added
-from tests.bench.budget import budget_table, step_costs
+from tests.bench.budget import measured_budget, stream_budget, token_budget
 from tests.bench.chain import SOCKET, STORED
 from tests.bench.core import Case, Window
 from tests.bench.figures import DISK, Comparison, Figure, over
@@ -89,7 +89,7 @@ class Run:
     async def in_process(self) -> None:
         """P1 and P4."""
         depths = DEPTHS[:2] if self.is_quick else DEPTHS
-        every = await in_process(self._less(7, 2), self._less(1_024, 256), depths)
+        every = await in_process(self._less(15, 2), self._less(1_024, 256), depths)
         self.found.comparisons[IN_PROCESS] = every
         by_depth = {found.load["reasoning"]: found for found in every if found.load["step"] == 1}
         self._goal(
@@ -125,9 +125,10 @@ class Run:
         self.found.comparisons[SPARED] = [spared.steady]
 
     async def budget(self) -> None:
-        """The parts of P2 at a fixed rate."""
-        costs = await step_costs(self.folder, self._less(5, 2))
-        self.found.tables["What the cost of a token is made of"] = budget_table(costs)
+        """The parts of P2 at a fixed rate, and of P6."""
+        budget = await measured_budget(self.folder, self._less(5, 2), self._less(500, 100))
+        self.found.tables["What the cost of a token is made of"] = token_budget(budget.token)
+        self.found.tables["What the memory of an open stream is made of"] = stream_budget(budget.stream)
 
     async def paced(self) -> None:
         """P5."""

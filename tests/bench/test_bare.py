@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.settings import Settings
 from tests.bench.bare import deltas, serve_bare
-from tests.bench.budget import STEPS, budget_table
+from tests.bench.budget import STREAM, TOKEN, stream_budget, token_budget
 from tests.bench.core import Case, End, SteppedCore, Window
 from tests.support.api_clients import wait_until
 from tests.support.processes import free_port
@@ -41,10 +41,18 @@ def without_ids(events: bytes) -> bytes:
     return re.sub(rb'"msg_\w+"', b"", events)
 
 
-def test_parts_of_the_budget_add_up() -> None:
-    costs = [[5.0 * step - 1, 5.0 * step + 1, 5.0 * step] for step in range(1, len(STEPS) + 1)]
-    lines = budget_table(costs).split("\n")
+def test_parts_of_a_token_add_up() -> None:
+    costs = [[5.0 * step - 1, 5.0 * step + 1, 5.0 * step] for step in range(1, len(TOKEN) + 1)]
+    assert_adds_up(token_budget(costs), len(TOKEN), 5.0)
+
+
+def test_parts_of_a_stream_add_up() -> None:
+    assert_adds_up(stream_budget([12.0 * step for step in range(1, len(STREAM) + 1)]), len(STREAM), 12.0)
+
+
+def assert_adds_up(table: str, count: int, each: float) -> None:
+    lines = table.split("\n")
     parts = [float(line[:-23].split()[-1]) for line in lines[1:]]
-    assert len(parts) == len(STEPS) + 1
-    assert sum(parts[:-1]) == pytest.approx(parts[-1]) == 5.0 * len(STEPS)
+    assert len(parts) == count + 1
+    assert sum(parts[:-1]) == pytest.approx(parts[-1]) == each * count
     assert len({len(line) for line in lines}) == 1
