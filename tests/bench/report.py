@@ -18,7 +18,7 @@ from tests.bench.goals import HEAD, Goal, figure, row
 from tests.bench.measuring import Found
 from tests.bench.plot import plot
 
-METHOD = Path(__file__).with_name("METHOD.md")
+METHOD, MISSED = (Path(__file__).with_name(name) for name in ("METHOD.md", "MISSED.md"))
 
 JSON, PICTURE, PAGE = "bench.json", "bench.png", "README.md"
 
@@ -64,7 +64,8 @@ def section(name: str, found: Found) -> str:
 
 def document(results: dict[str, Found]) -> str:
     parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
-    parts += [f"![What a token costs, and how far the goals are]({PICTURE})", "## Everything that was measured"]
+    parts += [f"![What a token costs, and how far the goals are]({PICTURE})", MISSED.read_text().rstrip()]
+    parts += ["## Everything that was measured"]
     parts += [section(name, found) for name, found in results.items()]
     return "\n\n".join(parts) + "\n"
 
