@@ -20,6 +20,9 @@ from tests.bench.load.talk import Talk
 TICK = 0.01
 """Seconds between two looks at the lag of the event loop."""
 
+PAUSE = 1.0
+"""Seconds for which a stream of the closed loop waits after a failure: a server that is gone fails at once."""
+
 SHOWN = 0.2
 """Seconds between two updates of the progress bar."""
 
@@ -62,7 +65,8 @@ class Load:
 
     async def _one_after_another(self) -> None:
         while self._take(self.elapsed):
-            await self._converse(next(self.numbers), time.perf_counter())
+            if not await self._converse(next(self.numbers), time.perf_counter()):
+                await asyncio.sleep(PAUSE)
 
     async def _open(self) -> None:
         assert self.plan.rate
@@ -74,11 +78,13 @@ class Load:
                     return
                 group.create_task(self._converse(next(self.numbers), self._begun + due))
 
-    async def _converse(self, number: int, begun: float) -> None:
-        """Hold a conversation whose first request was taken; it ends early if a request fails or is cancelled."""
+    async def _converse(self, number: int, begun: float) -> bool:
+        """Hold a conversation whose first request was taken; it ends early if a request fails or is cancelled.
+
+        Returns False if a request failed.
+        """
         talk = Talk(self.plan, number)
-        goes_on = True
-        while goes_on:
+        while True:
             self.running += 1
             try:
                 sample = await self.client.stream(talk.body(self.client.model), talk.reading(), begun)
@@ -89,6 +95,8 @@ class Load:
             goes_on = final is not None and talk.goes_on(final) and self._take(self.elapsed)
             if final:
                 final.output = []  # it is large
+            if not goes_on:
+                return sample.has_ended or sample.outcome == CANCELLED
 
     def _take(self, at: float) -> bool:
         """Take one of the requests of the plan, at that second; return False if none may begin then."""

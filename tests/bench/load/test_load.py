@@ -22,10 +22,11 @@ from tests.bench.load.__main__ import main
 from tests.bench.load.client import Client, Events, Sample
 from tests.bench.load.plan import Plan, arrivals, drawn
 from tests.bench.load.result import Distribution, Generator, Result, read, summary
-from tests.bench.load.running import Load, Meter
+from tests.bench.load.running import PAUSE, Load, Meter
 from tests.bench.load.talk import Final, Talk, Usage
 from tests.support.api_clients import wait_until
 from tests.support.paths import ROOT
+from tests.support.processes import free_port
 from tests.support.server import CALL, ENDLESS, running_server, script
 from tests.support.server_process import running_process
 
@@ -297,6 +298,13 @@ async def test_request_without_an_end_times_out(tmp_path: Path) -> None:
     async with running_server(engine, tmp_path) as served:
         assert await outcomes(plan(url=served.url, requests=2, output="100000", timeout=0.5)) == {"timeout": 2}
         await wait_until(lambda: engine.aborted == 2)
+
+
+async def test_stream_pauses_after_a_failure() -> None:
+    wanted = plan(url=f"http://127.0.0.1:{free_port()}", model="m", streams=2, seconds=1.5 * PAUSE)
+    found = await outcomes(wanted)
+    assert found.keys() == {"ClientConnectorError"}
+    assert 2 <= found.total() <= 4
 
 
 async def test_stopped_load_closes_its_streams(tmp_path: Path) -> None:
