@@ -115,6 +115,20 @@ def _is_stored_here(store: str) -> bool:
     return all(_is_here(host) or host.startswith("/") for host in hosts)
 
 
+_CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
+"""A Python file, or the function of one or of a module, as ``--engine`` and ``--with`` take them."""
+
+
+def store_place(store: str) -> str:
+    """Return the place of a store, with the home folder of ``~``; raise `ValueError` if there is no such store."""
+    is_database = store.startswith(("postgresql://", "postgres://"))
+    if not is_database and ("://" in store or re.match("postgres(ql)?:?//", store)):
+        raise ValueError("give the path of a file, postgresql://..., or none")
+    if not is_database and _CODE.fullmatch(store):
+        raise ValueError("there are two stores, SQLite and PostgreSQL: give the path of a file, or postgresql://...")
+    return store if is_database else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
+
+
 def _data_folder() -> Path:
     """Return the folder for a user's data, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
@@ -417,10 +431,7 @@ class Settings(BaseSettings):
     @field_validator("store")
     @classmethod
     def _store(cls, store: str) -> str:
-        is_database = store.startswith(("postgresql://", "postgres://"))
-        if not is_database and ("://" in store or re.match("postgres(ql)?:?//", store)):
-            raise ValueError("give the path of a file, postgresql://..., or none")
-        return store if "://" in store else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
+        return store_place(store)
 
     @field_validator("peer_url")
     @classmethod

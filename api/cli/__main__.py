@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from platform import python_version
 
-from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import nearest
 
 # Each command imports its module when it runs: the imports of ``serve`` take longer than the other commands.
@@ -111,7 +111,7 @@ def main() -> None:
     try:
         with _quiet_without_a_reader():
             COMMANDS[name](arguments)
-    except CannotRun as error:
+    except (CannotRun, CannotStart) as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -1,4 +1,7 @@
-"""Diff: find the first difference between two recordings, or between a recording and its own replay."""
+"""Diff: find the first difference between two recordings, or between a recording and its own replay.
+
+That of a replay is followed back: to the operator's stage that made it, and to the recorded tokens that it comes from.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,22 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.api.cli.arguments import STAGES
+from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.api.cli.stage_log import stage_log
+from penstock.pipeline.logs import counted
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.comparison import Difference, Line, Place, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
+from penstock.pipeline.trace import Crossed
 
 Lines: TypeAlias = Mapping[str, list[Line]]
 """The frames of each junction, by the stage that emitted them, followed by an `End`."""
+
+FIRST_LINE = 2
+"""The number of the first line with a frame: the header stands before it."""
 
 WIDTH = 200
 """Characters of a line that are shown around a difference."""
@@ -35,18 +44,22 @@ _MARK = "\uffff"
 def main(arguments: Sequence[str]) -> None:
     """Print the first difference between two recordings.  Exit with status 1 if there is one."""
     chosen = _parser().parse_intermixed_args(arguments)
-    compared = list(comparisons(recorded_lines(chosen.one), _other(chosen)))
+    one = recorded_lines(chosen.one)
+    replay = _replay(chosen) if chosen.other is None else None
+    compared = list(comparisons(one, replayed_lines(replay) if replay else _other(chosen)))
     for each in compared:
         if difference := first_difference(each.one, each.other, exact=chosen.exact):
-            notes = ["recorded != replayed"] if chosen.other is None else []
-            notes += [f"after {each.after}"] if each.after else []
+            notes = (
+                []
+                if replay is None
+                else ["recorded != replayed", *_causes(replay, each, difference, exact=chosen.exact)]
+            )
             sides = f" ({', '.join(notes)})" if notes else ""
             print(f"{each.file}:{difference.here.line}: {difference.problem}{sides}")
             for shown in context(each.one, each.other, difference, chosen.context):
                 print(shown)
             sys.exit(1)
-    if others := [each.file for each in compared if not is_chunked_alike(each.one, each.other)]:
-        print(f"the same, in other pieces: {', '.join(dict.fromkeys(others))}")
+    print(f"the same: {', '.join(_sames(compared))}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,14 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _replay(chosen: argparse.Namespace) -> Replay:
+    with stage_log() as errors:
+        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+    for note in replay.notes:
+        print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
+    errors.report(chosen.one, replay.trace.fault, replay.recording.end)
+    return replay
+
+
 def _other(chosen: argparse.Namespace) -> Lines:
-    if chosen.other is None:
-        with stage_log() as errors:
-            replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
-        for note in replay.notes:
-            print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
-        errors.report(chosen.one, replay.trace.fault, replay.recording.end)
-        return replayed_lines(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
     lines = recorded_lines(chosen.other)
@@ -74,13 +89,12 @@ def _other(chosen: argparse.Namespace) -> Lines:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The lines of a file, and the other lines that are compared with them."""
+    """The lines of a file, and the other lines that are compared with them: the output of a ``stage``."""
 
     file: str
     one: list[Line]
     other: list[Line]
-    after: str = ""
-    """The stage that gave the other lines, if the file is not its own."""
+    stage: str
 
 
 def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
@@ -91,14 +105,34 @@ def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
     common = [stage for stage in FILES if stage in one and stage in other]
     if not common:
         raise NoReplay(f"the recordings have no file in common: {_names(one)}, and {_names(other)}")
-    yield from (Comparison(FILES[stage][0], one[stage], other[stage]) for stage in common if stage != "persist")
+    yield from (Comparison(FILES[stage][0], one[stage], other[stage], stage) for stage in common if stage != "persist")
+    last = list(other)[-1]
     if "persist" in one and "persist" in other:
-        yield Comparison(FILES["persist"][0], one["persist"], other[list(other)[-1]])
+        yield Comparison(FILES["persist"][0], one["persist"], other[last], last)
     elif "emit" in common and "persist" in other:
-        events = _events(one["emit"])
-        later = list(other)[list(other).index("emit") + 1 :]
-        for stage in later:
-            yield Comparison(FILES["emit"][0], events, _events(other[stage]), stage)
+        yield Comparison(FILES["emit"][0], _events(one["emit"]), _events(other[last]), last)
+
+
+def _causes(replay: Replay, compared: Comparison, difference: Difference, *, exact: bool) -> Iterator[str]:
+    """Yield what a difference comes from: the operator's stage, and the recorded frame."""
+
+    def is_recorded(crossed: Crossed) -> bool:
+        given = _recorded(crossed.frames, crossed.raised)
+        is_last = compared.stage not in FILES or compared.stage == "persist"
+        return first_difference(compared.one, _events(given) if is_last else given, exact=exact) is None
+
+    if stage := asyncio.run(stage_behind(replay, compared.stage, is_recorded)):
+        yield f"after {stage}"
+    if cause := recorded_cause(replay, compared.stage, difference.there.line - FIRST_LINE):
+        yield f"from {cause}"
+
+
+def _sames(compared: Sequence[Comparison]) -> Iterator[str]:
+    """Yield each file that was compared, with the number of its frames."""
+    for file in dict.fromkeys(each.file for each in compared):
+        pairs = [(each.one, each.other) for each in compared if each.file == file]
+        pieces = "" if all(is_chunked_alike(*pair) for pair in pairs) else ", in other pieces"
+        yield f"{file} ({counted(len(pairs[0][0]) - 1, 'frame')}{pieces})"
 
 
 def _events(lines: Sequence[Line]) -> list[Line]:
@@ -118,7 +152,7 @@ def recorded_lines(path: Path) -> Lines:
     for stage, file in recorded_files(path).items():
         recording = read_recording(file, FILES[stage][1])
         frames = [Line(timed.frame, timed.line) for timed in recording.timed]
-        lines[stage] = [*frames, Line(recording.end, len(frames) + 2)]
+        lines[stage] = [*frames, Line(recording.end, len(frames) + FIRST_LINE)]
     return lines
 
 
@@ -132,9 +166,9 @@ def replayed_lines(replay: Replay) -> Lines:
     return inner | lines
 
 
-def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: bool) -> list[Line]:
+def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: bool = False) -> list[Line]:
     end = End(len(frames), Failure.of(raised) if raised else None, abandoned)
-    return [Line(frame, number) for number, frame in enumerate([*frames, end], start=2)]
+    return [Line(frame, number) for number, frame in enumerate([*frames, end], start=FIRST_LINE)]
 
 
 def context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:

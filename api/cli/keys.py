@@ -23,7 +23,7 @@ from typing import Protocol
 from penstock.api.api_key import HASHED, ApiKey, key_of
 from penstock.api.assembly import open_store
 from penstock.api.key_sources import api_keys, text_of, without_comment
-from penstock.api.settings import NO_STORE, seconds
+from penstock.api.settings import NO_STORE, seconds, store_place
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.stages.services.store.stored_keys import StoredKeys
 
@@ -156,7 +156,7 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_Place, None]:
         return
     if chosen.store == NO_STORE:
         raise CannotRun(f"--store {NO_STORE} keeps no keys")
-    async with open_store(chosen.store) as store:
+    async with open_store(store_place(chosen.store)) as store:
         yield _StoredKeys(store.keys)
 
 

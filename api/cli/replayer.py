@@ -43,13 +43,15 @@ class NoReplay(CannotRun):
 class Replay:
     """The result of a replay.
 
-    ``trace`` begins with the recorded frames.  ``turns`` has the output of each stage inside ``converse``, if that ran.
-    ``notes`` give the reason why the tokens were not parsed again, and name the stages of plug-ins that did not run.
+    ``ran`` is the part of the ``pipeline`` that ran.  ``trace`` begins with the recorded frames.  ``turns`` has the
+    output of each stage inside ``converse``, if that ran.  ``notes`` give the reason why the tokens were not parsed
+    again, and name the stages of plug-ins that did not run.
     """
 
     files: Mapping[str, Path]
     model: RecordedModel
     pipeline: Pipeline[Any, Any]
+    ran: Pipeline[Any, Any]
     recording: Recording
     trace: Trace
     turns: Mapping[str, list[Any]]
@@ -79,10 +81,11 @@ async def replay_of(
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
+    ran = part(tapped, source, since, upto)
     with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
-        trace = await traced(part(tapped, source, since, upto), source_of_recording(recording), source)
+        trace = await traced(ran, source_of_recording(recording), source)
     left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
-    return Replay(files, model, pipeline, recording, trace, turns, tuple(filter(None, (note, left_out))))
+    return Replay(files, model, pipeline, ran, recording, trace, turns, tuple(filter(None, (note, left_out))))
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:

@@ -456,7 +456,9 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
     Raises `WrongOption` for arguments that vLLM does not take, and `NoVllm` if vLLM is not installed.
     """
     if find_spec("vllm") is None:
-        raise NoVllm("vLLM is not installed here: install vllm, or name an engine elsewhere with --engine URL.")
+        raise NoVllm(
+            "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL."
+        )
     from vllm.usage.usage_lib import UsageContext
 
     engine_args, modules = _read_arguments(["--model", model, *arguments])

@@ -171,7 +171,8 @@ def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, p
     with_stage = ("--with", f"{tmp_path / 'stage.py'}:install")
     found = penstock("diff", RECORDING, *with_stage)
     difference = "response.reasoning_text.delta delta ' should' != ' SHOULD'"
-    assert found.out.decode() == f"events.jsonl:8: {difference} (recorded != replayed, after shout)\n"
+    cause = "recorded != replayed, after shout, from tokens.jsonl:7 ' should'"
+    assert found.out.decode() == f"events.jsonl:8: {difference} ({cause})\n"
     assert found.status == 1
     assert penstock("diff", RECORDING, *with_stage, "--to", place).status == 0
     recorded = shutil.copytree(RECORDING, tmp_path / "recorded")
@@ -179,7 +180,7 @@ def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, p
     assert penstock("diff", recorded, *with_stage).status == 0
     for pair in ((recorded,), (recorded, RECORDING)):
         found = penstock("diff", *pair)
-        sides = b"" if pair[1:] else b" (recorded != replayed)"
+        sides = b"" if pair[1:] else b" (recorded != replayed, from tokens.jsonl:7 ' should')"
         assert found.out == b"sent.jsonl:7: response.reasoning_text.delta delta ' SHOULD' != ' should'" + sides + b"\n"
     assert penstock("diff", RECORDING, recorded).status == 1
 
@@ -188,12 +189,12 @@ def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> No
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
     result = penstock("diff", RECORDING, tmp_path)
-    assert (result.status, result.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
+    assert (result.status, result.out) == (0, b"the same: tokens.jsonl (34 frames, in other pieces)\n")
 
 
 def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
     result = penstock("diff", CHAT_CALL)
-    assert (result.status, result.out) == (0, b"")
+    assert (result.status, result.out) == (0, b"the same: events.jsonl (23 frames)\n")
     assert result.err.startswith(f"penstock: {CHAT_CALL}: the tokens cannot be parsed without their model")
 
 

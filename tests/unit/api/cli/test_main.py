@@ -6,11 +6,13 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import pytest
 
 from penstock.api.cli.__main__ import COMMANDS
+from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.stages.responses import responses_pipeline
 from tests.support.paths import ROOT
 from tests.support.processes import RunCommand
@@ -41,6 +43,19 @@ def test_help_of_each_command_names_it(command: str, penstock: RunCommand) -> No
         shown = penstock(command, flag)
         assert (shown.status, shown.err) == (0, "")
         assert shown.out.decode().startswith(f"usage: penstock {command} ")
+
+
+@pytest.mark.parametrize("error", [CannotRun("no, because"), CannotStart("no, because")])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_error_of_a_command_is_one_line(
+    command: str, error: Exception, penstock: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Sequence[str]) -> None:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, command, fail)
+    ended = penstock(command)
+    assert (ended.status, ended.out, ended.err) == (2, b"", "penstock: no, because\n")
 
 
 @pytest.mark.io

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from penstock.api.cli.keys import main as keys
 from penstock.api.cli.mistakes import placed, wrong_option
 from penstock.api.cli.serve import read_settings
 from penstock.api.settings import listed
@@ -210,6 +212,16 @@ def test_store_with_a_mistyped_scheme_is_no_file(monkeypatch: pytest.MonkeyPatch
     """Its password would become the name of a folder."""
     monkeypatch.setenv("PENSTOCK_STORE", "postgres//me:secret-5311@host/x")
     assert mistake() == "PENSTOCK_STORE: give the path of a file, postgresql://..., or none"
+
+
+@pytest.mark.parametrize("store", ["store.py", "./own/store.py:open_store", "own.stores:open_store", "mysql:penstock"])
+def test_store_of_ones_own_is_no_file(store: str) -> None:
+    """``--engine`` and ``--with`` take such names, so that a file of that name would be a surprise."""
+    problem = "there are two stores, SQLite and PostgreSQL: give the path of a file, or postgresql://..."
+    assert mistake("--store", store) == f"--store: {problem}"
+    with pytest.raises(CannotRun, match=re.escape(problem)):
+        keys(["list", "--store", store])
+    assert list(Path().iterdir()) == []
 
 
 def test_setting_of_several_forms_has_one_line(folder: Path) -> None:

@@ -114,7 +114,7 @@ def test_options_are_those_of_a_model_with_vllm() -> None:
 
 
 def test_parser_that_only_vllm_has_ends_the_start() -> None:
-    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has its tool-call parser qwen3_coder .* install vllm"):
+    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has its tool-call parser qwen3_coder .* install penstock"):
         own_tiny_qwen(tool_call_parser="qwen3_coder")
 
 
