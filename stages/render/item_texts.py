@@ -6,7 +6,7 @@ The functions here rebuild a result from its item.  Callers prefer the exact tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -44,22 +44,6 @@ def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
 def _is_leading(item: items.Item) -> bool:
     is_message = isinstance(item, items.Message) and item.role in {"system", "developer"}
     return is_message or isinstance(item, items.AdditionalTools)
-
-
-def callers_of(history: Sequence[items.Item]) -> dict[int, int]:
-    """Map the position of each call output to the position of its call.
-
-    That is the latest earlier call with the same ``call_id``: some clients reuse their ids in every turn.  Outputs
-    without a call are left out.
-    """
-    latest: dict[str, int] = {}
-    callers: dict[int, int] = {}
-    for at, item in enumerate(history):
-        if isinstance(item, items.Call):
-            latest[item.call_id] = at
-        elif isinstance(item, items.CallOutput) and item.call_id in latest:
-            callers[at] = latest[item.call_id]
-    return callers
 
 
 def refusals_in(history: Iterable[items.Item]) -> dict[str, str]:

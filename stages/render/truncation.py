@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.protocol.items import CallItem, Compaction, Item, Message, Reasoning
-from penstock.stages.render.item_texts import callers_of
+from penstock.pipeline.protocol.pairs import callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:

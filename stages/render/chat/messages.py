@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.params.json_body import DEEPEST
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.item_texts import (
     PENDING,
     arguments_of,
-    callers_of,
     json_text,
     output_of,
     refusals_in,

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.pairs import behind_calls, callers_of
 from penstock.pipeline.protocol.tools import HostedTool
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import head
@@ -17,7 +18,6 @@ from penstock.stages.render.harmony.message import Channel, HarmonyMessage
 from penstock.stages.render.item_texts import (
     PENDING,
     arguments_of,
-    callers_of,
     output_of,
     refusals_in,
     result_of,
@@ -46,7 +46,8 @@ class Layout:
 
 def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> Layout:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
-    instructions, rest = split(request)
+    instructions, given = split(request)
+    rest = behind_calls(given)  # a message has no ``call_id``: the model tells by the order what an output belongs to
     built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
     first = head(request, instructions, in_system=system_instructions)
     return Layout(tuple(first), rest, tuple(_Items(rest, request.results, built_in).spoken()))

@@ -54,6 +54,19 @@ async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
     assert newest_first == listed[:0:-1]
 
 
+async def test_second_output_of_a_call_is_refused(served: ScriptedServer) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    _, created = await served.post({"items": [call, output]}, CONVERSATIONS)
+    conversation = created["id"]
+    for url, body, param in (
+        (f"{CONVERSATIONS}/{conversation}/items", {"items": [output]}, "items[0].call_id"),
+        ("/v1/responses", {"conversation": conversation, "input": [USER_MESSAGE, output]}, "input[1].call_id"),
+    ):
+        status, answer = await served.post(body, url)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
 @pytest.mark.parametrize("base", ["/v1", "/openresponses/v1"])
 async def test_answers_match_the_sdk_types(served: ScriptedServer, base: str) -> None:
     _, conversation = await served.post({"items": CONVERSATION_ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest, PreviousResponseNotFound, PreviousResponseUnfinished
 from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
@@ -78,6 +79,8 @@ USER = {"role": "user", "content": "Hi"}
 OWN_CALL = {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}"}
 OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "noon"}
 CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "clock", "input": "now"}
+OK = {"type": "exit", "exit_code": 0}
+DELETE = {"type": "delete_file", "path": "a"}
 LOCAL = {"type": "local_shell_call", "call_id": "l", "action": {"type": "exec", "command": ["ls"], "env": {}}}
 CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "noon"}
 
@@ -104,6 +107,47 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalize(store, "2", previous_response_id="resp_1", input=items)
     assert caught.value.param == param
+
+
+SHELL_CALL = {"type": "shell_call", "call_id": "s", "action": {"commands": ["ls"]}}
+SHELL_OUTPUT = {"type": "shell_call_output", "call_id": "s", "output": [{"stdout": "a", "stderr": "", "outcome": OK}]}
+PATCH_CALL = {"type": "apply_patch_call", "call_id": "p", "status": "completed", "operation": DELETE}
+PATCH_OUTPUT = {"type": "apply_patch_call_output", "call_id": "p", "status": "completed"}
+ASYNC_CALL = {**OWN_CALL, "async": True}
+LOCAL_OUTPUT = {"type": "function_call_output", "call_id": "l", "output": "a"}
+
+
+@pytest.mark.parametrize(
+    ("call", "output"),
+    [
+        (OWN_CALL, OWN_OUTPUT),
+        (CUSTOM_CALL, CUSTOM_OUTPUT),
+        (LOCAL, LOCAL_OUTPUT),
+        (SHELL_CALL, SHELL_OUTPUT),
+        (PATCH_CALL, PATCH_OUTPUT),
+    ],
+    ids=lambda item: item["type"],
+)
+async def test_second_output_of_a_call_is_refused(store: Store, call: Any, output: Any) -> None:
+    await store_answer(store, "1", answer("Hello."), input=[call, output])
+    sent, stored = {"input": [call, output, output]}, {"previous_response_id": "resp_1", "input": [USER, output]}
+    for request, position in ((sent, 2), (stored, 1)):
+        with pytest.raises(InvalidRequest, match=f"{output['call_id']}' has an output already") as caught:
+            await normalize(store, "2", **request)
+        assert caught.value.param == f"input[{position}].call_id"
+    await normalize(store, "2", input=[call, output, call, output])
+
+
+async def test_calls_of_one_id_have_an_output_each(store: Store) -> None:
+    resolved = await normalize(store, input=[OWN_CALL, OWN_CALL, OWN_OUTPUT, OWN_OUTPUT])
+    assert callers_of(resolved.items) == {2: 0, 3: 1}
+    await normalize(store, input=[ASYNC_CALL, OWN_OUTPUT, USER, OWN_OUTPUT])
+
+
+async def test_output_that_is_sent_again_by_its_id_is_no_second_one(store: Store) -> None:
+    await store_answer(store, "1", answer("Hello."), input=[OWN_CALL, OWN_OUTPUT])
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input=[{"id": "fco_1i0001"}, USER])
+    assert [item.id for item in resolved.facts.input] == ["msg_2i0001"]
 
 
 CUT_CALL = {**OWN_CALL, "status": "incomplete"}

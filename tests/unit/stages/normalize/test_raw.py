@@ -266,8 +266,8 @@ async def test_chat_messages_with_calls_become_items(store: Store) -> None:
     call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
     assert load_encoding().decode(prompt.token_ids).partition("Hi<|end|>")[2].partition("<|start|>user")[0] == (
         "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        f"{call}{call}<|start|>functions.f to=assistant<|channel|>commentary<|message|>2<|end|>"
-        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|>"
+        f"{call}<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|>"
+        f"{call}<|start|>functions.f to=assistant<|channel|>commentary<|message|>2<|end|>"
         "<|start|>assistant<|channel|>final<|message|>Yes.<|end|>"
     )
     ids = [item.id for item in resolved.facts.input]

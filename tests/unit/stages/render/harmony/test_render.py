@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
@@ -11,7 +12,7 @@ from itertools import chain
 import msgspec
 import openai_harmony as reference
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
@@ -30,6 +31,7 @@ from tests.support.harmony import (
     custom_call,
     custom_output,
     function,
+    mcp_call,
     message,
     our_section,
     output,
@@ -41,6 +43,8 @@ from tests.support.harmony import (
     reference_message,
     reference_section,
     reference_system,
+    shell_call,
+    shell_output,
 )
 
 
@@ -298,15 +302,47 @@ def test_developer_message_is_encoded_as_one_text(instructions: str) -> None:
     assert [token for part in message.texts for token in load_encoding().encode(part)] == whole
 
 
+CALLS: Mapping[str, Callable[[str, str], items.Item]] = {
+    "function": lambda text, call_id: call("f", text, call_id),
+    "of a namespace": lambda text, call_id: call("f", text, call_id, namespace="team"),
+    "custom": lambda text, call_id: custom_call("f", text, call_id),
+    "shell": lambda text, call_id: shell_call(text, call_id=call_id, here=False),
+}
+OUTPUTS: Mapping[str, Callable[[str, str], items.Item]] = {
+    "function": output,
+    "of a namespace": output,
+    "custom": custom_output,
+    "shell": lambda text, call_id: shell_output({"stdout": text}, call_id=call_id),
+}
+
+
+@given(
+    st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=6).flatmap(
+        lambda kinds: st.tuples(st.just(kinds), st.permutations(range(len(kinds))))
+    ),
+    st.booleans(),
+)
+@example((["function", "function"], [1, 0]), False)
+@example((["custom", "function"], [1, 0]), True)
+def test_output_stands_right_behind_its_call(parallel: tuple[list[str], list[int]], is_served: bool) -> None:
+    """A message has no ``call_id``: the order alone tells the outputs of two calls of one function apart."""
+    kinds, order = parallel
+    made = [CALLS[kind](f"<{at}>", f"call_{at}") for at, kind in enumerate(kinds)]
+    served = [mcp_call("read", "<served>", "[served]")] if is_served else []
+    outputs = [OUTPUTS[kinds[at]](f"[{at}]", f"call_{at}") for at in order]
+    prompt = prompt_text(conversation(*outputs, history=[message("user", "?"), *made, *served]))
+    numbered = [str(at) for at in range(len(kinds))]
+    assert re.findall(r"<(\w+)>|\[(\w+)\]", prompt) == [
+        pair for name in (*numbered, *["served"] * is_served) for pair in ((name, ""), ("", name))
+    ]
+
+
 def test_output_has_the_function_of_its_call() -> None:
     made = [call("first", "{}", "a"), call("second", "{}", "b")]
     answers = [output("2", "b"), output((items.InputText("1"), items.InputText("!")), "a")]
     prompt = prompt_text(conversation(*answers, history=made))
-    assert prompt.split("<|call|>")[-1] == (
-        "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>"
-        "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1!<|end|>"
-        "<|start|>assistant"
-    )
+    assert "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1!<|end|>" in prompt
+    assert "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>" in prompt
 
 
 def test_output_belongs_to_the_latest_call_of_its_id() -> None:
@@ -409,7 +445,7 @@ def test_stored_turn_is_rendered_whole() -> None:
     history += [call("f", "{}", "a"), custom_call("g", "x", "b"), output("1", "a"), custom_output("2", "b")]
     assert prompt_ids(conversation(history=history)) == prompt_ids(conversation(*history))
     read = [
-        prompt_text(conversation(history=history)).index(part) for part in ("?", "Hm.", "Wait.", "{}", "x<", "1<", "2<")
+        prompt_text(conversation(history=history)).index(part) for part in ("?", "Hm.", "Wait.", "{}", "1<", "x<", "2<")
     ]
     assert read == sorted(read)
 
@@ -534,7 +570,7 @@ def test_messages_of_every_role_are_rendered() -> None:
 def test_outputs_of_an_asynchronous_call_come_at_their_own_places() -> None:
     called = msgspec.structs.replace(call("clock", "{}"), is_async=True)
     asked, answered = message("user", "?"), message("assistant", "I ask.")
-    expected = prompt_text(
-        conversation(asked, call("clock", "{}"), output(PENDING), answered, output("12"), output("13"))
-    )
-    assert prompt_text(conversation(asked, called, answered, output("12"), output("13"))) == expected
+    prompt = prompt_text(conversation(asked, called, answered, output("12"), output("13")))
+    assert re.findall(rf"{re.escape(PENDING)}|I ask\.|12|13", prompt.partition("?<|end|>")[2]) == [
+        *(PENDING, "I ask.", "12", "13")
+    ]

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.pairs import callers_of
 from penstock.stages.models import text_pieces
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.render import truncation
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.render.item_texts import callers_of
 from penstock.stages.render.truncation import to_drop
 from tests.support.harmony import (
     SAMPLING,

@@ -117,7 +117,6 @@ FIRST = rendered(ASKED).token_ids
         f"{THOUGHT}{NEXT}{CALLED}",
         f"{THOUGHT}{NEXT}{CALLED_AHEAD}",
         f"{THOUGHT}{NEXT}{PREAMBLE}{NEXT}{CALLED}",
-        f"{CALLED.replace('<|call|>', '<|end|>')}{NEXT}{THOUGHT}{NEXT}{CALLED}",
         "<|channel|>commentary to=functions.g code<|message|>ls -l<|call|>",
         "<|channel|>commentary to=team.h<|constrain|>json<|message|>{}<|call|>",
         "<|channel|>commentary to=functions.f<|message|><|call|>",
@@ -130,6 +129,15 @@ def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: Harmony
         following = continued(shown, *shown.results)
         assert following[: len(seen)] == seen
         assert encoding.decode(following[len(seen) :]).count("<|message|>") == len(shown.results)
+
+
+def test_tokens_of_two_calls_in_a_turn_stay_each_before_its_output(encoding: HarmonyEncoding) -> None:
+    first = f"{CALLED.replace('<|call|>', '<|end|>')}"
+    second = f"{NEXT}{THOUGHT}{NEXT}{CALLED}"
+    shown = turn([*encode_by_letters(first), *encode_by_letters(second)])
+    read = encoding.encode_markup("<|start|>functions.f to=assistant<|channel|>commentary<|message|>done<|end|>")
+    expected = (*FIRST, *encode_by_letters(first), *read, *encode_by_letters(second), *read)
+    assert continued(shown, *shown.results)[: len(expected)] == expected
 
 
 def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
