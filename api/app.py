@@ -14,9 +14,9 @@ from penstock.api.conversations import Conversations
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Model, Models, OpenApi, Ready
-from penstock.api.http.errors import answer_expectation, as_json, errors_as_json
+from penstock.api.http.errors import Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
-from penstock.api.http.openapi import Operation, describe, operation
+from penstock.api.http.openapi import Operation, describe, operation, takes_body
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
 from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
@@ -67,6 +67,7 @@ class Api:
             errors_as_json,
             self.origins.check,
             self.keys.authenticate,
+            self.count,
             release_bodies,
         ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
@@ -80,6 +81,13 @@ class Api:
         app.on_shutdown.append(self.sockets.close)
         app.on_cleanup.append(self.peers.close)
         return app
+
+    @web.middleware
+    async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count each request that may have a body, before the body is received; raise `LimitReached` for too many."""
+        if takes_body(request):
+            await self.scheduler.admission.admit(request[OWNER])
+        return await handler(request)
 
     async def close_if_leaving(self, _: web.Request, answer: web.StreamResponse) -> None:
         """Have the client open a new connection for its next request, if this frontend leaves."""

@@ -60,7 +60,7 @@ _READ_REFUSALS = (
     errors.StoreFailed,
     errors.ServerStopping,
 )
-_RUN_REFUSALS = (*_READ_REFUSALS, errors.LimitReached, errors.EngineOverloaded, errors.EngineDead)
+_RUN_REFUSALS = (*_READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead)
 _CREATE_REFUSALS = (*_RUN_REFUSALS, errors.ConversationLocked, errors.StorageFull)
 _COMPACT_REFUSALS = (*_RUN_REFUSALS, errors.CompactionFailed)
 _FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)

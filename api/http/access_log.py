@@ -20,7 +20,7 @@ from penstock.api.http.bodies import Problem
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.pipeline import metrics
-from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
 from penstock.pipeline.protocol.response import Response
 
@@ -161,7 +161,7 @@ class _Named(msgspec.Struct):
 def name_model(request: web.Request, refused: bytes) -> None:
     """Name the model of a body that was refused, for the log; a long body is not read again."""
     if len(refused) <= LONGEST_REFUSED:
-        with suppress(msgspec.MsgspecError, RecursionError):
+        with suppress(*NO_JSON):
             request[MODEL] = msgspec.json.decode(refused, type=_Named).model
 
 

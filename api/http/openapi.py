@@ -23,7 +23,7 @@ from penstock.api.http import request_body
 from penstock.api.http.auth import OPEN
 from penstock.api.http.bodies import ErrorBody, OpenApi
 from penstock.api.http.query import Parameter
-from penstock.pipeline.errors import ForeignOrigin, StageError, Unauthorized, UnsupportedMediaType
+from penstock.pipeline.errors import ForeignOrigin, LimitReached, StageError, Unauthorized, UnsupportedMediaType
 
 Schema: TypeAlias = dict[str, Any]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -57,6 +57,12 @@ def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
         return handler
 
     return describe
+
+
+def takes_body(request: web.Request) -> bool:
+    """Return True if a request calls an operation that reads a body."""
+    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    return described is not None and described.body is not None
 
 
 def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:
@@ -143,7 +149,7 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
         }
     refusals: tuple[type[StageError], ...] = (*operation.refusals, ForeignOrigin, UnsupportedMediaType, StageError)
     if operation.body:
-        refusals = (*request_body.REFUSALS, *refusals)
+        refusals = (*request_body.REFUSALS, LimitReached, *refusals)
     if path not in OPEN:
         operation_object["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)

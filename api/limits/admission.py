@@ -1,4 +1,4 @@
-"""Admission: one door for all requests that make responses, which knows the limits of each API key."""
+"""Admission: one door for all requests with a body and all responses, which knows the limits of each API key."""
 
 from __future__ import annotations
 

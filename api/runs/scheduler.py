@@ -150,7 +150,6 @@ class Scheduler:
         """
         for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
             metrics.PARAMETERS.labels(name).inc()
-        await self.admission.admit(create_request.envelope.owner)
         if not self.store.keeps:
             create_request = _unstored(create_request)
         elif create_request.store is not False:

@@ -128,7 +128,7 @@ class Connection:
         """Take a frame of the client; answer a wrong one with an error."""
         lane: str | None = None
         try:
-            event = read_event(data if kind is WSMsgType.TEXT else b"")
+            event = await self._counted(data if kind is WSMsgType.TEXT else b"")
             if event.type == STEER:
                 self._check_admission()
                 lane, answer = self._steers.take(data)
@@ -147,6 +147,17 @@ class Connection:
         self._unread.add(create)
         for job in self._lanes.add(lane, create):
             self._start(*job)
+
+    async def _counted(self, frame: bytes) -> ClientEvent:
+        """Read an event, and count it as a request, also a wrong one; a confirmation is none."""
+        is_request = True
+        try:
+            event = read_event(frame)
+            is_request = event.type != PROCESSED
+            return event
+        finally:
+            if is_request:
+                await self.scheduler.admission.admit(self.request[OWNER])
 
     def _check_admission(self) -> None:
         """Raise `ConnectionExpired` or `Unauthorized` if the connection takes no new requests."""

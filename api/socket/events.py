@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.api.http.bodies import Problem
 from penstock.api.socket.steers import SteerEvent
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 
 CREATE, STEER, PROCESSED = "response.create", "response.steer", "response.processed"
 
@@ -51,7 +51,7 @@ def read_event(frame: bytes) -> ClientEvent:
         raise InvalidRequest("Send each event as a text frame.")
     try:
         event = _read(frame)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NO_JSON as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The event is not a JSON object: {problem}") from error
     if event.type not in (CREATE, STEER, PROCESSED):

@@ -17,6 +17,7 @@ from penstock.api.socket.connection import Connection
 from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
 from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.services.lru_cache import LruCache
@@ -55,6 +56,7 @@ class Sockets:
         """Serve the responses of one client over a WebSocket."""
         if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
             raise web.HTTPMethodNotAllowed(request.method, (hdrs.METH_POST,))
+        _check_handshake(request)
         socket = web.WebSocketResponse(max_msg_size=request.client_max_size, decode_text=False, timeout=CLOSE_WAIT)
         await socket.prepare(request)
         request[STREAMING] = True
@@ -76,3 +78,10 @@ class Sockets:
         self, events: AsyncGenerator[ResponseEvent, None]
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
         return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
+
+
+def _check_handshake(request: web.Request) -> None:
+    """Raise `InvalidRequest` for a header of the handshake that is not ASCII, which aiohttp could not read."""
+    for name, value in request.headers.items():
+        if name.lower().startswith(("connection", "sec-websocket-")) and not value.isascii():
+            raise InvalidRequest(f"The header {name} is not ASCII.")

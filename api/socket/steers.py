@@ -16,6 +16,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import RequestFacts
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.params.request import CreateResponse, SteerResponse
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services.runs.run import Run
@@ -136,7 +137,10 @@ class Steers:
 
         Raises `InvalidRequest` for an event that names no response.
         """
-        sent = msgspec.json.decode(frame)
+        try:
+            sent = msgspec.json.decode(frame)
+        except NO_JSON as error:
+            raise InvalidRequest(f"The event is not valid JSON: {error}") from error
         previous = sent.get("previous_response_id")
         if not isinstance(previous, str):
             raise InvalidRequest("Steering names a response (at previous_response_id)", param="previous_response_id")

@@ -31,6 +31,9 @@ COUNTED = 2**20
 DEEPEST = 100
 """The most levels at which a body is cut into pieces; the JSON parser has its own limit for the depth of a piece."""
 
+NO_JSON = (ValueError, RecursionError)
+"""The errors that parsers raise for bytes that are no JSON, or no UTF-8."""
+
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 _escape = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL)
@@ -57,11 +60,11 @@ async def read_json(body: bytes, may_yield: YieldPoint) -> Any:
     await _check_commas(body, may_yield)
     try:
         return await _parsed(memoryview(body.lstrip()), may_yield)
-    except (ValueError, RecursionError):
+    except NO_JSON:
         mended = await _mended(body, may_yield)
     try:
         return await _parsed(memoryview(mended.lstrip()), may_yield)
-    except (ValueError, RecursionError) as error:
+    except NO_JSON as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {problem}") from error
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +16,14 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
+from penstock.api.limits.allowance import Allowance, OwnAllowances
 from penstock.api.limits.table import KeyLimits
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import openai_client, wait_until
+from tests.support.api_clients import JSON, PATIENCE, openai_client, wait_until
+from tests.support.openapi import Description
 from tests.support.server import ENDLESS, PacedServer, ScriptedServer, running_server, script
 from tests.support.socket_client import connected
+from tests.support.wrong_bytes import RawRequest, answer_to
 
 RATE = ("limit-requests", "remaining-requests", "reset-requests")
 
@@ -41,6 +50,108 @@ async def test_answers_have_the_headers_of_openai(served: PacedServer) -> None:
     limit(served)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}) as answer:
         assert not [name for name in answer.headers if name.lower().startswith("x-ratelimit")]
+
+
+@asynccontextmanager
+async def counting(where: Path | str) -> AsyncGenerator[tuple[ScriptedServer, Allowance], None]:
+    """A server at which requests are limited, and the allowance, which refills no more."""
+    stopped = time.monotonic()
+    admission = Admission(None, OwnAllowances(lambda: stopped), clock=lambda: stopped)
+    admission.tables = {"default": KeyLimits(requests_per_minute=1_000)}
+    async with running_server(ScriptedEngine(script()), where, admission=admission) as served:
+        (allowance,) = admission._allowances("", admission.of(""))
+        yield served, allowance
+
+
+async def described(served: ScriptedServer) -> list[tuple[str, str, bool]]:
+    """Method and path of all operations, and True for those that read a body."""
+    _, document = await served.get("/openapi.json")
+    return [
+        (method, re.sub(r"{\w+}", "x", path), "requestBody" in operation)
+        for method, path, operation in Description(document).operations
+    ]
+
+
+BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
+    "an empty object": (b"{}", {}),
+    "a wrong parameter": (b'{"input": 5, "items": 5, "metadata": 5}', {}),
+    "no JSON": (b"{", {}),
+    "no text": (b"\xff", {}),
+    "nothing": (b"", {}),
+    "a body that is too long": (b" " * 100_001, {}),
+    "a compressed body": (b"{}", {"Content-Encoding": "gzip"}),
+}
+
+
+async def test_every_request_with_a_body_counts_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+    async with counting(tmp_path) as (served, allowance):
+        for method, path, reads_body in await described(served):
+            for name, (body, headers) in BODIES.items():
+                before = allowance.remaining
+                url = f"{served.url}{path}"
+                async with served.client.request(method, url, data=body, headers={**JSON, **headers}) as answer:
+                    assert answer.status != 429
+                assert before - allowance.remaining == reads_body, (method, path, name)
+
+
+async def test_request_beyond_the_limit_is_refused_before_its_body_has_arrived(tmp_path: Path) -> None:
+    async with counting(tmp_path) as (served, allowance):
+        allowance.spend(allowance.remaining)
+        for method, path, reads_body in await described(served):
+            headers = ((b"Content-Type", b"application/json"), *((b"Content-Length", b"90000"),) * reads_body)
+            async with asyncio.timeout(PATIENCE):
+                status, _ = await answer_to(served.url, RawRequest(method.encode(), path.encode(), headers))
+            assert (status == 429) == reads_body, (method, path)
+
+
+ENDS = ("error", "response.completed", "response.steer.failed")
+"""The last events of answers."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "count"),
+    [
+        ('{"type": "response.create", "input": "Hi"}', 1),
+        ('{"type": "response.create", "input": 5}', 1),
+        ('{"type": "response.steer", "previous_response_id": "resp_0", "input": "Hi"}', 1),
+        ('{"type": "response.steer"}', 1),
+        ('{"type": "no_such"}', 1),
+        ("{", 1),
+        (b"{}", 1),
+        ('{"type": "response.processed"}', 0),
+    ],
+)
+async def test_every_event_over_a_websocket_but_a_confirmation_counts_once(
+    tmp_path: Path, sent: str | bytes, count: int
+) -> None:
+    async with counting(tmp_path) as (served, allowance), connected(served) as client:
+        before = allowance.remaining
+        await (client.socket.send_str(sent) if isinstance(sent, str) else client.socket.send_bytes(sent))
+        while count and (await client.frame())["type"] not in ENDS:
+            pass
+        await client.socket.send_str('{"type": "response.processed", "stream_id": "?"}')
+        assert (await client.error())["error"]["code"] == "invalid_stream_id"
+        assert before - allowance.remaining == count
+        allowance.spend(allowance.remaining)
+        await (client.socket.send_str(sent) if isinstance(sent, str) else client.socket.send_bytes(sent))
+        if count:
+            assert (await client.error())["status"] == 429
+        await client.socket.send_str('{"type": "response.processed", "stream_id": "?"}')
+        assert (await client.error())["error"]["code"] == "invalid_stream_id"
+
+
+async def test_input_that_steers_counts_once_with_the_response_that_it_begins(tmp_path: Path) -> None:
+    async with counting(tmp_path) as (served, allowance), connected(served) as client:
+        served.engine.script = script(ENDLESS, endless=True, latency=0.01)
+        await client.send(input="Hi")
+        first = await client.frame()
+        before = allowance.remaining
+        served.engine.script = script()
+        event = {"type": "response.steer", "previous_response_id": first["response"]["id"], "input": "Stop."}
+        await client.socket.send_str(json.dumps(event))
+        while (await client.frame())["type"] != "response.completed":
+            pass
+        assert (len(served.engine.prompts), before - allowance.remaining) == (2, 1)
 
 
 async def test_requests_beyond_the_limit_are_refused(served: PacedServer) -> None:
