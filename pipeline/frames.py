@@ -343,7 +343,9 @@ class ReasoningOpened(_Frame, frozen=True):
     """The model begins to think."""
 
     recipient: str | None = None
-    """Set if the model addresses a tool that does not exist; the text then counts as reasoning."""
+    """Set if the model addresses a tool that it cannot call; the text then counts as reasoning."""
+    refusal: str = ""
+    """The error that the model reads as the result of such a call."""
 
 
 class MessageOpened(_Frame, frozen=True):

@@ -294,15 +294,14 @@ class ToolLoop:
     def _go_on(self, turn: ModelTurn) -> None:
         """Schedule another turn if the model has something new to read.
 
-        That is the results of its calls or, once per response, an error about a tool that does not exist.
+        That is the results of its calls or, once per response, the error of a call that it cannot make.
         """
         if turn.calls or turn.has_async_call:
             self._goes_on = turn.may_go_on
             if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
                 self.request = frames.with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
-        elif turn.recipient and not turn.waits_for_client and not self._has_corrected and not self._limit():
+        elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
-            self._transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
 
 
 def _cut(turn: ModelTurn) -> Iterator[Step]:

@@ -10,9 +10,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item, Reasoning
+from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.output_items import Draft, Drafts
+from penstock.stages.models.refusals import refusal_of
 
 
 class Transcript:
@@ -57,22 +58,6 @@ class Transcript:
             results={**conversation.results, **self._results},
         )
 
-    def answer(self, recipient: str, result: str) -> None:
-        """Turn the latest item, which addresses a tool that does not exist, into a call with this result."""
-        key, call_id = self._open.key, self._open.call_id
-        item = self.items.pop()
-        text = item.text if isinstance(item, Reasoning) else ""
-        if recipient == "python":
-            call = CodeInterpreterCall(CodeInterpreterCall.new_id(key), text, "", "completed")
-            self.items.append(call)
-            self._results[call.id] = result
-            return
-        namespace, _, name = recipient.rpartition(".")
-        self.items += (
-            FunctionCall(FunctionCall.new_id(key), call_id, name, text, "completed", namespace or UNSET),
-            FunctionCallOutput(FunctionCallOutput.new_id(key), call_id, result, "completed"),
-        )
-
     @property
     def _open(self) -> Draft:
         if self._draft is None:
@@ -80,8 +65,13 @@ class Transcript:
         return self._draft
 
     def _close(self, draft: Draft, closed: frames.ItemClosed) -> None:
-        is_async = isinstance(draft.opening, frames.FunctionCallOpened) and draft.opening.is_async
-        if isinstance(draft.opening, frames.ClientCallOpened | frames.McpListToolsOpened) and not is_async:
+        draft.settle(complete=closed.complete)
+        opening = draft.opening
+        is_async = isinstance(opening, frames.FunctionCallOpened) and opening.is_async
+        if isinstance(opening, frames.ClientCallOpened | frames.McpListToolsOpened) and not is_async:
+            return
+        if isinstance(opening, frames.ReasoningOpened) and opening.recipient is not None and closed.complete:
+            self._refuse(draft, opening.recipient, opening.refusal)
             return
         item = draft.item(draft.final_status("completed" if closed.complete else "incomplete"))
         self.items.append(item)
@@ -89,3 +79,18 @@ class Transcript:
             self._tokens[item.id] = closed.token_ids
         if draft.hidden_result is not None:
             self._results[item.id] = draft.hidden_result
+
+    def _refuse(self, draft: Draft, recipient: str, refusal: str) -> None:
+        """Add the call of a tool that the model cannot call, and the error that it reads."""
+        error = refusal or refusal_of(recipient)
+        if recipient == "python":
+            call = CodeInterpreterCall(CodeInterpreterCall.new_id(draft.key), draft.text, "", "completed")
+            self.items.append(call)
+            self._results[call.id] = error
+            return
+        namespace, _, name = recipient.rpartition(".")
+        item_id, output_id = FunctionCall.new_id(draft.key), FunctionCallOutput.new_id(draft.key)
+        self.items += (
+            FunctionCall(item_id, draft.call_id, name, draft.text, "completed", namespace or UNSET),
+            FunctionCallOutput(output_id, draft.call_id, error, "completed"),
+        )

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.pipeline.frames import (
+    AnnotationAdded,
     ClientCallOpened,
     FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    ItemOpened,
     ParsedFrame,
     ReasoningOpened,
     ServerCallOpened,
@@ -21,6 +23,7 @@ from penstock.pipeline.frames import (
     TurnFinished,
 )
 from penstock.stages.converse.citations import Citations
+from penstock.stages.models.client_actions import problem_of
 from penstock.stages.services.tools import Source
 
 
@@ -51,12 +54,13 @@ class ModelTurn:
     """True if the client has to act before the model can go on: run a call, or approve one."""
     has_async_call: bool = False
     """True if the client runs a call without whose output the model goes on."""
-    recipient: str | None = None
-    """The name of the tool that the turn's last item addresses, if there is no such tool."""
+    ends_refused: bool = False
+    """True if the turn's last item is a call that the model cannot make: it reads an error instead of a result."""
     is_plain: bool = field(init=False)
     """True if deltas may be passed on without `feed`."""
     _citations: Citations | None = field(init=False)
-    _opening: ServerCallOpened | None = None
+    _opening: ServerCallOpened | FunctionCallOpened | None = None
+    """The call that is open, if its text matters here."""
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,18 +91,30 @@ class ModelTurn:
                 if self._opening is not None:
                     self._texts.append(text)
             case ItemClosed(complete):
-                if self._opening is not None and complete:
-                    is_shell = isinstance(self._opening, ShellCallOpened)
-                    self.calls.append(ToolCall(*self._opening.tool, "".join(self._texts), is_shell))
-                self._opening = None
-            case ReasoningOpened(recipient):
-                self.recipient = recipient
+                opening, self._opening = self._opening, None
+                if isinstance(opening, FunctionCallOpened):
+                    self.ends_refused = complete and bool(problem_of(opening.form, "".join(self._texts)))
+                    self.waits_for_client |= not self.ends_refused
+                elif opening is not None and complete:
+                    is_shell = isinstance(opening, ShellCallOpened)
+                    self.calls.append(ToolCall(*opening.tool, "".join(self._texts), is_shell))
             case TurnFinished():
                 self.finished = frame
+            case GenerationStarted() | AnnotationAdded():
+                pass
+            case _:
+                self._note_opened(frame)
+
+    def _note_opened(self, frame: ItemOpened) -> None:
+        self.ends_refused = False
+        match frame:
+            case ReasoningOpened(recipient):
+                self.ends_refused = recipient is not None
             case FunctionCallOpened(is_async=True):
-                self.has_async_call, self.recipient = True, None
+                self.has_async_call = True
+            case FunctionCallOpened(form=form) if form != "function":
+                self._opening, self._texts = frame, []
             case _ if isinstance(frame, ServerCallOpened):
-                self._opening, self._texts, self.recipient = frame, [], None
+                self._opening, self._texts = frame, []
             case _:
                 self.waits_for_client |= isinstance(frame, ClientCallOpened)
-                self.recipient = None

@@ -182,12 +182,24 @@ class ResponseWriter:
             return
         for kind in closed.repairs:
             metrics.REPAIRS.labels(kind).inc()
+        if self._settle(complete=closed.complete):
+            metrics.REPAIRS.labels("malformed call").inc()
+            closed = frames.ItemClosed(closed.complete)  # its tokens are those of a call
         if closed.complete and self._promises_json:
             self._check_answer()
         self._seal(closed.token_ids)
         yield from self._end("completed" if closed.complete else "incomplete")
         if closed.token_ids:
             yield frames.ItemTokens(self._output[-1].id, closed.token_ids)
+
+    def _settle(self, *, complete: bool) -> bool:
+        """Settle the open item; return True if it has become a thought."""
+        if self._open is None:
+            raise RuntimeError("an end came while no item was open")
+        draft = self._open.draft
+        was_thought = isinstance(draft.opening, frames.ReasoningOpened)
+        draft.settle(complete=complete)
+        return isinstance(draft.opening, frames.ReasoningOpened) and not was_thought
 
     def _seal(self, token_ids: frames.TokenIds) -> None:
         """Seal what the client keeps of the open item: a compaction, or a thought that no store keeps."""
@@ -223,6 +235,10 @@ class ResponseWriter:
     def _end(self, status: ItemStatus) -> Iterable[EmittedFrame]:
         if self._open is None:
             raise RuntimeError("an end came while no item was open")
+        self._open.draft.settle(complete=status == "completed")
+        if self._hides_reasoning and isinstance(self._open.draft.opening, frames.ReasoningOpened):
+            self._open, self.feed_text = None, _without_item
+            return
         yield from self._open.closed(status)
         item = self._open.item(status)
         self._output.append(item)

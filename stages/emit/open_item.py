@@ -32,7 +32,7 @@ class OpenItem:
         self.draft = draft
         self._numbers = numbers
         self._index = output_index
-        self._lifecycle = draft.lifecycle  # that of `draft` changes if `cut` turns an approval request into a call
+        self._lifecycle = draft.lifecycle  # that of `draft` may change when it is settled
         self._state: ItemState | None = None
         self.delta: DeltaWriter = self._hold
         """Take more text, and return its event, or None if the item has no deltas or is not added yet."""
@@ -67,8 +67,7 @@ class OpenItem:
 
     def closed(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """Yield the rest of the item's events."""
-        if status != "completed":
-            self.draft.cut()
+        self.draft.settle(complete=status == "completed")
         yield from self._due("closed", self.draft.final_status(status))
         yield OutputItemDone(next(self._numbers), self._index, self.item(status))
 
@@ -94,7 +93,7 @@ class OpenItem:
 
     def _add(self) -> Iterator[ResponseEvent]:
         lifecycle = self.draft.lifecycle
-        held = self.draft.take_texts() if lifecycle.delta else ()
+        held = self.draft.take_texts() if lifecycle.delta or lifecycle.parts else ()
         item = self.draft.item("in_progress")
         yield OutputItemAdded(next(self._numbers), self._index, item)
         self._state = ItemState(item, self._index)
@@ -105,9 +104,10 @@ class OpenItem:
             self.delta = self._delta_writer(self._state, PARTS[type(part)].delta)
         elif lifecycle.delta:
             yield from self._due("opened")
-            self.delta = write = self._delta_writer(self._state, lifecycle.delta)
-            for text in held:
-                yield write(ItemDelta(text))
+            self.delta = self._delta_writer(self._state, lifecycle.delta)
+        for text in held:
+            if (written := self.delta(ItemDelta(text))) is not None:
+                yield written
 
     def _hold(self, frame: ItemDelta) -> None:
         if self._state is not None:

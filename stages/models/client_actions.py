@@ -1,30 +1,20 @@
-"""Forms: the fields of calls to tools with an item type of their own, parsed from function arguments.
+"""Actions: what the client shall do for a call of a shell or of ``apply_patch``, read from the model's arguments.
 
-The model calls these tools as functions.  Arguments that are not valid JSON of the form are passed on as text, in the
-field that the client reads first; the client then answers with an error, and the model can correct the call.
+The model calls these tools as functions, and a grammar holds it to their form where there is one.  Near forms are read
+as well.  All other arguments are no action: nothing but what the model wrote as a command may become one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.pipeline.protocol.tools import ClientForm
+from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_call, shown
+
 Json: TypeAlias = dict[str, Any]
-
-
-class _LocalShell(msgspec.Struct, omit_defaults=True):
-    command: list[str]
-    env: dict[str, str] | None = None
-    timeout_ms: int | None = None
-    user: str | None = None
-    working_directory: str | None = None
-
-
-class _Shell(msgspec.Struct, omit_defaults=True):
-    commands: list[str]
-    timeout_ms: int | None = None
-    max_output_length: int | None = None
 
 
 class _CreateFile(msgspec.Struct, tag_field="type", tag="create_file"):
@@ -41,27 +31,56 @@ class _DeleteFile(msgspec.Struct, tag_field="type", tag="delete_file"):
     path: str
 
 
-def local_shell_action(arguments: str) -> Json:
-    """Return the action of a ``local_shell`` call."""
-    fields = _read(arguments, _LocalShell) or {"command": [arguments]}
-    return {"type": "exec", "env": {}, **fields}
+_Operation: TypeAlias = _CreateFile | _UpdateFile | _DeleteFile
 
 
-def shell_action(arguments: str) -> Json:
-    """Return the action of a call to the client's ``shell``."""
-    return _read(arguments, _Shell) or {"commands": [arguments]}
+def action_of(form: ClientForm, arguments: str) -> Json:
+    """Return the action of a call of this form.  Raises `ArgumentsInvalid`, with a message for the model."""
+    return _READERS[form](arguments)
 
 
-def patch_operation(arguments: str) -> Json:
-    """Return the operation of an ``apply_patch`` call."""
-    operation = _read(arguments, _CreateFile | _UpdateFile | _DeleteFile)
-    return operation or {"type": "update_file", "path": "", "diff": arguments}
-
-
-def _read(arguments: str, form: Any) -> Json | None:
-    """Return the arguments as a dict, without unset fields, or None if they are not valid JSON of the form."""
+def problem_of(form: ClientForm, arguments: str) -> str:
+    """Return what is wrong with a call of this form, for the model; empty if it has an action."""
     try:
-        fields: Json = msgspec.to_builtins(msgspec.json.decode(arguments, type=form))
-    except (msgspec.DecodeError, RecursionError):
-        return None
+        action_of(form, arguments)
+    except ArgumentsInvalid as error:
+        return f"Error: the call was not made. {error}"
+    return ""
+
+
+def _shell(arguments: str) -> Json:
+    call = shell_call(arguments)
+    if call.workdir is not None or call.user is not None or call.env:
+        raise ArgumentsInvalid("The shell takes no folder, user or variables: set them in the command.")
+    limits = {"timeout_ms": call.timeout_ms, "max_output_length": call.max_output_length}
+    return {"commands": [shown(words) for words in call.commands], **_set(limits)}
+
+
+def _local_shell(arguments: str) -> Json:
+    call = shell_call(arguments)
+    if len(call.commands) > 1:
+        raise ArgumentsInvalid("A call runs one command.")
+    fields = {"timeout_ms": call.timeout_ms, "user": call.user, "working_directory": call.workdir}
+    return {"type": "exec", "env": dict(call.env), "command": list(call.commands[0]), **_set(fields)}
+
+
+def _set(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _patch(arguments: str) -> Json:
+    try:
+        operation: _Operation = msgspec.json.decode(arguments, type=_Operation)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ArgumentsInvalid(f"The arguments do not have the form that the tool takes: {error}") from None
+    if not operation.path.strip() or "\0" in operation.path:
+        raise ArgumentsInvalid("The path names no file.")
+    fields: Json = msgspec.to_builtins(operation)
     return fields
+
+
+_READERS: Mapping[ClientForm, Callable[[str], Json]] = {
+    "local_shell": _local_shell,
+    "shell": _shell,
+    "apply_patch": _patch,
+}

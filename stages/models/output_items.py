@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.pipeline.protocol.items import CallStatus, ItemStatus, Logprob, Ou
 from penstock.pipeline.protocol.response import Response, item_key
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models import client_actions
-from penstock.stages.models.shell_calls import shell_action
+from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
 
 _NOT_EXECUTED = 126
 """The exit code of POSIX shells for a command that cannot be executed."""
@@ -107,10 +108,20 @@ class Draft:
             return "in_progress"
         return "failed" if self.finished.error is not None and "failed" in lifecycle.statuses else "completed"
 
-    def cut(self) -> None:
-        """End a request for approval before its arguments are complete: the item becomes a call that never ran."""
-        if isinstance(self.opening, frames.McpApprovalOpened):
-            self.opening = frames.McpCallOpened(self.opening.server_label, self.opening.name)
+    def settle(self, *, complete: bool) -> None:
+        """End the text of the item, which becomes another item if its text does not make it what it was opened as.
+
+        A request for approval whose arguments were cut becomes a call that never ran.  A call of the client's shell or
+        patches that has no action becomes a thought, which no client executes.
+        """
+        match self.opening:
+            case frames.McpApprovalOpened(label, name) if not complete:
+                self.opening = frames.McpCallOpened(label, name)
+            case frames.FunctionCallOpened(name, form=form) if form != "function":
+                if problem := client_actions.problem_of(form, self.text):
+                    self.opening = frames.ReasoningOpened(name, problem)
+            case _:
+                pass
 
 
 class Drafts:
@@ -149,10 +160,10 @@ def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft,
     return items.Message(items.Message.new_id(draft.key), status, "assistant", parts, phase or UNSET)
 
 
-_CLIENT_CALLS: dict[ClientForm, tuple[Any, Callable[[str], dict[str, Any]]]] = {
-    "local_shell": (items.LocalShellCall, client_actions.local_shell_action),
-    "shell": (items.ShellCall, client_actions.shell_action),
-    "apply_patch": (items.ApplyPatchCall, client_actions.patch_operation),
+_CLIENT_CALLS: dict[ClientForm, Any] = {
+    "local_shell": items.LocalShellCall,
+    "shell": items.ShellCall,
+    "apply_patch": items.ApplyPatchCall,
 }
 
 
@@ -161,8 +172,11 @@ def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: Ite
         namespace = UNSET if opening.namespace is None else opening.namespace
         item_id, is_async = items.FunctionCall.new_id(draft.key), True if opening.is_async else UNSET
         return items.FunctionCall(item_id, draft.call_id, opening.name, draft.text, status, namespace, is_async)
-    kind, action = _CLIENT_CALLS[opening.form]
-    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action(draft.text), status)
+    kind = _CLIENT_CALLS[opening.form]
+    action: dict[str, Any] = {}
+    with suppress(ArgumentsInvalid):  # the text may not be whole yet: nobody sees the item before it is settled
+        action = client_actions.action_of(opening.form, draft.text)
+    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action, status)
     return call
 
 

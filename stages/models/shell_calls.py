@@ -1,21 +1,29 @@
 """Shell calls: the arguments that models write, and the API's action for them.
 
 gpt-oss writes ``{"cmd": ["bash", "-lc", "ls"], "workdir": ..., "env": ..., "timeout": ms}``.  Other models write the
-action of the API, ``{"commands": ["ls"], "timeout_ms": ms, "max_output_length": n}``.  This module reads both.
+action of the API, ``{"commands": ["ls"], "timeout_ms": ms, "max_output_length": n}``.  This module reads both, and the
+forms between them: a command is a text for the shell, or the list of a program and its arguments.  JSON in place of a
+command is refused, since a shell would run what it finds in it.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 _SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh"})
-_MOST_COMMANDS = 64
+_JSON = ("{", "[")
+
+_Value: TypeAlias = list[list[str] | str] | list[str] | str
+
+MOST_COMMANDS = 64
+"""The most commands of one call."""
 
 
 class ArgumentsInvalid(ValueError):
@@ -25,8 +33,10 @@ class ArgumentsInvalid(ValueError):
 class _Written(msgspec.Struct):
     cmd: list[str] | str | None = None
     command: list[str] | str | None = None
-    commands: list[str] | None = None
+    commands: list[list[str] | str] | str | None = None
     workdir: str | None = None
+    working_directory: str | None = None
+    user: str | None = None
     env: dict[str, str] | None = None
     timeout: float | None = None
     timeout_ms: float | None = None
@@ -39,6 +49,8 @@ class ShellCommands:
 
     commands: tuple[tuple[str, ...], ...]
     workdir: str | None = None
+    user: str | None = None
+    """The user to run as; None if the model named none."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int | None = None
     """Time limit for each command, in milliseconds; None if the model set none."""
@@ -54,7 +66,8 @@ def shell_call(text: str) -> ShellCommands:
         raise ArgumentsInvalid(f"The arguments do not have the form that the tool takes: {exc}") from None
     return ShellCommands(
         commands=_commands(written),
-        workdir=_clean(written.workdir),
+        workdir=_clean(written.workdir or written.working_directory),
+        user=_clean(written.user),
         env={_variable(name): _clean(value) or "" for name, value in (written.env or {}).items()},
         timeout_ms=_positive(written.timeout_ms if written.timeout_ms is not None else written.timeout, "timeout"),
         max_output_length=_positive(written.max_output_length, "max_output_length"),
@@ -94,26 +107,47 @@ def executed(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
-    one = written.cmd if written.cmd is not None else written.command
-    if one is not None:
-        commands = [_words(one)]
-    elif written.commands is not None:
-        commands = [_words(command) for command in written.commands]
-    else:
-        raise ArgumentsInvalid('The arguments name no command: write {"cmd": ["bash", "-lc", "..."]}.')
-    if not 1 <= len(commands) <= _MOST_COMMANDS:
-        raise ArgumentsInvalid(f"A call runs from one to {_MOST_COMMANDS} commands, not {len(commands)}.")
-    return tuple(commands)
+    given = [one for one in (written.cmd, written.command, written.commands) if one is not None]
+    if len(given) != 1:
+        how_many = "several fields for commands" if given else "no command"
+        raise ArgumentsInvalid(f'The arguments have {how_many}: write {{"cmd": ["bash", "-lc", "..."]}}.')
+    value = _listed(given[0])
+    commands: Sequence[Sequence[str]] = [value] if isinstance(value, str) or written.commands is None else value
+    if not 1 <= len(commands) <= MOST_COMMANDS:
+        raise ArgumentsInvalid(f"A call runs from one to {MOST_COMMANDS} commands, not {len(commands)}.")
+    return tuple(map(_words, commands))
 
 
-def _words(command: list[str] | str) -> tuple[str, ...]:
+def _listed(value: _Value) -> _Value:
+    """Return the list that a text holds as JSON, or else the value."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(value, type=list[str])
+    return value
+
+
+def _words(command: Sequence[str]) -> tuple[str, ...]:
     """Return the argument list of a command; a plain string is a script for bash."""
-    words = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
-    if not words or not words[-1].strip():
+    first = command if isinstance(command, str) else next(iter(command), "")
+    if not first.strip():
         raise ArgumentsInvalid("A command is empty.")
+    if _is_json(first):
+        raise ArgumentsInvalid("A command is JSON.")
+    words = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
     for word in words:
         _clean(word)
     return words
+
+
+def _is_json(text: str) -> bool:
+    """Return True for the text of a JSON object or list."""
+    if not text.lstrip().startswith(_JSON):
+        return False
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _clean(value: str | None) -> str | None:

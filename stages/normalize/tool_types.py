@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
+from penstock.stages.models.shell_calls import MOST_COMMANDS
 
 LABELS: Mapping[str, HostedKind] = {
     "python": "python",
@@ -84,10 +85,11 @@ def _unversioned(tool_type: str) -> str:
     return "web_search" if tool_type.startswith("web_search") else tool_type
 
 
-# Tools that the client runs: the model sees them as functions
+# Tools that the client runs: the model sees them as functions, and is held to their form
 
 _TEXT = {"type": "string"}
-_MILLISECONDS = {"type": "integer", "description": "The longest that it may take, in milliseconds."}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
+_MILLISECONDS = {"type": "integer", "minimum": 1, "description": "The longest that it may take, in milliseconds."}
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -99,10 +101,15 @@ _SHELL = FunctionTool(
     "Runs commands in a shell, one after another, and tells what each wrote to stdout and stderr and how it ended.",
     _object(
         ["commands"],
-        commands={"type": "array", "items": _TEXT, "description": "The commands, each a line for the shell."},
+        commands=_TEXTS | {"maxItems": MOST_COMMANDS, "description": "The commands, each a line for the shell."},
         timeout_ms=_MILLISECONDS,
-        max_output_length={"type": "integer", "description": "How many characters of output to show at most."},
+        max_output_length={
+            "type": "integer",
+            "minimum": 1,
+            "description": "How many characters of output to show at most.",
+        },
     ),
+    strict=True,
     form="shell",
 )
 _LOCAL_SHELL = FunctionTool(
@@ -110,9 +117,8 @@ _LOCAL_SHELL = FunctionTool(
     "Runs a command on the user's machine and returns what it wrote.",
     _object(
         ["command"],
-        command={
-            "type": "array",
-            "items": _TEXT,
+        command=_TEXTS
+        | {
             "description": 'The program and its arguments; for shell syntax, ["bash", "-lc", "..."].',
         },
         env={"type": "object", "additionalProperties": _TEXT},
@@ -120,6 +126,7 @@ _LOCAL_SHELL = FunctionTool(
         timeout_ms=_MILLISECONDS,
         user={"type": "string", "description": "The user to run as."},
     ),
+    strict=True,
     form="local_shell",
 )
 _APPLY_PATCH = FunctionTool(
@@ -130,11 +137,12 @@ _APPLY_PATCH = FunctionTool(
     "front where they stay, - where they go and + where they are new. Show three lines around what changes, and no "
     "line numbers.",
     _object(
-        ["type", "path"],
+        ["type", "path", "diff"],
         type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
-        path={"type": "string", "description": "The file, relative to the root of the workspace."},
-        diff={"type": "string", "description": "What to write or change; not needed to delete a file."},
+        path={"type": "string", "minLength": 1, "description": "The file, relative to the root of the workspace."},
+        diff={"type": "string", "description": "What to write or change; empty to delete a file."},
     ),
+    strict=True,
     form="apply_patch",
 )
 

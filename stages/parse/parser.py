@@ -20,7 +20,6 @@ from penstock.pipeline.protocol.tools import (
     HostedTool,
     McpTool,
     Tool,
-    Toolset,
     tool_key,
 )
 
@@ -131,12 +130,3 @@ def call_of(tool: Tool) -> CallOpened:
             return frames.HOSTED_CALLS[tool.namespace](tool.name)
         case McpTool() | HostedTool():
             return frames.McpCallOpened(tool.namespace, tool.name)
-
-
-def is_open(tools: Toolset) -> bool:
-    """Return True if ``tool_choice`` does not limit the tools.
-
-    A call of an undeclared function then goes to the client as well: it sees the name that the model made up, and can
-    answer the model that there is no such function.
-    """
-    return tools.choice != "none" and tools.allowed is None

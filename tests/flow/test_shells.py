@@ -97,3 +97,35 @@ async def test_local_shell_may_be_answered_as_a_function(served: Server[Scripted
     assert prompt.endswith(
         "<|start|>functions.local_shell to=assistant<|channel|>commentary<|message|>README.md<|end|><|start|>assistant"
     )
+
+
+@pytest.mark.parametrize("name", ["shell", "local_shell", "apply_patch"])
+async def test_call_without_an_action_never_reaches_the_client(served: Server[ScriptedEngine], name: str) -> None:
+    served.engine.script = written(name, {"input": "rm -rf build"})
+    events = await served.stream_events(BODY)
+    response = events[-1]["response"]
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == ["reasoning", "reasoning"]
+    assert len(served.engine.prompts) == 2
+    assert "Error: the call was not made. " in served.prompt_text()
+
+
+async def test_model_reads_which_functions_it_can_call(served: Server[ScriptedEngine]) -> None:
+    served.engine.script = written("rm", {})
+    output = (await served.stream_events(BODY))[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "reasoning"]
+    assert (
+        "<|start|>functions.rm to=assistant<|channel|>commentary<|message|>Error: there is no tool 'functions.rm'. "
+        "The tools that can be called are functions.shell, functions.local_shell, functions.apply_patch.<|end|>"
+    ) in served.prompt_text()
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_cut_call_is_incomplete(served: Server[ScriptedEngine], size: int) -> None:
+    markup = '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["rm -rf build'
+    served.engine.script = Script(load_encoding().encode_markup(markup), chunk_size=size, reason="length")
+    response = (await served.stream_events(BODY))[-1]["response"]
+    assert response["status"] == "incomplete"
+    assert [(item["type"], item["status"]) for item in response["output"]] == [("reasoning", "incomplete")]
+    hidden = (await served.stream_events(BODY | {"include_reasoning": False}))[-1]["response"]
+    assert (hidden["status"], hidden["output"]) == ("incomplete", [])

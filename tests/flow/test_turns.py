@@ -71,7 +71,6 @@ def text_of(item: Any) -> str:
         ("functions.get_weather", "function_call", "arguments"),
         ("get_weather", "function_call", "arguments"),
         ("agents.get_weather", "function_call", "arguments"),
-        ("functions.clock", "function_call", "arguments"),
         ("functions.shell", "custom_tool_call", "input"),
     ],
 )

@@ -158,8 +158,8 @@ BROKEN: dict[str, list[Change]] = {
         of(SERVED, put_item(62, call_id="call_2")),
         of(ASKED, put_item(3, arguments="{}")),
         of(ASKED, put_item(5, action={})),
-        of(ASKED, put_item(15, action={"commands": ["ls"]})),
-        of(ASKED, put_item(17, operation={})),
+        of(ASKED, put_item(16, action={"commands": ["ls"]})),
+        of(ASKED, put_item(18, operation={})),
     ],
     "a web search is done with its action": [of(SERVED, put_item(47, action=UNSET))],
     "a done item holds what its events built": [
@@ -324,7 +324,7 @@ BROKEN_CALLS: dict[str, list[Change]] = {
         *in_server_turns(
             put_item(56, status="in_progress"), put_item(56, status="failed"), put_item(62, status="failed")
         ),
-        *in_client_turn(put_item(15, status="in_progress"), put_item(17, status="failed")),
+        *in_client_turn(put_item(16, status="in_progress"), put_item(18, status="failed")),
     ],
     "a done call holds what its events built": [
         put_item(20, arguments="{}"),
@@ -394,16 +394,16 @@ BROKEN_CALLS: dict[str, list[Change]] = {
     # Shells
     "a done shell call holds the commands of its events": [
         *in_server_turns(drop(53, 54, 55), drop(55)),
-        *in_client_turn(drop(12, 13, 14), drop(*range(7, 15))),
+        *in_client_turn(drop(13, 14, 15), drop(*range(7, 16))),
     ],
     "a command is done before the next is added": [
         *in_server_turns(drop(53), repeat(53), repeat(55)),
-        *in_client_turn(drop(9), drop(10), drop(11)),
+        *in_client_turn(drop(9), drop(10), drop(12)),
     ],
     "a command is added empty": in_server_turns(put(53, command="ls")),
     "command indexes count the commands of a call": [
         *in_server_turns(put(53, command_index=1), put(54, command_index=1), put(55, command_index=1)),
-        *in_client_turn(drop(10, 11)),
+        *in_client_turn(drop(10, 11, 12)),
     ],
     "outputs come in the order of their commands": in_server_turns(
         put(58, command_index=1), put(59, command_index=1), drop(58, 59)

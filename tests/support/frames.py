@@ -34,7 +34,7 @@ SHELL_TIMEOUT = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
 
 FORMS: dict[ClientForm, str] = {
     "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
-    "shell": '{"commands": ["ls", "", "pwd"], "max_output_length": 9}',
+    "shell": '{"commands": ["ls", "cd a", "pwd"], "max_output_length": 9}',
     "apply_patch": '{"type": "create_file", "path": "a.txt", "diff": "+a"}',
 }
 """Arguments of each form."""

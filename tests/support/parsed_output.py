@@ -66,7 +66,10 @@ def parsed_items(sequence: Iterable[frames.ParsedFrame]) -> list[ParsedItem]:
     return parsed
 
 
-def turn_started(tools: Toolset = Toolset(), stop: tuple[str, ...] = (), **fields: Any) -> frames.GenerationStarted:  # noqa: B008
+ONE_FUNCTION = Toolset((FunctionTool("f"),))
+
+
+def turn_started(tools: Toolset = ONE_FUNCTION, stop: tuple[str, ...] = (), **fields: Any) -> frames.GenerationStarted:
     return frames.GenerationStarted(facts(tools=tools, sampling=frames.Sampling(1.0, 1.0, stop=stop)), 0, **fields)
 
 

@@ -24,9 +24,10 @@ from penstock.pipeline.protocol.tools import tool_key
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
-from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken, is_open
+from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 
 _SLOW = 0.004
@@ -229,12 +230,11 @@ class ChatParser(TurnParser):
     def _call(self, name: str) -> Iterator[frames.ParsedFrame]:
         tool = self._names.tool(name)
         opening: Opening
-        if tool is None:
-            opening = (
-                frames.FunctionCallOpened(name) if is_open(self._started.facts.tools) else frames.ReasoningOpened(name)
-            )
+        if tool is not None and tool_key(tool) in self._callable:
+            opening = call_of(tool)
         else:
-            opening = call_of(tool) if tool_key(tool) in self._callable else frames.ReasoningOpened()
+            callables = map(self._names.of, self._started.facts.tools.callable)
+            opening = frames.ReasoningOpened(name, refusal_of(name, callables, exists=tool is not None))
         is_call = not isinstance(opening, frames.ReasoningOpened)
         argument = text_argument(tool) if tool and is_call else None
         self._has_called |= is_call

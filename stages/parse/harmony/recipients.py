@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
-from penstock.pipeline.frames import FunctionCallOpened, ReasoningOpened
+from penstock.pipeline.frames import ReasoningOpened
 from penstock.pipeline.protocol import tools
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
-from penstock.stages.parse.parser import CallOpened, call_of, is_open
+from penstock.stages.models.refusals import refusal_of
+from penstock.stages.parse.parser import CallOpened, call_of
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """The content types of headers.  Models sometimes append one to the recipient without a space."""
@@ -25,19 +26,12 @@ class Recipients:
 
     def __init__(self, toolset: tools.Toolset) -> None:
         self._toolset = toolset
-        self._is_open = is_open(toolset)
 
     # Each is computed on first use: most answers call nothing, and there may be thousands of tools.
 
     @cached_property
     def _callable(self) -> frozenset[tools.ToolKey]:
         return frozenset(map(tools.tool_key, self._toolset.callable))
-
-    @cached_property
-    def _namespaces(self) -> frozenset[str | None]:
-        return frozenset(
-            tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.FunctionTool | tools.CustomTool)
-        )
 
     @cached_property
     def _served(self) -> tuple[str, ...]:
@@ -69,9 +63,11 @@ class Recipients:
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
         """Return the frame that opens a message to ``recipient``: reasoning if it is not a tool that may be called."""
         tool = self._named(recipient)
-        if tool is None:
-            return self._undeclared(recipient)
-        return call_of(tool) if tools.tool_key(tool) in self._callable else ReasoningOpened()
+        if tool is not None and tools.tool_key(tool) in self._callable:
+            return call_of(tool)
+        addressed = recipient_of(tool) if tool else _built_in(recipient) or recipient
+        callables = map(recipient_of, self._toolset.callable)
+        return ReasoningOpened(addressed, refusal_of(addressed, callables, exists=tool is not None))
 
     def _named(self, recipient: str) -> tools.Tool | None:
         spellings = list(_spellings(recipient))
@@ -85,14 +81,6 @@ class Recipients:
             if tool is not None:
                 return tool
         return None
-
-    def _undeclared(self, recipient: str) -> FunctionCallOpened | ReasoningOpened:
-        head, _, name = recipient.rpartition(".")
-        if self._is_open and recipient.startswith(_FUNCTIONS) and recipient != _FUNCTIONS:
-            return FunctionCallOpened(recipient.removeprefix(_FUNCTIONS))
-        if self._is_open and name and head in self._namespaces:
-            return FunctionCallOpened(name, head)
-        return ReasoningOpened(_built_in(recipient) or recipient)
 
 
 def _built_in(recipient: str) -> str | None:

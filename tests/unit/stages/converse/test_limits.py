@@ -11,7 +11,17 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
-from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed, WebCallOpened, with_facts
+from penstock.pipeline.frames import (
+    CallFinished,
+    CallStarted,
+    FinishReason,
+    FunctionCallOpened,
+    ItemClosed,
+    ParsedFrame,
+    ReasoningOpened,
+    WebCallOpened,
+    with_facts,
+)
 from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
     FunctionCall,
@@ -284,3 +294,58 @@ async def test_undeclared_call_is_not_answered_before_an_answer() -> None:
     table = ScriptedConverse([turn(thought("{}", "browser.search"), answer())])
     await table.talk(conversation(tools=Toolset()))
     assert len(table.model.read) == 1
+
+
+# Calls that the model cannot make
+
+
+def refused(text: str = "{}", recipient: str = "functions.g") -> list[ParsedFrame]:
+    return item(ReasoningOpened(recipient, "Error: no."), text)
+
+
+BAD_SHELL = item(FunctionCallOpened("shell", form="shell"), '{"commands": ["rm -rf build')
+GOOD_SHELL = item(FunctionCallOpened("shell", form="shell"), '{"commands": ["ls"]}')
+
+
+def read_by(table: ScriptedConverse, turn: int) -> list[tuple[str, str]]:
+    """The calls that the model reads in a turn, each with the name of its function or the text of its output."""
+    given = table.model.read[turn].facts.input
+    names = [(call.name, call.arguments) for call in given if isinstance(call, FunctionCall)]
+    return [*names, *((output.call_id, output.text) for output in given if isinstance(output, FunctionCallOutput))]
+
+
+async def test_error_of_the_parser_is_read_by_the_model() -> None:
+    table = ScriptedConverse([turn(refused()), turn(answer())])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+    assert read_by(table, 1) == [("g", "{}"), ("call_10000", "Error: no.")]
+
+
+async def test_call_without_an_action_is_answered_with_an_error() -> None:
+    table = ScriptedConverse([turn(BAD_SHELL), turn(GOOD_SHELL)])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+    (call, (call_id, error)) = read_by(table, 1)
+    assert (call, call_id) == (("shell", '{"commands": ["rm -rf build'), "call_10000")
+    assert error.startswith("Error: the call was not made. ")
+
+
+async def test_second_call_that_cannot_be_made_ends_the_response() -> None:
+    table = ScriptedConverse([turn(refused()), turn(BAD_SHELL)])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+
+
+@pytest.mark.parametrize("calls", [(function(), refused()), (refused(), function()), (BAD_SHELL, GOOD_SHELL)])
+async def test_call_of_the_client_ends_a_turn_with_one_that_cannot_be_made(
+    calls: tuple[list[ParsedFrame], list[ParsedFrame]],
+) -> None:
+    table = ScriptedConverse([turn(*calls)])
+    assert finish_reasons(await table.talk()) == ["stop"]
+    assert len(table.model.read) == 1
+
+
+async def test_errors_are_read_beside_the_results_of_calls() -> None:
+    table = ScriptedConverse([turn(refused("1"), code(), refused("2"), BAD_SHELL), turn(answer())])
+    assert finish_reasons(await table.talk()) == ["stop", "stop"]
+    assert [name for name, _ in read_by(table, 1)] == [
+        *("g", "g", "shell"),
+        *("call_10000", "call_10002", "call_10003"),
+    ]

@@ -1,13 +1,32 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from openai.types.responses import (
+    response_apply_patch_tool_call,
+    response_function_shell_tool_call,
+    response_output_item,
+)
+from pydantic import TypeAdapter
 
 from penstock.pipeline.frames import FunctionCallOpened
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone
-from penstock.pipeline.protocol.items import ApplyPatchCall, LocalShellCall, ShellCall
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    ItemStatus,
+    LocalShellCall,
+    Reasoning,
+    ReasoningText,
+    ShellCall,
+)
 from penstock.pipeline.protocol.tools import ClientForm
+from penstock.stages.models.shell_calls import shown
 from tests.support.event_streams import checked, final
 from tests.support.frames import FORMS, event_types, finished, form_call, item, sse_json, started, written_events
 
@@ -19,43 +38,45 @@ def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
     return final(events).output[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "action"),
-    [
-        ('{"command": ["ls"]}', {"env": {}, "command": ["ls"]}),
-        (
-            '{"command": [], "env": {"A": "1"}, "timeout_ms": 5, "user": "me", "working_directory": "/a"}',
-            {"command": [], "env": {"A": "1"}, "timeout_ms": 5, "user": "me", "working_directory": "/a"},
-        ),
-        ('{"command": ["ls"], "timeout_ms": null, "why": "?"}', {"env": {}, "command": ["ls"]}),
-        ('{"command": "ls"}', {"env": {}, "command": ['{"command": "ls"}']}),
-        ("ls", {"env": {}, "command": ["ls"]}),
-        ('{"command": ["l', {"env": {}, "command": ['{"command": ["l']}),
-        (DEEP, {"env": {}, "command": [DEEP]}),
-    ],
-)
-def test_local_shell_action_is_one_command(arguments: str, action: dict[str, Any]) -> None:
-    assert called("local_shell", arguments) == LocalShellCall(
-        "lsh_10000", "call_10000", {"type": "exec", **action}, "completed"
-    )
+def lists(*commands: str | list[str]) -> dict[str, Any]:
+    return {"commands": [*commands]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "action"),
     [
-        ('{"commands": ["ls", ""]}', {"commands": ["ls", ""]}),
-        ('{"commands": [], "timeout_ms": 5}', {"commands": [], "timeout_ms": 5}),
-        ('{"commands": ["ls"], "max_output_length": 9}', {"commands": ["ls"], "max_output_length": 9}),
-        (
-            '{"commands": ["ls"], "max_output_length": "9"}',
-            {"commands": ['{"commands": ["ls"], "max_output_length": "9"}']},
-        ),
-        ("ls\n", {"commands": ["ls\n"]}),
-        (DEEP, {"commands": [DEEP]}),
+        ('{"commands": ["ls", "pwd"]}', lists("ls", "pwd")),
+        ('{"commands": ["ls"], "max_output_length": 9, "why": "?"}', lists("ls") | {"max_output_length": 9}),
+        ('{"commands": ["ls"], "timeout_ms": 1.5}', lists("ls") | {"timeout_ms": 1}),
+        ('{"commands": "ls -l"}', lists("ls -l")),
+        ('{"commands": [["bash", "-lc", "ls | wc"], ["grep", "a b", "."]]}', lists("ls | wc", "grep 'a b' .")),
+        ('{"command":["bash","-lc","ls"]}', lists("ls")),
+        ('{"cmd": ["ls", "-l"], "timeout": 20}', lists("ls -l") | {"timeout_ms": 20}),
+        ('{"cmd": "ls"}', lists("ls")),
+        (json.dumps({"commands": json.dumps(["ls", "pwd"])}), lists("ls", "pwd")),
+        ('{"commands": ["[ -f a ] && echo {a,b}"]}', lists("[ -f a ] && echo {a,b}")),
     ],
 )
 def test_shell_action_is_a_list_of_commands(arguments: str, action: dict[str, Any]) -> None:
     assert called("shell", arguments) == ShellCall("sh_10000", "call_10000", action, "completed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "action"),
+    [
+        ('{"command": ["ls"]}', {"command": ["ls"]}),
+        ('{"command": ["ls"], "timeout_ms": null, "why": "?"}', {"command": ["ls"]}),
+        ('{"command": "ls -l"}', {"command": ["bash", "-c", "ls -l"]}),
+        ('{"commands": ["ls -l"]}', {"command": ["bash", "-c", "ls -l"]}),
+        (
+            '{"cmd": ["ls"], "env": {"A": "1"}, "timeout": 5, "user": "me", "workdir": "/a"}',
+            {"command": ["ls"], "env": {"A": "1"}, "timeout_ms": 5, "user": "me", "working_directory": "/a"},
+        ),
+    ],
+)
+def test_local_shell_action_is_one_command(arguments: str, action: dict[str, Any]) -> None:
+    whole = {"type": "exec", "env": {}, **action}
+    assert called("local_shell", arguments) == LocalShellCall("lsh_10000", "call_10000", whole, "completed")
 
 
 @pytest.mark.parametrize(
@@ -64,21 +85,111 @@ def test_shell_action_is_a_list_of_commands(arguments: str, action: dict[str, An
         (FORMS["apply_patch"], {"type": "create_file", "path": "a.txt", "diff": "+a"}),
         ('{"type": "update_file", "path": "a", "diff": ""}', {"type": "update_file", "path": "a", "diff": ""}),
         ('{"type": "delete_file", "path": "a", "diff": "-a"}', {"type": "delete_file", "path": "a"}),
-        (
-            '{"type": "move_file", "path": "a"}',
-            {"type": "update_file", "path": "", "diff": '{"type": "move_file", "path": "a"}'},
-        ),
-        ("*** Begin Patch", {"type": "update_file", "path": "", "diff": "*** Begin Patch"}),
-        (DEEP, {"type": "update_file", "path": "", "diff": DEEP}),
     ],
 )
 def test_patch_operation_changes_one_file(arguments: str, operation: dict[str, Any]) -> None:
     assert called("apply_patch", arguments) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
 
 
+NO_ACTIONS: dict[ClientForm, list[str]] = {
+    "shell": [
+        *("", "ls", '"ls"', "[]", '["ls"]', "{}", DEEP, '{"commands":["rm -rf build', '{"commands": []}'),
+        *('{"commands": [""]}', '{"commands": ["ls"], "max_output_length": "9"}', '{"commands": ["ls"], "cmd": "ls"}'),
+        *('{"cmd": "ls", "workdir": "/a"}', '{"cmd": "ls", "env": {"A": "1"}}', '{"cmd": "ls", "user": "me"}'),
+        json.dumps({"commands": ['{"command":["bash","-lc","ls"]}']}),
+        json.dumps({"command": '{"cmd": "ls"}'}),
+    ],
+    "local_shell": ["ls", '{"command": []}', '{"command": ["l', '{"commands": ["ls", "pwd"]}', DEEP],
+    "apply_patch": [
+        *("*** Begin Patch", '{"type": "move_file", "path": "a"}', '{"path": "a", "diff": ""}', DEEP),
+        *('{"type": "update_file", "path": "a"}', '{"type": "delete_file", "path": " "}'),
+        json.dumps({"input": "*** Begin Patch"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(
+    ("form", "arguments"), [(form, text) for form, texts in NO_ACTIONS.items() for text in texts if text]
+)
+def test_call_without_an_action_is_a_thought(form: ClientForm, arguments: str, complete: bool) -> None:
+    """Clients execute a call even if it is incomplete, so there is none."""
+    status: ItemStatus = "completed" if complete else "incomplete"
+    halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
+    assert called(form, *filter(None, halves), complete=complete) == Reasoning(
+        "rs_10000", content=(ReasoningText(arguments),), status=status
+    )
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_truncated_client_call_is_incomplete(form: ClientForm) -> None:
-    assert called(form, '{"comm', complete=False).status == "incomplete"
+def test_call_that_was_cut_behind_its_arguments_is_incomplete(form: ClientForm) -> None:
+    assert called(form, FORMS[form], complete=False).status == "incomplete"
+
+
+_WORDS = st.sampled_from(["ls", "", " ", "a b", '{"command": ["ls"]}', '["ls"]', "[ -f a ]", "{}", "a\0b", "é"])
+_COMMANDS = st.recursive(_WORDS, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
+_VALUES = _COMMANDS | _COMMANDS.map(json.dumps) | st.none() | st.integers(-1, 9) | st.booleans() | st.floats(0, 9)
+_KEYS = st.sampled_from(
+    [
+        *("cmd", "command", "commands", "timeout", "timeout_ms", "max_output_length", "workdir", "env", "user"),
+        *("type", "path", "diff", "input", "working_directory"),
+    ]
+)
+_TEXTS = (
+    st.dictionaries(_KEYS, _VALUES | st.sampled_from(["create_file", "update_file", "delete_file"]), max_size=4)
+    .map(json.dumps)
+    .flatmap(lambda text: st.integers(1, len(text)).map(lambda end: text[:end]) | st.just(text))
+)
+_SDK = {
+    "shell": TypeAdapter(response_function_shell_tool_call.Action),
+    "local_shell": TypeAdapter(response_output_item.LocalShellCallAction),
+    "apply_patch": TypeAdapter(response_apply_patch_tool_call.Operation),
+}
+
+
+def written_commands(value: Any) -> Iterator[str]:
+    """All texts and words in the arguments, and those in texts that are lists in JSON."""
+    match value:
+        case str():
+            yield value
+            with suppress(ValueError):
+                if isinstance(inner := json.loads(value), list):
+                    yield from written_commands(inner)
+        case list():
+            if all(isinstance(word, str) for word in value) and value:
+                yield shown(tuple(value))
+            for inner in value:
+                yield from written_commands(inner)
+        case _:
+            pass
+
+
+@given(st.sampled_from(list(FORMS)), _TEXTS | st.text(min_size=1, max_size=20), st.booleans())
+@example("shell", '{"command":["bash","-lc","ls"]}', True)
+@example("shell", '{"commands":["rm -rf build', False)
+@example("apply_patch", '{"input": "*** Begin Patch"}', True)
+def test_any_arguments_are_an_action_or_no_call(form: ClientForm, text: str, complete: bool) -> None:
+    item = called(form, *filter(None, [text]), complete=complete)
+    if isinstance(item, Reasoning):
+        return
+    assert item.status == ("completed" if complete else "incomplete")
+    arguments = json.loads(text)
+    match item:
+        case ShellCall(action=action):
+            _SDK[form].validate_python(action, strict=True)
+            written = [one for key in ("cmd", "command", "commands") for one in written_commands(arguments.get(key))]
+            assert action["commands"]
+            assert set(action["commands"]) <= set(written)
+            assert all(command.strip() for command in action["commands"])
+        case LocalShellCall(action=action):
+            _SDK[form].validate_python(action, strict=True)
+            values = (arguments.get(key) for key in ("cmd", "command", "commands"))
+            written = [one for value in values for one in written_commands(value)]
+            assert set(action["command"]) - {"bash", "-c"} <= set(written)
+        case ApplyPatchCall(operation=operation):
+            _SDK[form].validate_python(operation)
+            assert operation.items() <= arguments.items()
+            assert operation["path"].strip()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -91,9 +202,9 @@ def test_client_call_is_sent_when_it_is_complete(form: ClientForm) -> None:
 
 
 def test_shell_commands_have_their_own_events() -> None:
-    events = checked(written_events((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
+    events = checked(written_events((started(), *form_call("shell", '{"commands": ["ls", "pwd"]}'), finished())))
     bodies = [sse_json(event) for event in events[3:-2]]
-    names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]
+    names = ["added", "delta", "done"] * 2
     assert event_types(events[3:-2]) == [f"shell_call_command.{name}" for name in names]
-    assert [body["command_index"] for body in bodies] == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert [body.get("command", body.get("delta")) for body in bodies] == ["", "ls", "ls", "", "", "", "pwd", "pwd"]
+    assert [body["command_index"] for body in bodies] == [0, 0, 0, 1, 1, 1]
+    assert [body.get("command", body.get("delta")) for body in bodies] == ["", "ls", "ls", "", "pwd", "pwd"]

@@ -146,8 +146,8 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
         [{}, {"command": "ls"}, {"command": [], "env": {"A": 5}}],
     ),
     "apply_patch": (
-        [{"type": "delete_file", "path": "a"}, {"type": "create_file", "path": "a", "diff": "+a"}],
-        [{"type": "move_file", "path": "a"}, {"type": "create_file"}],
+        [{"type": "delete_file", "path": "a", "diff": ""}, {"type": "create_file", "path": "a", "diff": "+a"}],
+        [{"type": "move_file", "path": "a", "diff": ""}, {"type": "update_file", "path": "", "diff": ""}],
     ),
 }
 
@@ -159,7 +159,7 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
     resolved = await normalize(store, input="Hi", tools=[sent], hosted=hosted)
     (tool,) = resolved.facts.tools.tools
     assert isinstance(tool, FunctionTool)
-    assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, None)
+    assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, True)
     assert tool.description
     assert resolved.facts.response.tools == (sent,)
     assert not resolved.facts.tools.runs_here

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.frames import ItemDelta, TokenChunk
+from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.stages.models.harmony.vocabulary import RETURN, HarmonyEncoding, load_encoding
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from tests.support.examples import examples
@@ -78,7 +79,8 @@ def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
     "name", ["functions." + "0123456789abcdef" * 4, "functions." + "a1" * 32, "functions." + "_7Q" * 21]
 )
 def test_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
-    (item,) = parse_harmony_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
+    tools = Toolset((FunctionTool(name.removeprefix("functions.")),))
+    (item,) = parse_harmony_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>", tools=tools)
     assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
 
 

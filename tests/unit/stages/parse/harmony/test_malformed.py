@@ -126,7 +126,7 @@ def test_messages_are_separated_by_any_markup(
         ("<|channel|>commentary to=team.spawn<|message|>{}<|call|>", [SPAWN]),
         ("<|channel|>commentary to=spawn<|message|>{}<|call|>", [SPAWN]),
         ("<|channel|>commentary to=functions.team.spawn<|message|>{}<|call|>", [SPAWN]),
-        ("<|channel|>commentary to=functions.sh<|message|>{}<|call|>", [("FunctionCall", "sh", "{}")]),
+        ("<|channel|>commentary to=functions.sh<|message|>{}<|call|>", [("Reasoning", "", "{}")]),
         ('<|channel|>analysis to=browser.search code<|message|>{"q":<|call|>', [("Reasoning", "", '{"q":')]),
         ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [("Reasoning", "", "1 + 1")]),
         ("<|channel|>commentary to=container.exec<|message|>ls<|call|>", [("Reasoning", "", "ls")]),

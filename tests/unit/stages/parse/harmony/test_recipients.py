@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.pipeline.frames import (
     CodeCallOpened,
@@ -23,7 +24,7 @@ from penstock.pipeline.frames import (
     WebCallOpened,
 )
 from penstock.pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, McpTool, Toolset
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, recipient_of
 from penstock.stages.parse.harmony.recipients import Recipients
 from tests.support.parsed_output import OPENINGS, parse_harmony_frames, parse_harmony_text, turn_started
 
@@ -93,8 +94,6 @@ def test_forbidden_tool_without_marks_is_reasoning(recipient: str, encoding: Har
         ("agents.exec", "CustomToolCall", "agents", "exec"),
         ("exec", "CustomToolCall", "agents", "exec"),
         ("clock.wait", "FunctionCall", "clock", "wait"),
-        ("agents.other", "FunctionCall", "agents", "other"),
-        ("functions.wait", "FunctionCall", None, "wait"),
     ],
 )
 def test_recipient_finds_its_tool(
@@ -103,8 +102,9 @@ def test_recipient_finds_its_tool(
     assert called(encoding, recipient, TEAM) == [(kind, namespace, name, ())]
 
 
-def test_ambiguous_bare_name_finds_no_tool(encoding: HarmonyEncoding) -> None:
-    assert called(encoding, "wait", TEAM) == FORBIDDEN
+@pytest.mark.parametrize("recipient", ["wait", "functions.wait"])
+def test_ambiguous_bare_name_finds_no_tool(recipient: str, encoding: HarmonyEncoding) -> None:
+    assert called(encoding, recipient, TEAM) == FORBIDDEN
 
 
 def test_namespace_may_be_called_functions(encoding: HarmonyEncoding) -> None:
@@ -112,9 +112,33 @@ def test_namespace_may_be_called_functions(encoding: HarmonyEncoding) -> None:
     assert called(encoding, "functions.exec", tools) == [("CustomToolCall", "functions", "exec", ())]
 
 
-def test_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
-    """If calls are allowed, the client sees the name that the model made up."""
-    assert called(encoding, "functions.other", Toolset()) == [("FunctionCall", None, "other", ())]
+@pytest.mark.parametrize(
+    ("tools", "recipient", "refusal"),
+    [
+        (Toolset(), "functions.other", "there is no tool 'functions.other'. Go on without it."),
+        (WEATHER, "functions.other", "there is no tool 'functions.other'. The tools that can be called are {weather}."),
+        (TEAM, "agents.other", "there is no tool 'agents.other'. The tools that can be called are {team}."),
+        (WEATHER, "docs.read", "there is no tool 'docs.read'. The tools that can be called are {weather}."),
+        (replace(WEATHER, choice="none"), "functions.a", "there is no tool 'functions.a'. Go on without it."),
+        (
+            replace(WEATHER, choice="none"),
+            "weather",
+            "the tool 'functions.weather' cannot be called now. Go on without it.",
+        ),
+        (
+            replace(TEAM, allowed=((None, "weather"),)),
+            "spawn",
+            "the tool 'agents.spawn' cannot be called now. The tools that can be called are {weather}.",
+        ),
+    ],
+)
+def test_call_that_cannot_be_made_has_an_error_for_the_model(
+    tools: Toolset, recipient: str, refusal: str, encoding: HarmonyEncoding
+) -> None:
+    named = refusal.format(weather="functions.weather", team=", ".join(map(recipient_of, TEAM.tools)))
+    opening, repairs = opened(encoding, f"<|channel|>commentary to={recipient}", tools)
+    assert isinstance(opening, ReasoningOpened)
+    assert (opening.refusal, repairs) == (f"Error: {named}", ("undeclared tool",))
 
 
 @pytest.mark.parametrize("recipient", ["weather,", "weather.", "weatherjson", "weather.json", "default.weather:"])
@@ -125,8 +149,9 @@ def test_misspelt_recipient_finds_its_function(namespace: str, recipient: str, e
 
 @pytest.mark.parametrize("recipient", ["functions.wether,", "functions.default.wether"])
 def test_unknown_name_is_kept_as_written(recipient: str, encoding: HarmonyEncoding) -> None:
-    name = recipient.removeprefix("functions.")
-    assert called(encoding, recipient, WEATHER) == [("FunctionCall", None, name, ())]
+    opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}", WEATHER)
+    assert isinstance(opening, ReasoningOpened)
+    assert opening.recipient == recipient
 
 
 def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
@@ -220,8 +245,9 @@ def test_any_tool_is_called_on_any_channel(
 def test_undeclared_tool_is_named_in_reasoning(
     tools: Toolset, recipient: str, addressed: str, encoding: HarmonyEncoding
 ) -> None:
-    found = opened(encoding, f"<|channel|>analysis to={recipient} code", tools)
-    assert found == (ReasoningOpened(addressed), ("undeclared tool",))
+    opening, repairs = opened(encoding, f"<|channel|>analysis to={recipient} code", tools)
+    assert isinstance(opening, ReasoningOpened)
+    assert (opening.recipient, repairs) == (addressed, ("undeclared tool",))
 
 
 @pytest.mark.parametrize("recipient", ["browser.search", "browser.searchjson", "container.weather", "python.weather"])
@@ -241,7 +267,8 @@ def test_built_in_tool_is_no_function_of_the_same_name(recipient: str, encoding:
 )
 def test_made_up_server_tool_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
-    assert opening == ReasoningOpened(recipient)
+    assert isinstance(opening, ReasoningOpened)
+    assert opening.recipient == recipient
 
 
 @pytest.mark.parametrize("recipient", ["python", "docs.write", "browser.open", "functions.shell"])
@@ -249,16 +276,17 @@ def test_made_up_server_tool_is_not_called(recipient: str, encoding: HarmonyEnco
 def test_forbidden_server_tool_is_reasoning(
     limit: dict[str, object], recipient: str, encoding: HarmonyEncoding
 ) -> None:
-    """It is not run.  It is not answered either, because it exists."""
     tools = Toolset(HERE.tools, **limit)  # type: ignore[arg-type]  # the limits of a request, by their names
-    assert opened(encoding, f"<|channel|>analysis to={recipient}", tools) == (ReasoningOpened(), ("undeclared tool",))
+    opening, repairs = opened(encoding, f"<|channel|>analysis to={recipient}", tools)
+    assert isinstance(opening, ReasoningOpened)
+    assert (opening.recipient, repairs) == (recipient, ("undeclared tool",))
 
 
 def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> None:
     tools = Toolset(HERE.tools, allowed=(("docs", ANY_NAME), ("python", ANY_NAME)))
     for recipient in ("docs.write", "docs.read/all-of.it", "python"):
         assert opened(encoding, f" to={recipient}<|channel|>analysis", tools)[0] == CALLED[recipient]
-    assert opened(encoding, " to=my.wiki-2.weather<|channel|>commentary", tools)[0] == ReasoningOpened()
+    assert isinstance(opened(encoding, " to=my.wiki-2.weather<|channel|>commentary", tools)[0], ReasoningOpened)
 
 
 @pytest.mark.parametrize("name", ["docs.read/all-of.it", "my.wiki-2.page.get", "python", "browser.search"])
