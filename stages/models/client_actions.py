@@ -58,10 +58,11 @@ def _shell(arguments: str) -> Json:
 
 def _local_shell(arguments: str) -> Json:
     call = shell_call(arguments)
-    if len(call.commands) > 1:
+    first, *others = call.commands
+    if others:
         raise ArgumentsInvalid("A call runs one command.")
     fields = {"timeout_ms": call.timeout_ms, "user": call.user, "working_directory": call.workdir}
-    return {"type": "exec", "env": dict(call.env), "command": list(call.commands[0]), **_set(fields)}
+    return {"type": "exec", "env": dict(call.env), "command": list(first), **_set(fields)}
 
 
 def _set(fields: Json) -> Json:

@@ -112,7 +112,8 @@ def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
         how_many = "several fields for commands" if given else "no command"
         raise ArgumentsInvalid(f'The arguments have {how_many}: write {{"cmd": ["bash", "-lc", "..."]}}.')
     value = _listed(given[0])
-    commands: Sequence[Sequence[str]] = [value] if isinstance(value, str) or written.commands is None else value
+    is_one = isinstance(value, str) or written.commands is None
+    commands: Sequence[Any] = [value] if is_one else value
     if not 1 <= len(commands) <= MOST_COMMANDS:
         raise ArgumentsInvalid(f"A call runs from one to {MOST_COMMANDS} commands, not {len(commands)}.")
     return tuple(map(_words, commands))

@@ -190,6 +190,8 @@ def test_any_arguments_are_an_action_or_no_call(form: ClientForm, text: str, com
             _SDK[form].validate_python(operation)
             assert operation.items() <= arguments.items()
             assert operation["path"].strip()
+        case _:
+            raise AssertionError(item)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,9 +11,10 @@ import pytest
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, ItemDelta, TokenFrame
+from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, ItemDelta, ReasoningOpened, TokenFrame
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import Piece
+from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.output import ParsedOutput
 from penstock.stages.parse.chat import parse
 from penstock.stages.parse.chat.parse import ParseChat
@@ -54,7 +55,7 @@ CALLS = {
     "docs__write": ("McpApproval", "write"),
     "team__spawn": ("FunctionCall", "spawn"),
     "shell": ("FunctionCall", "shell"),
-    "made_up": ("FunctionCall", "made_up"),
+    "made_up": ("Reasoning", ""),
 }
 
 
@@ -86,6 +87,25 @@ def test_call_arguments_stream() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_call_opens_the_item_of_its_tool(name: str) -> None:
     assert items_in_brief(parse_chat("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("tools", "name", "refusal"),
+    [
+        (CHAT_TOOLS, "made_up", "there is no tool 'made_up'. The tools that can be called are {names}."),
+        (Toolset(), "made_up", "there is no tool 'made_up'. Go on without it."),
+        (
+            Toolset(CHAT_TOOLS.tools, "none"),
+            "team__spawn",
+            "the tool 'team__spawn' cannot be called now. Go on without it.",
+        ),
+    ],
+)
+def test_call_that_cannot_be_made_has_an_error_for_the_model(tools: Toolset, name: str, refusal: str) -> None:
+    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", call(name, "{}")), tools=tools)
+    (opening,) = (frame for frame in parsed if isinstance(frame, ReasoningOpened))
+    names = ", ".join(map(ToolNames(CHAT_TOOLS).of, CHAT_TOOLS.tools))
+    assert opening == ReasoningOpened(name, f"Error: {refusal.format(names=names)}")
 
 
 @pytest.mark.parametrize(
@@ -125,14 +145,14 @@ def test_mark_in_a_sentence_is_text(family: str, mark: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["glm45", "minimax_m2"])
-def test_call_of_an_unknown_function_is_a_call(family: str) -> None:
+def test_call_of_an_unknown_function_keeps_its_arguments(family: str) -> None:
     markup = {
         "glm45": "<tool_call>get_wether\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
         "minimax_m2": '</think><minimax:tool_call>\n<invoke name="get_wether">\n<parameter name="city">'
         "Paris</parameter>\n</invoke>\n</minimax:tool_call>",
     }
     ((kind, name, arguments),) = items_in_brief(parse_chat(family, markup[family]))
-    assert (kind, name, json.loads(arguments)) == ("FunctionCall", "get_wether", {"city": "Paris"})
+    assert (kind, name, json.loads(arguments)) == ("Reasoning", "", {"city": "Paris"})
 
 
 def test_arguments_in_an_undeclared_parameter_are_completed() -> None:
