@@ -59,5 +59,6 @@ async def _sandboxed(places: FairPlaces, limit: Limit) -> dict[str, Host]:
     if isinstance(container, Sandbox):
         hosts["container"] = ContainerHost(container, places, limit)
     for name, probed in (("Python", python), ("Shell", container)):
-        logger.info("%s for the model: %s", name, probed.describe())
+        is_late = isinstance(probed, Sandbox) and probed.is_late
+        logger.log(logging.WARNING if is_late else logging.INFO, "%s for the model: %s", name, probed.describe())
     return hosts

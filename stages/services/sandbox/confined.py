@@ -31,7 +31,6 @@ OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 def main() -> None:
     """Confine this process, report that on the control channel, and run the program."""
-    os.nice(19)  # the server, and an engine on the same cores, come first
     control, requests = take_control()
     order = json.loads(requests.readline())
     if order["dies_with_parent"]:
@@ -41,9 +40,10 @@ def main() -> None:
     version = landlock(order["read"], order["write"])
     if order["scope"] and version < 6:
         raise RuntimeError(f"Landlock {version} does not keep signals in")
+    serve = load(order["programs"])
+    os.nice(19)  # the server, and an engine on the same cores, come before what the model runs
     filter_calls(bytes.fromhex(order["filter"]))
     verify(order["unreadable"])
-    serve = load(order["programs"])
     answer(control, ready=version)
     serve(requests, control, order)
 

@@ -37,7 +37,7 @@ class ContainerSession:
 
     def __init__(self, lease: SandboxLease) -> None:
         self._lease = lease
-        self._limits = lease.plan.limits
+        self._limits = lease.limits
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         return shell_action(text)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.stages.services.fair_places import FairPlaces
-from penstock.stages.services.sandbox.plan import Plan
+from penstock.stages.services.sandbox.plan import SandboxLimits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
 
@@ -37,13 +37,13 @@ class SandboxHost:
     """Gives each response a sandbox from its first call on, when there is a free place."""
 
     def __init__(self, sandbox: Sandbox, places: FairPlaces | None = None, limit: Limit = unlimited) -> None:
-        self._plan = sandbox.plan
+        self._sandbox = sandbox
         self._places = places or places_here()
         self._limit = limit
 
     def lease(self, request: ResolvedRequest) -> SandboxLease:
         """Return a lease for one response; nothing is started yet."""
-        return SandboxLease(self._plan, self._places, request.facts.origin.owner, self._limit)
+        return SandboxLease(self._sandbox, self._places, request.facts.origin.owner, self._limit)
 
     async def close(self) -> None:
         """Do nothing: each session closes its own sandbox."""
@@ -52,8 +52,8 @@ class SandboxHost:
 class SandboxLease:
     """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
-    def __init__(self, plan: Plan, places: FairPlaces, owner: str, limit: Limit = unlimited) -> None:
-        self.plan = plan
+    def __init__(self, sandbox: Sandbox, places: FairPlaces, owner: str, limit: Limit = unlimited) -> None:
+        self._sandbox = sandbox
         self._places = places
         self._owner = owner
         self._limit = limit
@@ -73,7 +73,7 @@ class SandboxLease:
             try:
                 async with asyncio.timeout(seconds):
                     await self._enter()
-                    self._process = await Process.start(self.plan)
+                    self._process = await self._sandbox.start()
             except TimeoutError:
                 raise SandboxDied("no sandbox was free in time") from None
             except OSError as exc:
@@ -84,6 +84,11 @@ class SandboxLease:
         if not self._process.alive:
             raise SandboxDied("it has ended since the latest call")
         return self._process
+
+    @property
+    def limits(self) -> SandboxLimits:
+        """The limits of the sandbox."""
+        return self._sandbox.plan.limits
 
     @property
     def written(self) -> str:

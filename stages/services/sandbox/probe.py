@@ -1,15 +1,19 @@
-"""Find the sandboxes that work on this machine, by starting each kind once when the server starts."""
+"""Find the sandboxes that work on this machine, by starting each kind once when the server starts.
+
+A sandbox that does not start in time counts as one that may work, because the machine may be busy: the calls of the
+model try again.  Each start verifies the protections.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
-from penstock.stages.services.sandbox.process import Process, SandboxDied
+from penstock.stages.services.sandbox.process import Process, SandboxDied, SandboxLate
 from penstock.stages.services.sandbox.seccomp import MACHINES
 
 
@@ -25,14 +29,45 @@ class NoSandbox:
         return f"no {self.kind}: {self.reason}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Sandbox:
     """A kind of sandbox that works here: one was started, confined itself and verified that."""
 
     plan: Plan
+    weaker: tuple[Plan, ...] = ()
+    """The plans to try if ``plan`` is refused; empty once a sandbox has started."""
+    refusals: list[str] = field(default_factory=list)
+    """The plans that were refused, with the reasons."""
+    is_late: bool = False
+    """True if no sandbox has started yet, as the latest one took too long."""
+
+    async def start(self) -> Process:
+        """Start a sandbox of the strongest plan that works; raises `SandboxDied` or `OSError`.
+
+        A plan that is refused is not tried again; one that took too long is.
+        """
+        while True:
+            plan = self.plan
+            try:
+                process = await Process.start(plan)
+            except SandboxLate:
+                self.is_late = True
+                raise
+            except (SandboxDied, OSError) as exc:
+                if plan is self.plan:
+                    self.refusals.append(f"{plan.mode} with {plan.interpreter}: {exc}")
+                    if not self.weaker:
+                        raise
+                    self.plan, *weaker = self.weaker
+                    self.weaker = tuple(weaker)
+            else:
+                self.is_late, self.weaker = False, ()
+                return process
 
     def describe(self) -> str:
         """Return the active protections, for the log."""
+        if self.is_late:
+            return f"{self.plan.kind}: it did not start in time; each call tries again"
         own = "own files, network and processes (bubblewrap), " if self.plan.isolates else "no namespaces, "
         user = "another user" if self.plan.drops_user else "the server's user"
         return f"{self.plan.kind}: {own}Landlock, seccomp, limits, {user}, {self.plan.interpreter}"
@@ -50,25 +85,22 @@ async def probe(
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return NoSandbox(kind, "sandboxes need Linux on x86-64 or arm64")
     drops_user = os.geteuid() == 0
-    reasons = []
-    for mode in modes:
-        if mode == "landlock" and kind == "container" and not drops_user:
-            reasons.append("landlock: processes can only be counted if the server starts as root")
-            continue
-        for python in interpreters(interpreter):
-            plan = Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user)
-            failure = await _failure(plan)
-            if failure is None:
-                return Sandbox(plan)
-            reasons.append(f"{mode} with {python}: {failure}")
-    return NoSandbox(kind, "; ".join(reasons))
-
-
-async def _failure(plan: Plan) -> str | None:
-    """Start a sandbox; return the error, or None if it works."""
+    counts = kind == "python" or drops_user
+    uncounted = [] if counts else ["landlock: processes can only be counted if the server starts as root"]
+    plans = [
+        Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user)
+        for mode in modes
+        if mode == "bubblewrap" or counts
+        for python in interpreters(interpreter)
+    ]
+    if not plans:
+        return NoSandbox(kind, "; ".join(uncounted))
+    sandbox = Sandbox(plans[0], tuple(plans[1:]))
     try:
-        process = await Process.start(plan)
-    except (SandboxDied, OSError) as exc:
-        return str(exc)
+        process = await sandbox.start()
+    except SandboxLate:
+        return sandbox
+    except (SandboxDied, OSError):
+        return NoSandbox(kind, "; ".join(sandbox.refusals + uncounted))
     await process.end()
-    return None
+    return sandbox

@@ -20,7 +20,8 @@ from penstock.stages.services.sandbox.disk import MOST_FILES, exceeds
 from penstock.stages.services.sandbox.plan import HOME, OWN, Plan, environment
 from penstock.stages.services.sandbox.users import SandboxUser
 
-_START_SECONDS: Final = 10.0
+_START_SECONDS: Final = 30.0
+"""Seconds for a start, which takes 0.1 s of CPU: many times that on a machine whose cores are all in use."""
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.25
 _LOOK_SHARE: Final = 0.05
@@ -32,6 +33,10 @@ _log = logging.getLogger(__name__)
 
 class SandboxDied(Exception):
     """The sandbox has ended; the message is the reason, as far as it is known."""
+
+
+class SandboxLate(SandboxDied):
+    """The sandbox did not start in time, as happens on a machine whose cores are all in use."""
 
 
 class Process:
@@ -65,10 +70,19 @@ class Process:
 
     @classmethod
     async def start(cls, plan: Plan) -> Process:
-        """Start a sandbox, and return it when it is confined and ready; raises `SandboxDied`."""
-        process = cls(plan)
+        """Start a sandbox, and return it when it is confined and ready; raises `SandboxDied`.
+
+        A thread spawns it, because the system call waits until the child runs its program.
+        """
+        spawning = asyncio.create_task(asyncio.to_thread(cls, plan))
         try:
-            await process._begin()
+            process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            process = await spawning
+            await process.end()
+            raise
+        try:
+            await process.confine()
         except BaseException:
             await process.end()
             raise
@@ -131,17 +145,15 @@ class Process:
         """
         return self._greeted and not self._plan.isolates and self._plan.kind == "container"
 
-    async def _begin(self) -> None:
+    async def confine(self) -> None:
+        """Wait until the sandbox is confined and ready; raises `SandboxDied`."""
         _prefer_for_oom_kill(self._outer.pid)
-        _set(
-            self._outer.pid, "autogroup", "19"
-        )  # the niceness of its session, which counts if the kernel groups by these
         self._output.watch()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
         try:
             await self.ask(self._plan.order(str(self._folder or HOME)), _START_SECONDS)
         except TimeoutError:
-            raise SandboxDied("it did not start in time") from None
+            raise SandboxLate("it did not start in time") from None
         except SandboxDied:
             raise SandboxDied(self._reason or _last_line(self.written)) from None
         if self._plan.isolates:
@@ -149,6 +161,8 @@ class Process:
             self._watched.append(os.pidfd_open(inner))
             _prefer_for_oom_kill(inner)
             self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN)
+        # the niceness of its session, which counts if the kernel groups by these
+        _set(self._outer.pid, "autogroup", "19")
         self._greeted = True
         self._watching = asyncio.create_task(self._watch())
 
@@ -178,6 +192,8 @@ class Process:
         return result
 
     def _kill_watched(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._outer.pid, signal.SIGKILL)  # bubblewrap, and the child that it may have just made
         for process in self._watched:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -190,7 +206,7 @@ class Process:
             if not await _ended(process):
                 self._kill_watched()
                 await _ended(process)
-        self._outer.wait()
+        await asyncio.to_thread(self._outer.wait)
         while self._watched:
             os.close(self._watched.pop())
         while self._places:
