@@ -98,9 +98,10 @@ def refusal(error: errors.StageError) -> web.Response:
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
-    if not isinstance(error, errors.InvalidRequest | errors.LimitReached):
-        level = logging.ERROR if isinstance(error, errors.StageFault) else logging.WARNING
-        logger.log(level, "%s", error, exc_info=error.__cause__)
+    if isinstance(error, errors.StageFault):
+        logger.error("%s", error, exc_info=error.__cause__)
+    elif not isinstance(error, errors.InvalidRequest | errors.LimitReached):
+        logger.warning("%s", " ".join(str(part) for part in (error, error.__cause__) if part))
     return answer
 
 

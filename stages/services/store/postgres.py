@@ -56,7 +56,7 @@ class PostgresDatabase:
         try:
             with _named_errors():
                 await self._upgrade()
-                self._readers = await asyncpg.create_pool(self._url, min_size=1, max_size=_READERS, **_SETTINGS)
+                self._readers = await asyncpg.create_pool(self._url, min_size=0, max_size=_READERS, **_SETTINGS)
         except (DatabaseUnavailable, DatabaseRefused) as exc:
             raise StoreFailed(f"The store {_place(self._url)} cannot be opened: {exc}.") from None
         finally:

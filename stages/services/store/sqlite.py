@@ -72,6 +72,7 @@ class SqliteDatabase:
         with ExitStack() as undo:
             try:
                 _make_private(self._file)
+                self._inode = _inode(self._file)
                 self._writing = _connect(self._file, undo)
                 _upgrade(self._writing)
                 self._reading = _connect(self._file, undo)
@@ -85,6 +86,9 @@ class SqliteDatabase:
         self._connections.close()  # the write connection is closed last, and merges the write-ahead log into the file
 
     def _write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
+        if _inode(self._file) != self._inode:
+            # SQLite would go on in the file that nobody can open any more
+            raise database.DatabaseUnavailable(f"{self._file} was removed or replaced: put it back, or restart")
         counts: list[tuple[int, ...]] = []
         with _transaction(self._writing):
             for counted, group in groupby(units, attrgetter("counted")):
@@ -130,6 +134,15 @@ def _make_private(file: Path) -> None:
     for path, mode in modes.items():
         with suppress(PermissionError, FileNotFoundError):  # it is another user's, or was closed by another server
             path.chmod(mode)
+
+
+def _inode(file: Path) -> tuple[int, int] | None:
+    """Return the identity of a file; None if it does not exist."""
+    try:
+        stats = file.stat()
+    except FileNotFoundError:
+        return None
+    return stats.st_dev, stats.st_ino
 
 
 def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:

@@ -83,6 +83,24 @@ class Locked(Held):
         self.database._writing.execute("pragma busy_timeout = 50")
 
 
+class Removed(Held):
+    """The file is removed, and later put back."""
+
+    def begin(self) -> None:
+        self.path.rename(self.path.with_suffix(".removed"))
+
+    def end(self) -> None:
+        self.path.with_suffix(".removed").rename(self.path)
+
+
+class Replaced(Removed):
+    """Another file has the name until the first is put back."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.path.write_bytes(self.path.with_suffix(".removed").read_bytes())
+
+
 @dataclass
 class Full:
     database: SqliteDatabase
@@ -127,12 +145,14 @@ def own_postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["locked", "full", "stopped"])
+@pytest.fixture(params=["locked", "full", "removed", "replaced", "stopped"])
 def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
     path = tmp_path / "store.sqlite3"
     if request.param == "stopped":
         return Stopped(request.getfixturevalue("own_postgres"))
-    return Locked(path) if request.param == "locked" else Full(SqliteDatabase(path))
+    if request.param == "full":
+        return Full(SqliteDatabase(path))
+    return {"locked": Locked, "removed": Removed, "replaced": Replaced}[request.param](path)
 
 
 # Helpers
@@ -218,6 +238,27 @@ async def test_outage_harms_no_stream(outage: Outage) -> None:
         assert (await served.store.sweep(3600, 3600)).responses == kept + 1
         going_on = await served.start_background({"previous_response_id": response_id})
         assert (await served.wait_for_end(going_on))["status"] == "completed"
+
+
+@pytest.mark.parametrize("outage", ["locked", "removed", "stopped"], indirect=True)
+async def test_outage_leaves_a_line_at_its_start_and_its_end(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
+    """Each refused request has its line; a driver that connects again and again must not fill the log."""
+    async with talking(outage.database) as served:
+        before = await served.wait_for_end(await served.start_background())
+        outage.begin()
+        await health(served, "degraded")
+        for _ in range(3):
+            await refused(served, background=True)
+            await served.get(f"/v1/responses/{before['id']}")
+        outage.end()
+        await health(served, "ok")
+    notable = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in notable if record.exc_info]
+    own = [record.msg for record in notable if not record.name.startswith("penstock.api.http")]
+    assert own == [
+        "the store cannot be written, and changes wait in memory: %s",
+        "the store is back after %.1f s",
+    ]
 
 
 async def test_responses_lost_in_an_outage_are_logged(store_at: str, caplog: pytest.LogCaptureFixture) -> None:
