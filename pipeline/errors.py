@@ -239,7 +239,15 @@ class StageFault(StageError):
 
 
 class EngineFailed(StageError):
-    """The engine gave up on this one request."""
+    """The engine gave up on this one request.
+
+    ``str(error)``, for the operator, also has the ``details``, such as the address of the engine.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        if details:
+            self.args = (f"{message} ({details})",)
 
 
 class EngineDead(StageError):

@@ -111,7 +111,7 @@ class HttpGeneration:
             raise EngineFailed("The server is stopping.")
         reason: Any = "cancelled" if self.end == "cancelled" else self._answer.finish_reason
         if reason not in ("stop", "length", "cancelled"):
-            raise EngineFailed(f"Generation failed ({reason}).")
+            raise self._failed(f"ended the generation with the reason {reason!r}")
         prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
         duration = time.monotonic() - self.started
         yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
@@ -133,6 +133,8 @@ class HttpGeneration:
             if chunk := self._answer.feed(data):
                 self._has_tokens = True
                 return chunk
+        if isinstance(self._answer.fault, EngineFailed):
+            raise self._failed("sent an answer that cannot be read", self._answer.fault)
         if self._answer.fault:
             raise self._answer.fault
         if self.end in (None, "lost") and not self._has_end():
@@ -182,7 +184,7 @@ class HttpGeneration:
             self.end = None
         assert self._replica is not None
         if self._has_tokens:
-            raise EngineFailed("Generation failed.") from error
+            raise self._lost(error) from None
         if isinstance(error, RequestRefused) and error.status in _FULL:
             self._full.append(self._replica)
         elif isinstance(error, RequestRefused) and error.status < 500:
@@ -193,8 +195,19 @@ class HttpGeneration:
         elif len(self._broken) < LOSSES:
             self._broken.append(self._replica)
         else:
-            raise EngineFailed("Generation failed.") from error
+            raise self._lost(error) from None
         metrics.ENGINE_FAILOVERS.labels(self._replica.address).inc()
+
+    def _lost(self, error: aiohttp.ClientError | RequestRefused) -> EngineFailed:
+        if isinstance(error, RequestRefused):
+            return self._failed(f"answered {error.status}: {error}")
+        return self._failed("closed the connection before the answer was complete", error)
+
+    def _failed(self, what: str, cause: Exception | None = None) -> EngineFailed:
+        """Return the error: clients read which of the engines failed, and only the operator reads its address."""
+        assert self._replica is not None
+        details = f"{self._replica.url}: {cause!r}" if cause else self._replica.url
+        return EngineFailed(f"{self._replicas.name(self._replica)} {what.rstrip('.')}.", details)
 
 
 def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:

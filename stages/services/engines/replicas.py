@@ -144,7 +144,7 @@ class Replica:
         if base is None:
             raise UnusableServer(f"The server at {self.url} does not serve {model or 'any model'}.")
         if base.max_model_len is None:
-            raise UnusableServer(f"The server at {self.url} does not report the context length of its model.")
+            raise self._foreign("/v1/models does not report the context length of its model")
         names = [card.id for card in cards if card.root == base.root and not card.parent]
         adapters = [card.id for card in cards if card.parent in names]
         self.root = base.root or base.id
@@ -245,7 +245,15 @@ class Replica:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
-            raise UnusableServer(f"The server at {self.url} is not vLLM: {path} returned unexpected JSON.") from error
+            raise self._foreign(f"{path} returned unexpected JSON") from error
+
+    def _foreign(self, sign: str) -> UnusableServer:
+        """Return the error for a server of another make, such as Ollama or llama.cpp."""
+        return UnusableServer(
+            f"The server at {self.url} is not `vllm serve`: {sign}. A server of another make is used through its chat"
+            " completions: copy tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
+            ' (stages/ENGINES.md, "Texts").'
+        )
 
 
 @dataclass(frozen=True)
@@ -258,6 +266,10 @@ class Replicas:
     def healthy(self) -> Iterable[Replica]:
         """The servers that passed their last health check and probe."""
         return (replica for replica in self.all if replica.is_healthy)
+
+    def name(self, replica: Replica) -> str:
+        """Return the name of a server for clients, which need not know its address."""
+        return "The engine" if len(self.all) == 1 else f"Engine {self.all.index(replica) + 1} of {len(self.all)}"
 
     def choose(
         self, facts: RequestFacts, without: Collection[Replica], rather_not: Collection[Replica]

@@ -278,7 +278,7 @@ class _Reading:
                     await self.collector.ready.wait()
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
-            raise errors.EngineFailed(f"Generation failed ({reason}).")
+            raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
 
 
@@ -356,7 +356,10 @@ def _faults() -> Iterator[None]:
     except EngineDeadError as error:
         raise errors.EngineDead("The engine has died.") from error
     except EngineGenerateError as error:
-        raise errors.EngineFailed("Generation failed.") from error
+        cause = error.__cause__ or error
+        raise errors.EngineFailed(
+            f"The engine gave up on this request ({type(cause).__name__}).", str(cause)
+        ) from error
 
 
 @dataclass(frozen=True)

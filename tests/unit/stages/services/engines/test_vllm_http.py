@@ -85,7 +85,7 @@ async def test_model_name_can_be_chosen() -> None:
         ({"key": "secret-key-of-the-engine"}, "PENSTOCK_ENGINE_KEY"),
         ({"scale_out": False, "tells_ids": False}, "--enable-scale-out"),
         ({"names": ("other",)}, "does not serve tiny"),
-        ({"context_length": None}, "context length of its model"),
+        ({"context_length": None}, r"is not `vllm serve`.* context length of its model.* chat_endpoint\.py"),
     ],
 )
 async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any], words: str) -> None:
@@ -450,19 +450,34 @@ async def test_stopping_ends_running_streams() -> None:
 # Faults
 
 
+WORDS = {
+    "dies": "closed the connection",
+    "ends": "closed the connection",
+    "garbage": "sent an answer that cannot be read",
+    "mute": "sent an answer that cannot be read",
+    "error": "answered 500: It broke.",
+    "abort": "ended the generation with the reason 'abort'",
+}
+
+
 @either
-@pytest.mark.parametrize("fault", ["dies", "ends", "garbage", "mute", "error", "abort"])
+@pytest.mark.parametrize("fault", WORDS)
 @pytest.mark.parametrize("after", [1, 3])
 async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
     words = {"message": "It broke.", "type": "InternalServerError", "param": None, "code": 500}
     broken, well = FakeVllm(fault=fault, after=after, words=words), FakeVllm(status=500)
     async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
         seen: list[Any] = []
-        with pytest.raises(EngineFailed):
+        with pytest.raises(EngineFailed) as failure:
             async with engine.open(prompt_at(broken, engine)) as stream:
                 async for frame in stream:
                     seen.append(frame)  # noqa: PERF401 - the loop ends by its error
         assert token_ids(seen) == TOKENS[:after]
+        told = failure.value.message
+        assert told.startswith(f"Engine 1 of 2 {WORDS[fault]}")
+        assert broken.url not in told  # clients need not know it
+        assert broken.url in str(failure.value)
+        assert failure.value.__cause__ is None  # one line in the log says all
         assert well.prompts == []
         await wait_until(lambda: broken.running == 0)
 
