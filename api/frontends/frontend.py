@@ -75,17 +75,18 @@ class Frontend:
         loop = asyncio.get_running_loop()
         loop.add_reader(self.link, self._receive, runner, scheduler)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._do(self._leave(runner, scheduler)))
-        signs = asyncio.create_task(self._give_signs(runner))
+        signs = asyncio.create_task(self._give_signs(runner, scheduler))
         try:
             yield
         finally:
             signs.cancel()
             loop.remove_reader(self.link)
 
-    async def _give_signs(self, runner: Runner) -> None:
+    async def _give_signs(self, runner: Runner, scheduler: Scheduler) -> None:
         slot = self._slot
         while True:
             slot.seen_at, slot.received, slot.open = time.monotonic(), self._received, runner.counts.open
+            slot.running = len(scheduler.runs.running)
             await asyncio.sleep(SIGN)
 
     def _receive(self, runner: Runner, scheduler: Scheduler) -> None:

@@ -21,18 +21,20 @@ LOOK = 0.02
 
 
 class Slot(ctypes.Structure):
-    """The state of one frontend; the counts of connections are those at its last sign of life."""
+    """The state of one frontend; the counts of connections and responses are those at its last sign of life."""
 
     _fields_ = (
         ("seen_at", ctypes.c_double),
         ("received", ctypes.c_longlong),
         ("open", ctypes.c_longlong),
+        ("running", ctypes.c_longlong),
         ("places_used", ctypes.c_longlong),
         ("places_waiting", ctypes.c_longlong),
     )
     seen_at: float
     received: int
     open: int
+    running: int
     places_used: int
     places_waiting: int
 

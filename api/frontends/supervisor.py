@@ -155,7 +155,7 @@ class Supervisor:
         mark_workers()
         link, theirs = new_link()
         slot = self._board[index]
-        slot.received = slot.open = slot.places_used = slot.places_waiting = 0
+        slot.received = slot.open = slot.running = slot.places_used = slot.places_waiting = 0
         slot.seen_at = time.monotonic()
         seat = self._seats[index]
         output = DupFd(seat.output[0]), DupFd(seat.output[1])
@@ -327,7 +327,7 @@ class Supervisor:
             if not self._frontends:
                 self._ended.set()
             return
-        status, running = frontend.process.exitcode, counted(len(frontend.requests), "running request")
+        status, running = frontend.process.exitcode, counted(slot.running, "running response")
         logger.log(
             logging.ERROR if status else logging.INFO,
             "%s has ended with status %s and %s; it is started again",

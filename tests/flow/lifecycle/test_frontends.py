@@ -32,6 +32,9 @@ KILLS = 3
 SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
 
 
+ENDED = re.compile(r"has ended with status -9 and (\d+) running response")
+
+
 def frontends(server: ServerProcess) -> dict[int, int]:
     """Return the processes of the frontends by number: the latest of each that has served."""
     return {int(number): int(pid) for number, pid in SERVES.findall(server.log.read_text())}
@@ -163,7 +166,10 @@ async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, tm
             accepted = [await server.start_background(LONG) for _ in range(9)]
             streams = await begun(server, 6)
             killed = connections(server, frontends(server)[seat])
+            await asyncio.sleep(0.5)  # two signs of life, which report the responses that run
+            ended = len(ENDED.findall(server.log.read_text()))
             await end(server, seat, signal.SIGKILL)
+            assert 0 < int(ENDED.findall(server.log.read_text())[ended]) <= len(accepted) + len(streams)
             ends = [await server.wait_for_end(each) for each in accepted]
             assert {response["status"] for response in ends} <= {"completed", "failed"}
             assert any(response["status"] == "completed" for response in ends)

@@ -24,7 +24,7 @@ from tests.support.processes import PATIENCE
 from tests.support.serve_command import Command, running
 
 SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
-ENDED = re.compile(r"has ended with status -9 and (\d+) running request")
+ENDED = re.compile(r"has ended with status -9 and (\d+) running response")
 MODEL = "tiny-gpt-oss"
 
 
@@ -98,6 +98,7 @@ def test_requests_of_a_killed_frontend_are_aborted_and_it_comes_back(served: Com
         for stream in streams:
             list(islice(stream, 20))
         assert scraped(served, "vllm:num_requests_running") == 4
+        time.sleep(0.5)  # two signs of life, which report the responses that run
         before, victim = frontends(served), busiest(served)
         os.kill(before[victim], signal.SIGKILL)
         wait_for(lambda: ENDED.search(log_of(served)))
