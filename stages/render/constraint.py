@@ -22,6 +22,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, Toolset
+from penstock.stages.render.schemas import EnforceablePart, fits_some_text
 from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
 LARGEST = 500_000
@@ -39,6 +40,12 @@ _KEPT_CHECKS = 32
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """No white space except a blank after a separator: a small model that may write white space may write nothing else."""
 
+OPTIONS = "x-guidance"
+"""The key of a schema with llguidance's options."""
+
+_LENIENT = {"lenient": True}
+"""The options that mark a `lenient_schema`."""
+
 _SYNTAX = frozenset(r".^$*+?{}[]\|()&~#-")
 _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
@@ -54,14 +61,27 @@ class Unenforceable(Exception):
     """A constraint that cannot be enforced; the message gives the client the reason."""
 
 
-def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+class UnenforceableTogether(InvalidRequest):
+    """Constraints that can be enforced one by one, but not together."""
+
+
+def json_body(schema: Mapping[str, Any]) -> str:
     """Return the rule body for JSON that matches ``schema``.
 
-    If ``lenient``, llguidance ignores the keywords that it cannot enforce.  The schema itself is only checked with the
-    whole grammar; `schema_problem` then finds its mistake.  Raises `Unenforceable` for a schema that is too large.
+    The keywords that llguidance cannot enforce are ignored in a `lenient_schema`.  The schema itself is only checked
+    with the whole grammar; `schema_problem` then finds its mistake.  Raises `Unenforceable` for a schema that is too
+    large, or that no text fits.
     """
+    body = _json_body(schema)
+    if '"$ref"' in body and '"$id"' not in body and not fits_some_text(schema):
+        raise Unenforceable("no text fits it, as each of its values needs another one")
+    return body
+
+
+def _json_body(schema: Mapping[str, Any]) -> str:
+    options = _COMPACT | {"lenient": schema.get(OPTIONS) == _LENIENT}
     try:
-        body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
+        body = f"%json {json.dumps({**schema, OPTIONS: options})}"
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, or thousands of levels
         raise Unenforceable("it has a number that is too long, or is nested too deeply") from error
     _refuse_large(body)
@@ -71,6 +91,46 @@ def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     for pattern in patterns:
         _refuse_repeated(shortest(json.loads(pattern)))
     return body
+
+
+def lenient_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``schema`` without what cannot be enforced.  Raises `Unenforceable` for a schema that no text fits."""
+    try:
+        text = json.dumps(schema)
+    except (ValueError, RecursionError):
+        return {OPTIONS: _LENIENT}
+    lenient: Mapping[str, Any] = {**json.loads(_enforceable_part(text)), OPTIONS: _LENIENT}
+    if _is_unsatisfiable(problem := _lenient_problem(lenient)):
+        raise Unenforceable(problem)
+    json_body(lenient)
+    return lenient
+
+
+def arguments_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `lenient_schema` of a function's arguments, which are an object."""
+    return lenient_schema({"type": "object", **parameters})
+
+
+@lru_cache(_KEPT_CHECKS)
+def _enforceable_part(text: str) -> str:
+    """Return the enforceable part of the schema in ``text``, as JSON."""
+
+    def is_fine(part: Mapping[str, Any]) -> bool:
+        problem = _lenient_problem({**part, OPTIONS: _LENIENT})
+        return not problem or _is_unsatisfiable(problem)
+
+    return json.dumps(EnforceablePart(is_fine).of(json.loads(text)))
+
+
+def _lenient_problem(schema: Mapping[str, Any]) -> str:
+    try:
+        return _schema_problem(_json_body(schema))
+    except Unenforceable as error:
+        return str(error)
+
+
+def _is_unsatisfiable(problem: str) -> bool:
+    return "Unsatisfiable schema" in problem
 
 
 def regex_body(pattern: str) -> str:
@@ -188,7 +248,7 @@ def check(grammar: str, constraint: Constraint | None, inputs: Iterable[tuple[To
     for tool, body in inputs:
         if reason := _schema_problem(body):
             raise bad_tool(tool, reason)
-    raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
+    raise UnenforceableTogether(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
 
 
 def _schema_problem(body: str) -> str:
@@ -224,7 +284,7 @@ def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Con
         return Constraint(ANY_OBJECT, "text.format")
     if kind == "json_schema":
         schema, strict = text_format.get("schema") or {}, text_format.get("strict") is True
-        return _answer("text.format.schema", lambda: json_body(schema, lenient=not strict))
+        return _answer("text.format.schema", lambda: json_body(schema if strict else lenient_schema(schema)))
     key = next((name for name in _STRUCTURED if name in structured), None)
     return None if key is None else _answer(f"structured_outputs.{key}", lambda: _STRUCTURED[key](structured[key]))
 

@@ -12,8 +12,9 @@ is not enforced.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
@@ -50,13 +51,18 @@ def grammar(
     tag = structured.get(STRUCTURAL_TAG)
     if not answer and tag is None and not constraint.is_bound(tools):
         return None, "native"
-    turn = _Turn(chat, tools, answer)
-    branches, syntax = turn.branches(functions) if tag is None else (turn.tagged(tag), "native")
-    if not branches:
-        return None, syntax
-    text = turn.grammar(_opening(turn.rules, chat, prompt_ids) if not continues else [], branches)
-    turn.check(text)
-    return text, syntax
+    opening = partial(_opening, chat=chat, prompt_ids=prompt_ids) if not continues else _no_opening
+    is_forced = tools.choice == "required"
+    try:
+        return _Turn(chat, tools, answer, is_forced=is_forced).made(opening, functions, tag)
+    except constraint.UnenforceableTogether:
+        if not is_forced:
+            raise
+        return _Turn(chat, tools, answer, is_forced=False).made(opening, functions, tag)
+
+
+def _no_opening(rules: Rules) -> list[Part]:
+    return []
 
 
 def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
@@ -91,14 +97,29 @@ class _Callable:
 
 
 class _Turn:
-    def __init__(self, chat: ChatModel, tools: Toolset, answer: Constraint | None) -> None:
+    """A turn; if a call ``is_forced``, the schemas of all functions hold, else only those of strict ones."""
+
+    def __init__(self, chat: ChatModel, tools: Toolset, answer: Constraint | None, *, is_forced: bool) -> None:
         self.rules = Rules(chat.vocabulary)
         self._chat = chat
         self._tools = tools
         self._answer = answer
         self._tags = Tags(self.rules, MOST_CALLS)
         names = ToolNames(tools)
-        self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
+        self._callable = [
+            _Callable(names.of(tool), tool, _schema(tool, is_forced=is_forced)) for tool in tools.callable
+        ]
+
+    def made(
+        self, opening: Callable[[Rules], list[Part]], functions: Sequence[Function], tag: str | Format | None
+    ) -> tuple[str | None, CallSyntax]:
+        """Return the grammar, or None if there is nothing to enforce, and the syntax of its calls."""
+        branches, syntax = self.branches(functions) if tag is None else (self.tagged(tag), "native")
+        if not branches:
+            return None, syntax
+        text = self.grammar(opening(self.rules), branches)
+        self.check(text)
+        return text, syntax
 
     def branches(self, functions: Sequence[Function]) -> tuple[list[list[Part]], CallSyntax]:
         """Return the alternatives after the thought, none if nothing is enforced, and the syntax of calls in them."""
@@ -110,7 +131,8 @@ class _Turn:
         except Undescribed:
             return self._undescribed(answers)
         except Unenforceable as error:
-            raise InvalidRequest(f"The tools of this request cannot be enforced: {error}.", param="tools") from error
+            message = f"The tools of this request cannot be enforced: {error}."
+            raise constraint.UnenforceableTogether(message, param="tools") from error
 
     def tagged(self, tag: str | Format) -> list[list[Part]]:
         """Return the alternatives for a client's structural tag: a single one."""
@@ -180,16 +202,18 @@ def _function(name: str, parameters: Mapping[str, Any] | None, *, strict: bool) 
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
-def _schema(tool: Tool) -> Mapping[str, Any] | None:
+def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any] | None:
     """Return the schema for the arguments of ``tool`` if they must match one, else None.
 
-    The arguments of strict functions and of tools that take one plain text do.
+    The arguments of strict functions, of forced ones, and of tools that take one plain text do.
     """
     try:
         match tool, text_argument(tool):
             case FunctionTool(strict=True, parameters=dict() as parameters), _:
                 constraint.json_body(parameters)
                 return parameters
+            case FunctionTool(parameters=dict() as parameters), _ if is_forced:
+                return constraint.arguments_schema(parameters)
             case _, str(argument):
                 text = {"type": "string", **(_pattern(tool) if isinstance(tool, CustomTool) else {})}
                 fields = {"properties": {argument: text}, "required": [argument]}

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.stages.render.chat.lark_rules import ANY_TEXT, Free, Part, Rules, Words
-from penstock.stages.render.constraint import Unenforceable, escaped, json_body, regex_body
+from penstock.stages.render.constraint import OPTIONS, Unenforceable, escaped, json_body, regex_body
+from penstock.stages.render.schemas import DEFINITIONS
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -139,7 +140,7 @@ class _Writer:
         return Free(rf"\n?(?:{pattern})\n?" if self._style.padded else pattern)
 
     def _json(self, schema: Schema) -> tuple[str, list[Part]]:
-        definitions = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
+        definitions = {key: self._schema[key] for key in (*DEFINITIONS, OPTIONS) if key in self._schema}
         body = self._rules.body(json_body({**definitions, **schema}))
         return self._style.of_json, [_GAP, body, _GAP] if self._style.padded else [body]
 

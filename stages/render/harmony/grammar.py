@@ -45,11 +45,23 @@ def grammar(
     answer = constraint.answer(text_format, structured)
     if not answer and not constraint.is_bound(tools):
         return None
+    is_forced = tools.choice == "required"
+    try:
+        return _checked(tools, answer, is_forced=is_forced)
+    except constraint.UnenforceableTogether:
+        if not is_forced:
+            raise
+        return _checked(tools, answer, is_forced=False)
+
+
+def _checked(tools: Toolset, answer: constraint.Constraint | None, *, is_forced: bool) -> str:
+    """Return the grammar of a turn; if a call ``is_forced``, the schemas of all functions hold, else of strict ones."""
     final = answer.body if answer else _FREE
-    calls = {vocabulary.recipient_of(tool): _rule(tool) for tool in tools.callable}
+    inputs = [(tool, _input(tool, is_forced=is_forced)) for tool in tools.callable]
+    calls = {vocabulary.recipient_of(tool): _rule(tool, body) for tool, body in inputs}
     must_call = bool(calls) and tools.choice == "required"
     turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
-    constraint.check(turn, answer, ((tool, _input(tool)) for tool in tools.callable))
+    constraint.check(turn, answer, inputs)
     return turn
 
 
@@ -65,20 +77,21 @@ class _Rule:
     body: str
 
 
-def _rule(tool: Tool) -> _Rule:
+def _rule(tool: Tool, body: str) -> _Rule:
     """The rule for calls of ``tool``.  Built-in tools are called on the analysis channel, as in gpt-oss's training."""
-    body = _input(tool)
     if isinstance(tool, HostedTool):
         return _Rule("analysis", "code" if body == _FREE else "form", body)
     return _Rule("commentary", "json" if is_json(body) else "code", body)
 
 
-def _input(tool: Tool) -> str:
+def _input(tool: Tool, *, is_forced: bool) -> str:
     """Return the rule body for the input of ``tool``; the input of tools that this server runs follows no schema."""
     try:
         match tool:
             case FunctionTool(parameters=parameters) if tool.strict and parameters is not None:
                 return constraint.json_body(parameters)
+            case FunctionTool(parameters=dict() as parameters) if is_forced:
+                return constraint.json_body(constraint.arguments_schema(parameters))
             case CustomTool(grammar=Grammar() as rule):
                 return constraint.tool_body(rule)
             case CustomTool() | HostedTool(namespace="python", name="python"):

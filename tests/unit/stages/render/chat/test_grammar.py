@@ -19,6 +19,7 @@ from tests.support.chat_families import (
     TURN_END,
     USER_TURN,
     chat_grammar,
+    family_model,
     model_of_unknown_syntax,
 )
 from tests.support.examples import examples
@@ -141,7 +142,7 @@ def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) ->
     [
         ("count", '{"n":-20}', True),
         ("count", '{"n": 1, "m": 2}', False),
-        ("look", '{"x": [{}]}', True),
+        ("look", '{"x": [{}]}', False),
         ("look", "[]", False),
         ("date", '{"input": "2026-03"}', True),
         ("date", r'{"input": "2026-03\n\"z\""}', True),
@@ -157,6 +158,43 @@ def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) ->
 def test_arguments_match_their_schema(name: str, arguments: str, right: bool) -> None:
     text = call(name, arguments) + TURN_END
     assert (chat_grammar(choice("required")).accepted(text) == text) is right
+
+
+LOOKAHEAD = {"type": "string", "pattern": "^(?!x)[a-z]+$"}
+PARAMETERS = {"type": "object", "properties": {"n": {"type": "integer"}, "e": LOOKAHEAD}, "required": ["n", "e"]}
+XML_CALL = (
+    "<tool_call>\n<function=f>\n<parameter=n>\n{}\n</parameter>\n<parameter=e>\nX\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "right", "wrong"),
+    [
+        ("qwen3", call("f", '{"n": 1, "e": "X"}'), call("f", '{"n": "a", "e": "X"}')),
+        ("qwen3_coder", XML_CALL.format(1), XML_CALL.format("a")),
+    ],
+)
+@pytest.mark.parametrize("strict", [None, False])
+def test_forced_function_is_held_to_what_can_be_enforced(family: str, right: str, wrong: str, strict: Any) -> None:
+    chat = family_model(family)
+    forced = chat_grammar(choice("required", (FunctionTool("f", None, PARAMETERS, strict),)), chat=chat)
+    end = chat.vocabulary.decode(chat.stop_token_ids[:1])
+    assert forced.accepted(right + end) == right + end
+    assert forced.accepted(wrong + end).endswith("...")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_coder"])
+def test_forced_function_whose_schema_cannot_be_enforced_takes_any_object(family: str) -> None:
+    odd = FunctionTool("odd", None, {"anyOf": [{"properties": {"a": {}}}, {"required": ["a"]}], "type": 5})
+    assert chat_grammar(choice("required", (odd, STRICT)), chat=family_model(family)).rules
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_forced_function_that_no_text_fits_is_refused(strict: bool) -> None:
+    endless = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
+    with pytest.raises(InvalidRequest, match="no text fits it"):
+        chat_grammar(choice("required", (FunctionTool("f", None, endless, strict),)))
 
 
 def test_number_of_calls_is_bounded() -> None:

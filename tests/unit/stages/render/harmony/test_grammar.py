@@ -57,8 +57,8 @@ RIGHT = {
     "a call in the older form": (MUST_CALL, recipient_first_markup("functions.count", '{"n":1}') + "<|call|>"),
     "a call after thinking and speaking": (MUST_CALL, THOUGHT + PREAMBLE + THOUGHT + COUNTED + "<|call|>"),
     "a call of a namespace": (MUST_CALL, call_markup("far.count", '{"n":1}') + "<|call|>"),
-    "any object for a function that is not strict": (
-        MUST_CALL,
+    "any object for a function that is neither strict nor forced": (
+        MAY_CALL,
         call_markup("functions.look", '{"x":[{}]}') + "<|call|>",
     ),
     "a text by its regular expression": (MUST_CALL, call_markup("functions.date", "2026-03", "code") + "<|call|>"),
@@ -66,7 +66,7 @@ RIGHT = {
     "any text": (MUST_CALL, call_markup("functions.note", "any <text>\n", "code") + "<|call|>"),
     "several calls": (
         MUST_CALL,
-        COUNTED + NEXT + recipient_first_markup("functions.look", "{}") + NEXT + COUNTED + "<|call|>",
+        COUNTED + NEXT + recipient_first_markup("functions.look", '{"n":2}') + NEXT + COUNTED + "<|call|>",
     ),
     "several calls with thoughts between": (MUST_CALL, COUNTED + NEXT + THOUGHT + COUNTED + "<|call|>"),
     "a call that was free": (MAY_CALL, THOUGHT + COUNTED + "<|call|>"),
@@ -95,6 +95,11 @@ WRONG = {
     ),
     "no call where one must be": (MUST_CALL, final_markup("x"), "<|channel|>"),
     "no call after thinking": (MUST_CALL, THOUGHT + final_markup("x"), THOUGHT + "<|channel|>"),
+    "a forced call that breaks a schema which is not strict": (
+        MUST_CALL,
+        call_markup("functions.look", '{"x":[{}]}'),
+        call_markup("functions.look", '{"'),
+    ),
     "a call that is an answer": (MUST_CALL, COUNTED + "<|return|>", COUNTED),
     "a text that breaks its grammar": (
         MUST_CALL,
@@ -119,7 +124,7 @@ def test_only_existing_tools_can_be_called(name: str) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_disallowed_tools_cannot_be_called(choice: Any) -> None:
     rules = grammar_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
-    assert accepted_markup(rules, call_markup("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
+    assert accepted_markup(rules, call_markup("functions.look", '{"n":1}') + "<|call|>").endswith("<|call|>")
     assert "note" not in accepted_markup(rules, call_markup("functions.note", "x", "code"))
     assert "far" not in accepted_markup(rules, call_markup("far.count", '{"n":1}'))
     assert accepted_markup(rules, final_markup("x")).endswith("<|return|>") is (choice == "auto")
@@ -222,7 +227,7 @@ BODIES = {
     "JSON": (ONLY_JSON, '<|channel|>final<|message|>{"', set()),
     "a string": (grammar_for(schema={"type": "string", "pattern": "^[^a]*$"}), '<|channel|>final<|message|>"b', set()),
     "a key": (grammar_for(schema={"type": "object"}), '<|channel|>final<|message|>{"', set()),
-    "arguments": (MUST_CALL, call_markup("functions.look", '{"a": "'), set()),
+    "arguments": (MAY_CALL, call_markup("functions.look", '{"a": "'), set()),
     "a regular expression": (
         grammar_for(required(CustomTool("any", None, Grammar("regex", "[^a]+")))),
         call_markup("functions.any", "b", "code"),
@@ -424,6 +429,77 @@ def test_lenient_schema_is_enforced_where_possible(kind: str) -> None:
     schema = {"type": "object", "properties": {"a": BAD_SCHEMAS[kind][0]}, "required": ["a"]}
     rules = grammar_for(schema=schema, strict=None)
     assert accepted_markup(rules, final_markup("[]")) == "<|channel|>final<|message|>..."
+
+
+ANSWERED = "<|channel|>final<|message|>"
+LOOKAHEAD = {"type": "string", "pattern": "^(?!\\\\.)[a-z]+$"}
+
+
+@pytest.mark.parametrize("schema", [bad for bad, reason in BAD_SCHEMAS.values() if "nsatisfiable" not in reason])
+def test_lenient_schema_is_never_refused(schema: Any) -> None:
+    assert accepted_markup(grammar_for(schema=schema, strict=False), final_markup("x")).startswith(ANSWERED)
+    called = call_markup("functions.look", '{"n":1}') + "<|call|>"
+    assert accepted_markup(grammar_for(required(FunctionTool("bad", None, schema), LOOSE)), called) == called
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_lenient_schema_loses_only_what_cannot_be_enforced(strict: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "e": LOOKAHEAD, "l": {"type": "array", "items": LOOKAHEAD}},
+        "required": ["n", "e"],
+        "additionalProperties": False,
+    }
+    right, wrong = '{"n": 1, "e": "A", "l": ["B"]}', '{"n": 1, "e": 5'
+    answer = grammar_for(schema=schema, strict=strict)
+    assert accepted_markup(answer, final_markup(right)) == final_markup(right)
+    assert accepted_markup(answer, final_markup(wrong)).rstrip(". ").endswith('"e":')
+    forced = grammar_for(required(FunctionTool("f", None, schema, strict)))
+    called = call_markup("functions.f", right) + "<|call|>"
+    assert accepted_markup(forced, called) == called
+    assert accepted_markup(forced, call_markup("functions.f", wrong)).rstrip(". ").endswith('"e":')
+
+
+NO_TEXT: dict[str, Any] = {
+    "itself": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"},
+    "each other": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "a list without end": {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+    "an object without end": {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]},
+    "no value": {"enum": []},
+    "no number": {"type": "integer", "minimum": 5, "maximum": 3},
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("schema", NO_TEXT.values(), ids=NO_TEXT)
+def test_schema_that_no_text_fits_is_refused(schema: Any, strict: bool) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        grammar_for(schema=schema, strict=strict)
+    assert refused.value.param == "text.format.schema"
+    with pytest.raises(InvalidRequest) as refused:
+        grammar_for(
+            required(
+                FunctionTool(
+                    "bad",
+                    None,
+                    {
+                        "type": "object",
+                        "properties": {"a": schema},
+                        "required": ["a"],
+                        **({"$defs": schema["$defs"]} if "$defs" in schema else {}),
+                    },
+                    strict,
+                )
+            )
+        )
+    assert refused.value.param == "tools"
+
+
+def test_forced_functions_may_be_too_many_for_their_schemas() -> None:
+    big = {"type": "object", "properties": {"a": {"enum": ["x" * 99_000]}}, "required": ["a"]}
+    tools = required(*(FunctionTool(f"f{at}", None, big | {"title": str(at)}) for at in range(6)))
+    called = call_markup("functions.f5", "{}") + "<|call|>"
+    assert accepted_markup(grammar_for(tools), called) == called
 
 
 BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
