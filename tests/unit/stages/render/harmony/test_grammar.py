@@ -435,8 +435,9 @@ ANSWERED = "<|channel|>final<|message|>"
 LOOKAHEAD = {"type": "string", "pattern": "^(?!\\\\.)[a-z]+$"}
 
 
-@pytest.mark.parametrize("schema", [bad for bad, reason in BAD_SCHEMAS.values() if "nsatisfiable" not in reason])
-def test_lenient_schema_is_never_refused(schema: Any) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in BAD_SCHEMAS if kind != "nothing matches"])
+def test_lenient_schema_is_never_refused(kind: str) -> None:
+    schema, _ = BAD_SCHEMAS[kind]
     assert accepted_markup(grammar_for(schema=schema, strict=False), final_markup("x")).startswith(ANSWERED)
     called = call_markup("functions.look", '{"n":1}') + "<|call|>"
     assert accepted_markup(grammar_for(required(FunctionTool("bad", None, schema), LOOSE)), called) == called
