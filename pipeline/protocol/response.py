@@ -25,13 +25,20 @@ def item_key(response_id: str, index: int) -> str:
     return f"{response_id.removeprefix('resp_')}{index:04x}"
 
 
+PerTurn: TypeAlias = tuple[int, ...] | UnsetType
+"""A number for each turn of the model, as vLLM has them; only if the request has ``enable_response_messages``.
+
+OpenAI's details have only numbers, and clients that check them refuse lists.
+"""
+
+
 class InputTokensDetails(msgspec.Struct, frozen=True):
     """Details of the input tokens; ``cached_tokens`` of them were found in the engine's prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
-    input_tokens_per_turn: tuple[int, ...] = ()
-    cached_tokens_per_turn: tuple[int, ...] = ()
+    input_tokens_per_turn: PerTurn = UNSET
+    cached_tokens_per_turn: PerTurn = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -43,15 +50,12 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
     reasoning_tokens: int
     tool_output_tokens: int = 0
-    output_tokens_per_turn: tuple[int, ...] = ()
-    tool_output_tokens_per_turn: tuple[int, ...] = ()
+    output_tokens_per_turn: PerTurn = UNSET
+    tool_output_tokens_per_turn: PerTurn = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts: every token of the prompt, and every token the engine generated, markup included.
-
-    The lists of the details have one number for each turn of the model.
-    """
+    """Token counts: every token of the prompt, and every token the engine generated, markup included."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails

@@ -110,6 +110,7 @@ class ResponseWriter:
         """Return the event that ends the response as its last turn ended.  Raises `InvariantBroken` before that."""
         rule(self._turns.are_over, "every turn ends with TurnFinished")
         self._check_closed()
+        metrics.TURNS.observe(len(self._turns.finished))
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
         match self._turns.finished[-1].reason:
             case "stop":

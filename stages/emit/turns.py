@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.pipeline.frames import GenerationStarted, RawMessages, TurnFinished
 from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
@@ -12,6 +14,7 @@ class Turns:
     def __init__(self) -> None:
         self.finished: list[TurnFinished] = []
         self._prompts: list[int] = []
+        self._are_listed = False
         self._input: RawMessages | None = None
         self._output: RawMessages = ()
 
@@ -23,6 +26,7 @@ class Turns:
     def begin(self, started: GenerationStarted) -> None:
         """Begin a turn; its prompt includes the output of earlier turns and their tools."""
         self._prompts.append(started.prompt_tokens)
+        self._are_listed |= started.facts.wants_raw_messages
         if self._input is None:
             self._input = started.raw_messages
         else:
@@ -40,17 +44,22 @@ class Turns:
         return None if self._input is None else (self._input, self._output)
 
     def usage(self) -> Usage:
-        """Return the usage, summed over all turns."""
+        """Return the usage, summed over all turns; with the numbers of each turn if the request wants raw messages."""
         prompts = tuple(self._prompts)
         cached = tuple(turn.cached_tokens for turn in self.finished)
         outputs = tuple(turn.output_tokens for turn in self.finished)
         reasoning_tokens = sum(turn.reasoning_tokens for turn in self.finished)
         from_tools = tuple(_from_tools(prompts, outputs))
+        read = InputTokensDetails(sum(cached))
+        written = OutputTokensDetails(reasoning_tokens, sum(from_tools))
+        if self._are_listed:
+            read = replace(read, input_tokens_per_turn=prompts, cached_tokens_per_turn=cached)
+            written = replace(written, output_tokens_per_turn=outputs, tool_output_tokens_per_turn=from_tools)
         return Usage(
             input_tokens=sum(prompts),
-            input_tokens_details=InputTokensDetails(sum(cached), 0, prompts, cached),
+            input_tokens_details=read,
             output_tokens=sum(outputs),
-            output_tokens_details=OutputTokensDetails(reasoning_tokens, sum(from_tools), outputs, from_tools),
+            output_tokens_details=written,
             total_tokens=sum(prompts) + sum(outputs),
         )
 

@@ -123,7 +123,11 @@ BROKEN: dict[str, list[Change]] = {
     "the total is the sum of its parts": [end(usage=usage(total=28))],
     "cached tokens are input tokens": [end(usage=usage(cached=8))],
     "reasoning tokens are output tokens": [end(usage=usage(thought=21))],
-    "each turn has a number in every list": [end(usage=usage(turns=0)), end(usage=usage(turns=2))],
+    "each turn has a number in every list": [
+        end(usage=usage(turns=0)),
+        end(usage=usage(turns=2)),
+        end(usage=usage(turns=None)),
+    ],
     "the numbers of the turns add up": [end(usage=usage(cached_in_turn=3))],
     # One item after another
     "items come after response.in_progress": [drop(1), drop(0, 1)],

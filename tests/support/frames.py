@@ -49,7 +49,8 @@ def started(
     begun: dict[str, Any] = {"status": "in_progress", "completed_at": None, "output": ()}
     if raw_messages is not None:
         begun |= {"input_messages": None, "output_messages": None}
-    of_request = facts(response(response_id, **(begun | fields)), input=INPUT)
+    wants_raw = raw_messages is not None
+    of_request = facts(response(response_id, **(begun | fields)), input=INPUT, wants_raw_messages=wants_raw)
     return frames.GenerationStarted(of_request, prompt_tokens, raw_messages)
 
 

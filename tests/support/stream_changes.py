@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.protocol.events import OutputItemDone, ResponseCreated, ResponseEvent, ResponseQueued
@@ -84,14 +85,14 @@ def queued(events: Events) -> Events:
 
 
 def usage(
-    total: int = 27, cached: int = 4, thought: int = 8, turns: int = 1, cached_in_turn: int | None = None
+    total: int = 27, cached: int = 4, thought: int = 8, turns: int | None = 1, cached_in_turn: int | None = None
 ) -> Usage:
     cached_in_turn = cached if cached_in_turn is None else cached_in_turn
     return Usage(
         7,
         InputTokensDetails(cached, 0, (7,), (cached_in_turn,)),
         20,
-        OutputTokensDetails(thought, 0, (20,), (0,) * turns),
+        OutputTokensDetails(thought, 0, (20,), UNSET if turns is None else (0,) * turns),
         total,
     )
 

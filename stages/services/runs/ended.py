@@ -30,12 +30,11 @@ def count_response(response: Response, mode: str, seconds: float, key: str = "")
 
 
 def _tokens_of(response: Response) -> Mapping[str, int]:
-    """Return the tokens of a response by type, and note its turns."""
+    """Return the tokens of a response by type."""
     usage = response.usage
     if usage is None:
         return {}
     of_input, of_output = usage.input_tokens_details, usage.output_tokens_details
-    metrics.TURNS.observe(len(of_output.output_tokens_per_turn))
     return {
         "input": usage.input_tokens,
         "cached_input": of_input.cached_tokens,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -41,8 +42,16 @@ def counts(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0
 
 def test_usage_is_summed_over_turns() -> None:
     response = ended(CALLED[:-1], (counts(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
-    assert response.usage == Usage(
-        50, InputTokensDetails(15, 0, (10, 40), (0, 15)), 12, OutputTokensDetails(3, 25, (5, 7), (0, 25)), 62
+    assert response.usage == Usage(50, InputTokensDetails(15), 12, OutputTokensDetails(3, 25), 62)
+
+
+def test_details_have_lists_only_with_raw_messages() -> None:
+    """Clients check that the details of OpenAI's usage are numbers."""
+    usage, detailed = ended(server_turns()).usage, ended(raw_turns()).usage
+    numbers: dict[str, dict[str, int]] = msgspec.to_builtins(usage)
+    assert all(type(value) is int for name in numbers if name.endswith("details") for value in numbers[name].values())
+    assert detailed == Usage(
+        14, InputTokensDetails(8, 0, (7, 7), (4, 4)), 40, OutputTokensDetails(16, 0, (20, 20), (0, 0)), 54
     )
 
 
@@ -51,20 +60,19 @@ def test_prompt_tokens_of_the_engine_take_precedence() -> None:
     response = ended((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.total_tokens) == (35, 57)
-    assert response.usage.input_tokens_details.input_tokens_per_turn == (35,)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
 def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_tools: int) -> None:
     response = ended(CALLED[:-1], (counts(5),), turn(prompt_tokens, 1))
     assert response.usage is not None
-    assert response.usage.output_tokens_details.tool_output_tokens_per_turn == (0, from_tools)
+    assert response.usage.output_tokens_details.tool_output_tokens == from_tools
 
 
 def test_listing_tools_is_no_turn() -> None:
     response = ended(server_turns())
     assert response.usage is not None
-    assert response.usage.input_tokens_details.input_tokens_per_turn == (7, 50)
+    assert response.usage.input_tokens == 7 + 50
 
 
 def test_completion_time_covers_all_turns() -> None:
