@@ -229,16 +229,17 @@ PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
 IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
     echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
-# Codex's prompts need more room than those of others.
+# Codex sends tools that no server of ours runs, and its prompts need more room than those of others.
+FOR_CODEX := --max-model-len 16384 --leave-out-tool tool_search
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)/.installed ## Real clients, Codex among them, against the real server; OPTIONS go to the server, ARGS to pytest
 	@$(AGAINST) tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
 	    $$(test ! -e $(CODEX)/.installed || echo tests/live/codex) \
-	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384 $(OPTIONS)" $(ARGS)
+	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_CODEX) $(OPTIONS)" $(ARGS)
 	@$(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT)
 
 test-codex: $(TINY).built $(CLIENTS)/.installed $(CODEX)/.installed ## Codex alone, against the real server; ARGS go to pytest
 	@test ! -e $(CODEX)/.installed || \
-	    $(AGAINST) tests/live/codex --serve "$(GREEDY) $(TINY) $(ASKED_FOR) --max-model-len 16384" $(ARGS)
+	    $(AGAINST) tests/live/codex --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_CODEX)" $(ARGS)
 	@$(CODEX_LEFT_OUT)
 
 clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against two frontends of a tiny Qwen, which has a chat template

@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.normalize.normalize import CacheSharing
-from penstock.stages.normalize.tool_types import named
+from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
@@ -101,6 +101,7 @@ def assembled(
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
+    tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = declared = sealing(pipeline, sealer)
     if settings.engine_factory:

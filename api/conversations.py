@@ -35,6 +35,7 @@ from penstock.pipeline.protocol.params.conversation import AddItems, CreateConve
 from penstock.pipeline.protocol.params.items import InputItem, ItemReference
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
+from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.normalize.input_items import InputReader, id_prefix, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
@@ -161,7 +162,7 @@ class Conversations:
         stored = await self.store.items(ids, owner) if ids else {}
         linked = [ItemReference(id=item.id) if item.id in stored else item for item in input_items]
         # images are read too, because any model may continue the conversation
-        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(), sees_images=True)
+        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(frozenset(HOSTED)), sees_images=True)
         items = await asyncio.to_thread(reader.read, linked, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None

@@ -25,7 +25,7 @@ from penstock.api.sources import FILE, PREFIX, flags, keys, read_file, unknown_o
 from penstock.pipeline.recordings.format import FILES
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.models.chat.load import ChatOptions
-from penstock.stages.normalize.tool_types import named
+from penstock.stages.normalize.tool_types import LEAVABLE, leavable, named
 from penstock.stages.services.engines.vllm import option_names
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
@@ -352,6 +352,13 @@ class Settings(BaseSettings):
         "by default all; repeatable",
         examples=["web_search"],
     )
+    leave_out_tool: Texts = Field(
+        [],
+        title="TOOL",
+        description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)}; otherwise a request "
+        "with a tool that the server does not run is a 400; repeatable",
+        examples=["web_search"],
+    )
     web_search: str | None = Field(
         None,
         title="ENGINE",
@@ -457,6 +464,12 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+/?", origin, re.IGNORECASE):
                 raise ValueError(f"{origin!r} is not an origin: it needs a scheme, a host, and a port if it has one")
         return origins
+
+    @field_validator("leave_out_tool")
+    @classmethod
+    def _leavable(cls, tools: list[str]) -> list[str]:
+        leavable(tools)
+        return tools
 
     @field_validator("allow_tool")
     @classmethod

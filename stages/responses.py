@@ -59,7 +59,14 @@ def responses_pipeline(
     """
     limits = replace(limits, context_length=engine.context_length)
     normalize = Normalize(
-        runs.store, engine.models, toolbox.kinds, toolbox.labels, model.traits, caches, toolbox.access
+        runs.store,
+        engine.models,
+        toolbox.kinds,
+        toolbox.labels,
+        model.traits,
+        caches,
+        toolbox.access,
+        toolbox.left_out,
     )
     if isinstance(engine, TextBackend):
         turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)

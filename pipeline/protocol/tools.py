@@ -110,6 +110,15 @@ class ToolFilter(msgspec.Struct, frozen=True):
     read_only: bool | None = None
 
 
+class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The options of a web search."""
+
+    domains: tuple[str, ...] = ()
+    """The only hosts, with their subdomains, whose pages may be found and opened; empty if all may."""
+    context_size: Literal["low", "medium", "high"] = "medium"
+    """The size of the part of a page that the model reads at once."""
+
+
 class McpServer(msgspec.Struct, frozen=True):
     """An MCP server that a request names.
 

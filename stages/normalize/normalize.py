@@ -44,7 +44,7 @@ from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
-from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.normalize.toolset import NO_OPTIONS, ToolsetBuilder
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
@@ -66,12 +66,6 @@ INCLUDABLE = frozenset(
         LOGPROBS,
     }
 )
-
-_REFUSED = (
-    *("prompt", "moderation", "access_programs", "image"),
-    *("media_io_kwargs", "mm_processor_kwargs", "kv_transfer_params", "ec_transfer_params", "repetition_detection"),
-)
-"""The parameters that this server refuses with any value."""
 
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that name the history that a request continues; a request may have one of them."""
@@ -132,6 +126,8 @@ class Normalize:
     traits: ModelTraits = ModelTraits()
     caches: CacheSharing = CacheSharing()
     access: ToolAccess = FULL_ACCESS
+    left_out: frozenset[str] = frozenset()
+    """The types of tools that are left out of requests (see `LEAVABLE`)."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
@@ -173,6 +169,7 @@ class Normalize:
             include=tuple(request.include or ()),
             template=_template(request),
             hosted=tuple(offered.settings.values()),
+            web=offered.web or NO_OPTIONS,
             compacting=_compacting(request),
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
@@ -197,7 +194,7 @@ class Normalize:
         history = thoughts.stored(past.items, past.tokens)
         may_use = self.access.of(request.envelope.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
-        builder = ToolsetBuilder(self.hosted & may_use, self.labels - (HOSTED.keys() - may_use))
+        builder = ToolsetBuilder(self.hosted & may_use, self.labels - (HOSTED.keys() - may_use), self.left_out)
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
@@ -324,12 +321,10 @@ def refuse_unsupported(request: CreateResponse) -> None:
     Raises `InvalidRequest` for an unknown ``include``, and for parameters that exclude each other.
     """
     unsupported = {
-        **{name: getattr(request, name) is not None for name in _REFUSED},
         "ignore_eos": request.ignore_eos,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "skip_special_tokens": request.skip_special_tokens is False,
         "spaces_between_special_tokens": request.spaces_between_special_tokens is False,
-        "prompt_cache_options.prewarm": request.prompt_cache_options and request.prompt_cache_options.prewarm,
         "reasoning.mode": request.reasoning and request.reasoning.mode not in (None, "standard"),
     }
     for param, is_set in unsupported.items():
@@ -402,7 +397,6 @@ def _response(
     created_at: int,
     model: str,
 ) -> Response:
-    tier = request.service_tier
     messages = None if request.enable_response_messages else UNSET
     return Response(
         id=response_id,
@@ -427,7 +421,7 @@ def _response(
         store=request.store is not False,
         background=request.background is True,
         conversation=UNSET if request.conversation_id is None else ConversationReference(request.conversation_id),
-        service_tier="default" if tier in (None, "auto") else tier,
+        service_tier="default",  # the tier that was used: there is no other
         metadata=request.metadata or {},
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,

@@ -40,8 +40,19 @@ _OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
 _BUILT_IN: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": "browser", "shell": "container"}
 """The built-in tools by their types in a request, without a version."""
 
-_ONLY_OPENAI = frozenset({"file_search", "image_generation", "tool_search", "programmatic_tool_calling"})
-"""Tools that only OpenAI runs; all versions of ``computer`` belong here too."""
+LEAVABLE = (
+    *("code_interpreter", "computer", "file_search", "image_generation", "programmatic_tool_calling", "shell"),
+    *("tool_search", "web_search"),
+)
+"""The tools that an operator can have left out of requests: those that a server runs, without their versions."""
+
+
+def leavable(names: Iterable[str]) -> frozenset[str]:
+    """Return these names of tools; raises `ValueError` for one that is not in `LEAVABLE`."""
+    for name in names:
+        if name not in LEAVABLE:
+            raise ValueError(f"{name!r} is not one of {', '.join(LEAVABLE)}")
+    return frozenset(names)
 
 
 def built_in(tool: params.ToolParam) -> HostedKind | None:
@@ -51,24 +62,13 @@ def built_in(tool: params.ToolParam) -> HostedKind | None:
             return LABELS.get(tool.server_label)
         case params.ShellToolParam(runs_here=False):
             return None
-        case params.OtherToolParam() if tool.sent.get("external_web_access") is False:
-            return None  # OpenAI would search its page cache; this server has only the live web
         case _:
-            return _BUILT_IN.get(_unversioned(tool.type))
-
-
-def is_optional(tool_type: str) -> bool:
-    """Return True if tools of this type are ignored, not refused, on a server that cannot run them.
-
-    Clients send them by default, without needing them.
-    """
-    is_known = tool_type in _ONLY_OPENAI or tool_type.startswith("computer")
-    return is_known or _unversioned(tool_type) in ("web_search", "code_interpreter")
+            return _BUILT_IN.get(unversioned(tool.type))
 
 
 def kinds_of(choice_type: str) -> tuple[str, ...]:
     """Return the kinds of tools that a choice of this type may mean: a built-in tool, or a tool of the client."""
-    hosted = _BUILT_IN.get(_unversioned(choice_type))
+    hosted = _BUILT_IN.get(unversioned(choice_type))
     return (choice_type,) if hosted is None else (hosted, choice_type)
 
 
@@ -81,8 +81,11 @@ def choice_without_secrets(choice: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in choice.items() if key in ("type", "server_label", "name")}
 
 
-def _unversioned(tool_type: str) -> str:
-    return "web_search" if tool_type.startswith("web_search") else tool_type
+def unversioned(tool_type: str) -> str:
+    """Return the name of a tool in all its versions."""
+    if params.is_web_search(tool_type):
+        return "web_search"
+    return "computer" if tool_type.startswith("computer") else tool_type
 
 
 # Tools that the client runs: the model sees them as functions, and is held to their form

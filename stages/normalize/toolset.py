@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import tools as wire
@@ -18,15 +18,17 @@ from penstock.pipeline.protocol.items import AdditionalTools, Item, of_type
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
+from penstock.pipeline.protocol.tools import HostedKind, McpServer, Tool, ToolKey, WebSearchOptions, tool_key
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.mcp_server import refuse_own_server, server_of, settings_of
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, built_in, is_optional, kinds_of
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE, built_in, kinds_of, unversioned
 
 logger = logging.getLogger(__name__)
 
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
 """Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
+
+NO_OPTIONS = WebSearchOptions()
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
@@ -43,6 +45,8 @@ class ToolsetBuilder:
 
     hosted: frozenset[str] = frozenset()
     labels: frozenset[str] | None = None
+    left_out: frozenset[str] = frozenset()
+    """The types of tools that the operator has left out of requests."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -53,8 +57,10 @@ class ToolsetBuilder:
     """The client's descriptions of namespaces."""
     echo: list[dict[str, Any]] = field(default_factory=list)
     """The tools as the response repeats them."""
+    web: WebSearchOptions | None = None
+    """The options of the web search, or None if there is no web search."""
     ignored: dict[str, None] = field(default_factory=dict)
-    """The types of hosted tools in the request that this server cannot run."""
+    """The types of tools in the request that were left out."""
     _owners: dict[str, str] = field(default_factory=dict)
     """The owner of each namespace: ``client``, ``server`` or ``built-in``."""
 
@@ -92,7 +98,7 @@ class ToolsetBuilder:
         own = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
         for item in of_type(history, AdditionalTools):
             for tool in item.tools:
-                with suppress(InvalidRequest):
+                with suppress(InvalidRequest, ValidationError):
                     self.add_from_item(_tool_param.validate_python(tool), "previous_response_id")
         self.tools |= own[0]
         self.servers |= own[1]
@@ -105,14 +111,16 @@ class ToolsetBuilder:
             self.tools |= {recipient_of(tool): tool for tool in offered or ()}
 
     def _offered(self, tool: params.ToolParam, path: str) -> McpServer | tuple[Tool, ...] | None:
-        """Return the server or tools that the tool at ``path`` adds, or None if it is ignored here.
+        """Return the server or tools that the tool at ``path`` adds, or None if it is left out.
 
-        Raises `UnsupportedParameter` for a tool that this server cannot run and the client relies on.
+        Raises `UnsupportedParameter` for a tool that this server cannot run.
         """
+        if self._is_left_out(tool):
+            self.ignored[tool.type] = None
+            return None
         if (kind := built_in(tool)) in self.hosted:
             self._claim(kind, "built-in", f"{path}.type")
-            if isinstance(tool, params.McpToolParam):
-                self.settings[kind] = settings_of(tool, kind)
+            self._set_up(tool, kind, path)
             return wire.HOSTED[kind]
         match tool:
             case params.FunctionToolParam() | params.CustomToolParam():
@@ -123,20 +131,30 @@ class ToolsetBuilder:
                 mcp_server = server_of(tool, path, self.labels)
                 self._claim(tool.server_label, "server", f"{path}.server_label")
                 return mcp_server
+            case _ if tool.type in CLIENT_TOOLS and not _is_sandboxed(tool):
+                return (CLIENT_TOOLS[tool.type],)
             case _:
-                return self._of_type(tool, path)
+                raise _missing(tool.type, path)
 
-    def _of_type(
-        self, tool: params.ShellToolParam | params.CodeInterpreterToolParam | params.OtherToolParam, path: str
-    ) -> tuple[Tool, ...] | None:
-        is_sandboxed = isinstance(tool, params.ShellToolParam) and tool.runs_here
-        if is_sandboxed or is_optional(tool.type):
-            self.ignored[tool.type] = None
-            return None
-        if (form := CLIENT_TOOLS.get(tool.type)) is not None:
-            return (form,)
-        message = f"This server does not support tools of type {shortened(tool.type)!r}."
-        raise UnsupportedParameter(message, param=f"{path}.type")
+    def _is_left_out(self, tool: params.ToolParam) -> bool:
+        if unversioned(tool.type) not in self.left_out:
+            return False
+        return not isinstance(tool, params.ShellToolParam) or tool.runs_here
+
+    def _set_up(self, tool: params.ToolParam, kind: HostedKind, path: str) -> None:
+        """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
+        options = NO_OPTIONS
+        if isinstance(tool, params.McpToolParam):
+            self.settings[kind] = settings_of(tool, kind)
+        elif isinstance(tool, params.WebSearchToolParam):
+            options = _web_options(tool, path)
+        if kind == "browser" and self.web not in (None, options):
+            raise InvalidRequest("There are two web searches with different options.", param=path)
+        if kind == "browser":
+            self.web = options
+        if kind in (self.labels or ()) and (key := _restriction(tool)):
+            message = f"The server that runs {kind} here takes no {key}."
+            raise UnsupportedParameter(message, param=f"{path}.{key}")
 
     def _namespace(self, tool: params.NamespaceToolParam, path: str) -> tuple[Tool, ...]:
         self._claim(tool.name, "client", f"{path}.name")
@@ -164,12 +182,11 @@ class ToolsetBuilder:
     def toolset(self, request: CreateResponse) -> wire.Toolset:
         """Return all tools, restricted by ``tool_choice``; raises `InvalidRequest` if the choice cannot be met."""
         if self.ignored:
-            kinds = shortened(", ".join(self.ignored))
-            logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
+            logger.info("Left out tools: %s", shortened(", ".join(self.ignored)))
         mode, allowed = self._choice(request.tool_choice or "auto")
         if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
-        if allowed == ():  # the choice names only hosted tools, which this server cannot run
+        if allowed == ():  # the choice names only tools that were left out
             mode, allowed = "none", None
         return wire.Toolset(
             tuple(self.tools.values()),
@@ -216,9 +233,9 @@ class ToolsetBuilder:
         return keys
 
     def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
-        """Return the tools of this type; empty for hosted tools that this server cannot run."""
+        """Return the tools of this type; empty for a tool that was left out."""
         keys = [key for tool_kind in kinds_of(kind) for key in groups.get((tool_kind, None), ())]
-        if not keys and not is_optional(kind) and kind not in self.ignored:
+        if not keys and kind not in self.ignored:
             raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
         return keys
 
@@ -244,6 +261,38 @@ class ToolsetBuilder:
         if tool is not None and _kind(tool) == choice.type:
             return (tool_key(tool),)
         return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
+
+
+def _is_sandboxed(tool: params.ToolParam) -> bool:
+    return isinstance(tool, params.ShellToolParam) and tool.runs_here
+
+
+def _missing(tool_type: str, path: str) -> UnsupportedParameter:
+    message = f"This server does not run tools of type {shortened(tool_type)!r}."
+    if (name := unversioned(tool_type)) in LEAVABLE:
+        message += f" Its operator can have them left out of requests: --leave-out-tool {name}."
+    return UnsupportedParameter(message, param=f"{path}.type")
+
+
+def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions:
+    if tool.external_web_access is False:  # OpenAI would search its page cache; this server has only the live web
+        message = "This server has no cache of the web to search."
+        raise UnsupportedParameter(message, param=f"{path}.external_web_access")
+    domains = tool.filters and tool.filters.allowed_domains
+    return WebSearchOptions(tuple(domains or ()), tool.search_context_size or "medium")
+
+
+def _restriction(tool: params.ToolParam) -> str | None:
+    """Return the place of what bounds a tool of the request, or None: an MCP server of the operator knows no bounds."""
+    match tool:
+        case params.WebSearchToolParam(filters=params.WebFilters(allowed_domains=[_, *_])):
+            return "filters"
+        case params.CodeInterpreterToolParam(container=params.AutoContainer(network_policy=params.NetworkPolicy())):
+            return "container.network_policy"
+        case params.ShellToolParam(environment=params.ContainerEnvironment(network_policy=params.NetworkPolicy())):
+            return "environment.network_policy"
+        case _:
+            return None
 
 
 def _echo(tool: params.ToolParam) -> dict[str, Any]:

@@ -176,6 +176,8 @@ class Toolbox:
     """The hosts of the built-in tools, by namespace."""
     mcp: McpHosts = field(default_factory=NoServers)
     access: ToolAccess = FULL_ACCESS
+    left_out: frozenset[str] = frozenset()
+    """The types of tools that are left out of requests."""
 
     @property
     def kinds(self) -> frozenset[HostedKind]:

@@ -77,7 +77,7 @@ PROBES: dict[str, list[Json]] = {
     "prompt_cache_retention": ["24h"],
     "background": [True],
     "conversation": ["conv_1", {"id": "conv_1"}],
-    "background_options": [{"completion_window": "2h"}],
+    "background_options": [{"completion_window": "soonest", "continuation_id": "a"}],
     "prompt": [{"id": "pmpt_1"}],
     "context_management": [[{"type": "compaction"}]],
     "moderation": [{"model": "omni-moderation-latest"}],

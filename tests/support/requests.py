@@ -19,6 +19,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
+from penstock.stages.normalize.tool_types import LEAVABLE
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
@@ -112,6 +113,8 @@ Json: TypeAlias = Any
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
 ALL_HOSTED: frozenset[str] = frozenset({"python", "browser", "container"})
+ALL_LEFT_OUT = frozenset(LEAVABLE)
+"""All tools that an operator can leave out, as for Codex, which sends some by default."""
 
 
 async def normalize(
@@ -124,6 +127,7 @@ async def normalize(
     labels: frozenset[str] = frozenset(),
     sees: bool = False,
     access: ToolAccess = FULL_ACCESS,
+    left_out: frozenset[str] = frozenset(),
     **body: Any,
 ) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
@@ -136,6 +140,7 @@ async def normalize(
         labels=labels,
         traits=ModelTraits(sees_images=sees),
         access=access,
+        left_out=left_out,
     )
     request = await read_request(json.dumps(body).encode(), Envelope(owner))
     async with aclosing(stage(source_of([request]))) as conversations:

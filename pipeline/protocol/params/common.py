@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Self, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,6 +51,32 @@ class Echoed(Body):
             echoed._sent = value
         return echoed
 
+
+UNSUPPORTED = "unsupported_parameter"
+"""The type of the error, and OpenAI's code, for a field that this server refuses."""
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None and value is not False and value != []:
+        raise PydanticCustomError(UNSUPPORTED, "This server does not support this parameter")
+    return value
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """The reason why a field of the API is declared here although no stage reads it."""
+
+    name: Literal["refused", "unused"]
+
+
+REFUSED = _Verdict("refused")
+UNUSED = _Verdict("unused")
+
+Refused: TypeAlias = Annotated[Any, AfterValidator(_refuse), REFUSED]
+"""A field that would change or restrict the answer, and cannot: it is refused unless null, false or an empty list."""
+
+Unused: TypeAlias = Annotated[Any, UNUSED]
+"""A field that is accepted with any value: it restricts nothing and is a hint, or a fact that no prompt needs."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """The name of a tool, a namespace or a format."""

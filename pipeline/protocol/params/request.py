@@ -1,7 +1,8 @@
 """The bodies of ``POST /v1/responses``, as openai-python 3.52 writes them, with vLLM's extras, and of ``/compact``.
 
-Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
-of the value.  The ``normalize`` stage refuses parameters that are read here but not implemented.
+Each field of the API is declared, so that the declarations are the table of what becomes of it: a field with a type of
+its own is read by a stage, `Refused` is a 400, and `UNUSED` marks what restricts nothing.  Keys that the API does not
+have are ignored, because clients send some of their own, but for the names in ``foreign_names``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.history import History
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, TextOr
+from penstock.pipeline.protocol.params.common import (
+    FAIL_FAST,
+    UNSUPPORTED,
+    UNUSED,
+    Body,
+    Echoed,
+    Metadata,
+    Name,
+    Refused,
+    TextOr,
+)
 from penstock.pipeline.protocol.params.items import (
     CompactionTriggerItem,
     InputItem,
@@ -63,16 +74,25 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+def _soonest(window: str) -> str:
+    if window != "soonest":
+        raise PydanticCustomError(UNSUPPORTED, "Every response runs as soon as it can here: this should be 'soonest'")
+    return window
+
+
+_Soonest: TypeAlias = Annotated[Literal["soonest", "2h", "8h"], AfterValidator(_soonest)]
+
+
 class BackgroundOptions(Body):
-    completion_window: Literal["soonest", "2h", "8h"] | None = None
-    continuation_id: str | None = None
+    completion_window: _Soonest | None = None
+    continuation_id: Annotated[str, UNUSED] | None = None
 
 
 class PromptCacheOptions(Body):
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
-    prewarm: bool | None = None
-    comparison_response_id: str | None = None
+    mode: Annotated[Literal["implicit", "explicit"], UNUSED] | None = None
+    ttl: Annotated[Literal["30m", "12h"], UNUSED] | None = None
+    prewarm: Refused = None
+    comparison_response_id: Annotated[str, UNUSED] | None = None
 
 
 class ContextManagement(Body):
@@ -86,7 +106,7 @@ _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural
 
 
 class StructuredOutputs(Body):
-    """Exactly one constraint.  JSON is written with minimal white space; options for that are read but not used."""
+    """Exactly one constraint.  JSON is written with minimal white space, as ``disable_any_whitespace`` asks."""
 
     json_: TextOr[str, dict[str, Any]] | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -95,7 +115,7 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
     structural_tag: TextOr[str, dict[str, Any]] | None = None
     disable_any_whitespace: bool | None = None
-    whitespace_pattern: str | None = None
+    whitespace_pattern: Refused = None
     disable_additional_properties: Literal[False] | None = None
 
     @property
@@ -206,16 +226,15 @@ class CreateResponse(Body):
     background_options: BackgroundOptions | None = None
     context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
 
-    # Read here, but refused by ``normalize`` if they are set
-    prompt: Any = None
-    moderation: Any = None
-    access_programs: Any = None
-    image: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    repetition_detection: Any = None
+    prompt: Refused = None
+    moderation: Refused = None
+    access_programs: Refused = None
+    image: Refused = None
+    media_io_kwargs: Refused = None
+    mm_processor_kwargs: Refused = None
+    kv_transfer_params: Refused = None
+    ec_transfer_params: Refused = None
+    repetition_detection: Refused = None
 
     # Read here, but refused by ``normalize`` unless they have vLLM's default
     ignore_eos: bool | None = None
@@ -309,7 +328,7 @@ class CompactConversation(Body):
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: PromptCacheRetention | None = None
     service_tier: ServiceTier | None = None
-    image: Any = None
+    image: Refused = None
 
     @property
     def create_request(self) -> CreateResponse:

@@ -10,16 +10,56 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
+from yarl import URL
 
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Name, TextOr, at_most, one_of
+from penstock.pipeline.protocol.params.common import (
+    FAIL_FAST,
+    UNSUPPORTED,
+    Body,
+    Echoed,
+    Name,
+    Refused,
+    TextOr,
+    at_most,
+    one_of,
+    type_of,
+)
 
 MOST_IN_A_NAMESPACE = 500
 """The most tools in a namespace, which is validated in one piece and so must be short."""
 
 
-class FunctionToolParam(Echoed):
+def _direct(callers: list[str]) -> list[str]:
+    """Refuse callers without the model: nothing else calls tools here."""
+    if "direct" not in callers:
+        raise PydanticCustomError(UNSUPPORTED, "Tools are called directly here: this should hold 'direct'")
+    return callers
+
+
+class _ModelTool(Echoed):
+    """A tool that the model may call."""
+
+    allowed_callers: Annotated[list[Literal["direct", "programmatic"]], AfterValidator(_direct)] | None = None
+
+
+class _LoadedTool(_ModelTool):
+    """A tool that is in the prompt from the beginning: there is no search for tools."""
+
+    defer_loading: Refused = None
+
+
+class FunctionToolParam(_LoadedTool):
     type: Literal["function"]
     name: Name
     description: str | None = None
@@ -39,7 +79,7 @@ class GrammarFormat(Body):
     definition: str
 
 
-class CustomToolParam(Echoed):
+class CustomToolParam(_LoadedTool):
     type: Literal["custom"]
     name: Name
     description: str | None = None
@@ -56,50 +96,118 @@ class NamespaceToolParam(Echoed):
     ]
 
 
-class AutoContainer(Body):
-    """A sandbox that the server makes for the response."""
+class NetworkPolicy(Body):
+    """The network of a sandbox, which has none; other keys are refused, as they might hold secrets."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["disabled"]
+
+
+class _OwnSandbox(Body):
+    """A sandbox that the server makes for the response: it is empty, and its limits are those of the operator."""
+
+    file_ids: Refused = None
+    memory_limit: Refused = None
+    network_policy: NetworkPolicy | None = None
+
+
+class AutoContainer(_OwnSandbox):
     type: Literal["auto"]
 
 
-def _without_network(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
-    if not isinstance(sandbox := tool.get(place), dict):
-        return tool
-    return tool | {place: {key: value for key, value in sandbox.items() if key != "network_policy"}}
+def _lasting(container: str) -> str:
+    raise PydanticCustomError(
+        UNSUPPORTED, "Containers end with their response: use {auto}", {"auto": '{"type": "auto"}'}
+    )
 
 
-class CodeInterpreterToolParam(Echoed):
+class CodeInterpreterToolParam(_ModelTool):
     """The code interpreter, whose sandbox this server chooses, not the client."""
 
     type: Literal["code_interpreter"]
-    container: TextOr[str, AutoContainer] | None = None
-
-    @property
-    def without_secrets(self) -> dict[str, Any]:
-        """The tool without the network policy of its container."""
-        return _without_network(self.sent, "container")
+    container: TextOr[Annotated[str, AfterValidator(_lasting)], AutoContainer] | None = None
 
 
-class Environment(Body):
-    """The environment of a shell: the client's machine, or a sandbox of this server."""
+class LocalEnvironment(Body):
+    """The client's machine."""
 
-    type: Literal["local", "container_auto", "container_reference"]
+    type: Literal["local"]
+    skills: Refused = None
 
 
-class ShellToolParam(Echoed):
+class ContainerEnvironment(_OwnSandbox):
+    type: Literal["container_auto"]
+    skills: Refused = None
+
+
+class ContainerReference(Body):
+    """A sandbox of an earlier response, which has ended with it."""
+
+    type: Literal["container_reference"]
+    container_id: Refused
+
+
+class ShellToolParam(_ModelTool):
     type: Literal["shell"]
-    environment: Environment | None = None
-
-    @property
-    def without_secrets(self) -> dict[str, Any]:
-        """The tool without the network policy of its environment."""
-        return _without_network(self.sent, "environment")
+    environment: (
+        Annotated[LocalEnvironment | ContainerEnvironment | ContainerReference, Field(discriminator="type")] | None
+    ) = None
 
     @property
     def runs_here(self) -> bool:
         """True if this server's sandbox runs the commands."""
         return self.environment is not None and self.environment.type != "local"
+
+
+class ApplyPatchToolParam(_ModelTool):
+    type: Literal["apply_patch"]
+
+
+class LocalShellToolParam(Echoed):
+    type: Literal["local_shell"]
+
+
+def _host(domain: str) -> str:
+    """Return a domain as it stands in URLs: in lower case, and in ASCII."""
+    try:
+        host = URL.build(scheme="https", host=domain.removesuffix(".")).raw_host
+    except ValueError:
+        host = None
+    if not host:
+        raise PydanticCustomError("domain", "This should be a domain, such as example.org")
+    return host
+
+
+_Domain: TypeAlias = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[\w-]+(\.[\w-]+)*\.?$"), AfterValidator(_host)
+]
+
+
+class WebFilters(Body):
+    """The pages that a web search may read; a filter of another name is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    allowed_domains: Annotated[list[_Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
+
+
+def _with_text(kinds: list[str]) -> list[str]:
+    """Refuse a search for images alone."""
+    if "text" not in kinds:
+        raise PydanticCustomError(UNSUPPORTED, "Searches find text here: this should hold 'text'")
+    return kinds
+
+
+class WebSearchToolParam(Echoed):
+    """A web search, of any version."""
+
+    type: str
+    external_web_access: bool | None = None
+    filters: WebFilters | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: Refused = None
+    search_content_types: Annotated[list[Literal["text", "image"]], AfterValidator(_with_text)] | None = None
 
 
 # MCP servers
@@ -175,7 +283,7 @@ class Approval(Body):
     never: ToolFilterParam | None = None
 
 
-class McpToolParam(Echoed):
+class McpToolParam(_LoadedTool):
     """An MCP server: one with a URL, or one in the operator's configuration, by its label."""
 
     type: Literal["mcp"]
@@ -183,6 +291,7 @@ class McpToolParam(Echoed):
     server_description: str | None = None
     server_url: _Url | None = None
     connector_id: Name | None = None
+    tunnel_id: Refused = None
     headers: _Headers | None = Field(default=None, repr=False)
     authorization: _Token | None = Field(default=None, repr=False)
     allowed_tools: (
@@ -240,10 +349,24 @@ def without_path(url: str) -> str:
 
 
 class OtherToolParam(Echoed):
-    """A tool of another type; its fields are not read."""
+    """A tool of a type that no server of this kind has: it is refused, or left out if the operator says so."""
 
     type: str
 
+
+def _tool_tag(value: Any) -> str:
+    tool_type = type_of(value)
+    return "web_search" if isinstance(tool_type, str) and is_web_search(tool_type) else _known_tag(value)
+
+
+def is_web_search(tool_type: str) -> bool:
+    """Return True for all versions of the web search."""
+    return tool_type.startswith("web_search")
+
+
+_known_tag = one_of(
+    *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"), tag="other"
+)
 
 ToolParam: TypeAlias = Annotated[
     Annotated[FunctionToolParam, Tag("function")]
@@ -252,8 +375,11 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[McpToolParam, Tag("mcp")]
     | Annotated[CodeInterpreterToolParam, Tag("code_interpreter")]
     | Annotated[ShellToolParam, Tag("shell")]
+    | Annotated[ApplyPatchToolParam, Tag("apply_patch")]
+    | Annotated[LocalShellToolParam, Tag("local_shell")]
+    | Annotated[WebSearchToolParam, Tag("web_search")]
     | Annotated[OtherToolParam, Tag("other")],
-    Discriminator(one_of("function", "custom", "namespace", "mcp", "code_interpreter", "shell", tag="other")),
+    Discriminator(_tool_tag),
 ]
 
 # The choice of tools

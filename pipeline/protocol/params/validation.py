@@ -13,9 +13,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import ConfigDict, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.common import Body
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.params.common import UNSUPPORTED, Body
 from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
+from penstock.pipeline.protocol.params.foreign_names import mistaken
 from penstock.pipeline.protocol.params.items import InputItem, RawMessage
 from penstock.pipeline.protocol.params.json_body import PIECE, YieldPoint, read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
@@ -53,7 +54,7 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     may_yield = YieldPoint()
     parsed = await read_json(body, may_yield)
     await may_yield()
-    _check_name_of_input(parsed, shape)
+    _check_names(parsed, shape)
     lists = _apart(parsed, shape) if len(body) > PIECE else {}
     request = _validated(shape.model_validate, parsed | {name: [] for name in lists} if lists else parsed, ())
     read = {
@@ -63,15 +64,25 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     return request.model_copy(update=read)
 
 
-def _check_name_of_input(parsed: Any, shape: type[Body]) -> None:
-    """Raise `InvalidRequest` if a body has an ``input`` only under another name: unknown names are ignored."""
+def _check_names(parsed: Any, shape: type[Body]) -> None:
+    """Raise `InvalidRequest` for a parameter of another API, and for an ``input`` only under a misspelt name.
+
+    Other unknown names are ignored.
+    """
     known = shape.model_fields.keys()
-    if not isinstance(parsed, dict) or len(parsed) > MOST_NAMES or "input" not in known or "input" in parsed:
+    if not isinstance(parsed, dict) or "input" not in known:
         return
-    unknown = parsed.keys() - known
-    for name in (*get_close_matches("input", unknown, n=1, cutoff=0.7), *({"messages"} & unknown)):
-        message = f"There is no parameter {shortened(name)!r}: this API has 'input'."
-        raise InvalidRequest(message, param=shortened(name), code="unknown_parameter")
+    if foreign := mistaken(parsed):
+        raise _unknown(*foreign)
+    if len(parsed) <= MOST_NAMES and "input" not in parsed:
+        for name in get_close_matches("input", parsed.keys() - known, n=1, cutoff=0.7):
+            raise _unknown(name, "input")
+
+
+def _unknown(name: str, meant: str | None) -> InvalidRequest:
+    has = f"this API has {meant!r}" if meant else "this API has nothing like it"
+    message = f"There is no parameter {shortened(name)!r}: {has}."
+    return InvalidRequest(message, param=shortened(name), code="unknown_parameter")
 
 
 def _apart(parsed: Any, shape: type[Body]) -> dict[str, list[Any]]:
@@ -133,7 +144,8 @@ def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -
     elif first["type"] == "union_tag_not_found":
         message, location = "Field required", (*location, "type")
     param = _path(location)
-    return InvalidRequest(f"{message} (at {param})" if param else message, param=param, code=_code(first))
+    refused = UnsupportedParameter if first["type"] == UNSUPPORTED else InvalidRequest
+    return refused(f"{message} (at {param})" if param else message, param=param, code=_code(first))
 
 
 def _code(error: ErrorDetails) -> str:
@@ -185,6 +197,8 @@ _CODES = {
     "too_short": "empty_array",
     "too_long": "array_above_max_length",
     "too_many_keys": "object_above_max_properties",
+    "extra_forbidden": "unknown_parameter",
+    UNSUPPORTED: UNSUPPORTED,
 }
 """OpenAI's codes for wrong values, by pydantic's type of the error."""
 
@@ -195,6 +209,7 @@ _TAGS = {
     "allowed_tools": frozenset({"as_list", "as_object"}),
     "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
+    "environment": frozenset({"local", "container_auto", "container_reference"}),
 }
 """Pydantic's tags for the branches of open types, by the key before them in a location."""
 

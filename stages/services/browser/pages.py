@@ -6,7 +6,7 @@ The format is the one of gpt-oss's reference browser tool, on which the model wa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote, urlsplit
@@ -16,9 +16,10 @@ from penstock.stages.services.browser.search_engines import Hit
 from penstock.stages.services.tools import CallFailed, Listed, Source
 
 WIDTH = 80
-VIEW_TOKENS = 1_024
-_LONGEST_VIEW = 8 * VIEW_TOKENS
-"""Limit in tokens of a view whose number of lines the model chose; other views have `VIEW_TOKENS`."""
+VIEW_TOKENS: Mapping[str, int] = {"low": 512, "medium": 1_024, "high": 2_048}
+"""The most tokens of a view, by the ``search_context_size`` of the request; the model was trained with ``medium``."""
+_LONGEST_VIEW = 8
+"""The factor by which a view may be longer if the model chose the number of lines."""
 _MOST_MATCHES = 50
 _MATCH_LINES = 4
 _SNIPPET = 1_000
@@ -140,21 +141,21 @@ def wrapped(text: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def view(page: Page, cursor: int, loc: int = 0, num_lines: int = -1) -> str:
-    """Return the view of a page from line ``loc`` on, cut at a limit of tokens.
+def view(page: Page, cursor: int, loc: int = 0, num_lines: int = -1, tokens: int = VIEW_TOKENS["medium"]) -> str:
+    """Return the view of a page from line ``loc`` on, cut at ``tokens``.
 
     Raises `CallFailed` if there is no such line.
     """
     if loc >= len(page.lines):
         raise CallFailed(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {len(page.lines) - 1}.")
-    shown = list(_shown(page.lines, loc, num_lines))
+    shown = list(_shown(page.lines, loc, num_lines, tokens))
     address = page.address or page.url
     head = f"[{cursor}] {page.title}{f' ({address})' if address else ''}"
     return "\n".join((head, f"**viewing lines [{loc} - {loc + len(shown) - 1}] of {len(page.lines) - 1}**", "", *shown))
 
 
-def _shown(lines: tuple[str, ...], loc: int, num_lines: int) -> Iterable[str]:
-    budget = _LONGEST_VIEW if num_lines > 0 else VIEW_TOKENS
+def _shown(lines: tuple[str, ...], loc: int, num_lines: int, tokens: int) -> Iterable[str]:
+    budget = _LONGEST_VIEW * tokens if num_lines > 0 else tokens
     end = min(len(lines), loc + num_lines) if num_lines > 0 else len(lines)
     for at in range(loc, end):
         line = f"L{at}: {lines[at]}"

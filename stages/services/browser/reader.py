@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -60,19 +61,22 @@ class Reader:
         self._brief = asyncio.Semaphore(_BRIEF_AT_ONCE)
         self._long = asyncio.Semaphore(_LONG_AT_ONCE)
 
-    async def page(self, url: str) -> Page:
-        """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`; raises `CallFailed`."""
-        fetched = await self.fetch(url.removeprefix(SOURCE_PREFIX))
+    async def page(self, url: str, domains: Collection[str] = ()) -> Page:
+        """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`.
+
+        Raises `CallFailed`, also for a page outside of ``domains``, if there are any.
+        """
+        fetched = await self.fetch(url.removeprefix(SOURCE_PREFIX), domains)
         if url.startswith(SOURCE_PREFIX):
             return await asyncio.to_thread(_read_text, fetched, SOURCE_PREFIX)
         if not fetched.is_html:
             return await asyncio.to_thread(_read_text, fetched)
         return await self.converted(fetched)
 
-    async def fetch(self, url: str) -> Fetched:
+    async def fetch(self, url: str, domains: Collection[str] = ()) -> Fetched:
         """Fetch the page at a URL; raises `CallFailed`."""
         try:
-            return await self._fetcher.fetch(url, _read_answer)
+            return await self._fetcher.fetch(url, _read_answer, domains)
         except NotFetched as error:
             raise CallFailed(str(error)) from None
 

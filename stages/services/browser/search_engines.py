@@ -12,7 +12,7 @@ import html
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,8 +43,8 @@ class Hit:
 class SearchBackend(Protocol):
     """A search engine."""
 
-    async def search(self, query: str, topn: int) -> list[Hit]:
-        """Return the best results, at most ``topn``; raises `CallFailed`."""
+    async def search(self, query: str, topn: int, domains: Sequence[str] = ()) -> list[Hit]:
+        """Return the best results, at most ``topn``, with those of ``domains`` among them; raises `CallFailed`."""
         ...
 
     async def close(self) -> None:
@@ -66,36 +66,46 @@ class Query:
 class SearchEngine:
     """The API of one search engine.
 
-    ``ask`` builds the request from the key, the query and the number of results; ``hits`` reads the decoded response.
+    ``ask`` builds the request from the key, the query, the number of results and the domains to search, none for all.
+    ``hits`` reads the decoded response, which may have results of other domains.
     """
 
     name: str
     url: str
-    ask: Callable[[str, str, int], Query]
+    ask: Callable[[str, str, int, Sequence[str]], Query]
     hits: Callable[[Any], list[Hit]]
     needs_key: bool = True
     forbidden: str = "it refused the key"
     """Meaning of its status 403, for the error message."""
 
 
-def _ask_searxng(key: str, query: str, topn: int) -> Query:
+def _ask_searxng(key: str, query: str, topn: int, domains: Sequence[str]) -> Query:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return Query("/search", headers, {"q": query, "format": "json"})
+    return Query("/search", headers, {"q": _at_sites(query, domains), "format": "json"})
 
 
-def _ask_brave(key: str, query: str, topn: int) -> Query:
-    parameters = {"q": _short(query), "count": str(min(topn, 20)), "text_decorations": "false"}
+def _ask_brave(key: str, query: str, topn: int, domains: Sequence[str]) -> Query:
+    parameters = {"q": _at_sites(_short(query), domains), "count": str(min(topn, 20)), "text_decorations": "false"}
     return Query("/res/v1/web/search", {"X-Subscription-Token": key}, parameters)
 
 
-def _ask_tavily(key: str, query: str, topn: int) -> Query:
-    body = {"query": _short(query), "max_results": min(topn, 20), "search_depth": "basic"}
+def _ask_tavily(key: str, query: str, topn: int, domains: Sequence[str]) -> Query:
+    body: dict[str, Any] = {"query": _short(query), "max_results": min(topn, 20), "search_depth": "basic"}
+    body |= {"include_domains": list(domains)} if domains else {}
     return Query("/search", {"Authorization": f"Bearer {key}"}, body=body)
 
 
-def _ask_exa(key: str, query: str, topn: int) -> Query:
+def _ask_exa(key: str, query: str, topn: int, domains: Sequence[str]) -> Query:
     contents = {"text": {"maxCharacters": _LONGEST_TEXT}, "summary": True}
-    return Query("/search", {"x-api-key": key}, body={"query": query, "numResults": topn, "contents": contents})
+    body: dict[str, Any] = {"query": query, "numResults": topn, "contents": contents}
+    body |= {"includeDomains": list(domains)} if domains else {}
+    return Query("/search", {"x-api-key": key}, body=body)
+
+
+def _at_sites(query: str, domains: Sequence[str]) -> str:
+    """Return the query with the domains as search operators, unless that is too long."""
+    sited = f"{query} {' OR '.join(f'site:{domain}' for domain in domains)}".rstrip()
+    return sited if sited == _short(sited) else query
 
 
 def _short(query: str) -> str:
@@ -168,8 +178,8 @@ class WebSearch:
         self._key = key
         self._session: aiohttp.ClientSession | None = None
 
-    async def search(self, query: str, topn: int) -> list[Hit]:
-        engine_query = self._engine.ask(self._key, query, topn)
+    async def search(self, query: str, topn: int, domains: Sequence[str] = ()) -> list[Hit]:
+        engine_query = self._engine.ask(self._key, query, topn, domains)
         try:
             answer = await self._answer(engine_query)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

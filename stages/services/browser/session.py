@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.pipeline.frames import BrowserAction, ResolvedRequest
+from penstock.pipeline.protocol.tools import WebSearchOptions
 from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
 from penstock.stages.services.browser.html import clean
 from penstock.stages.services.browser.page_stack import PageStack, Visit
-from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
+from penstock.stages.services.browser.pages import SOURCE_PREFIX, VIEW_TOKENS, Page, matches, opened, results, view
 from penstock.stages.services.browser.reader import Reader
 from penstock.stages.services.browser.search_engines import Hit, SearchBackend
 from penstock.stages.services.tools import CallFailed, Source, ToolResult
+from penstock.stages.services.web.domains import is_within
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 RESULTS = 20
@@ -36,7 +38,7 @@ class BrowserHost:
 
     def session(self, request: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
-        return BrowserSession(self._backend, self._reader, PageStack(request))
+        return BrowserSession(self._backend, self._reader, PageStack(request), request.facts.web)
 
     async def close(self) -> None:
         await self._reader.close()
@@ -46,10 +48,12 @@ class BrowserHost:
 class BrowserSession:
     """A stack of pages, with the functions to search, open and find."""
 
-    def __init__(self, backend: SearchBackend, reader: Reader, stack: PageStack) -> None:
+    def __init__(self, backend: SearchBackend, reader: Reader, stack: PageStack, options: WebSearchOptions) -> None:
         self._backend = backend
         self._reader = reader
         self._stack = stack
+        self._domains = options.domains
+        self._tokens = VIEW_TOKENS[options.context_size]
         self._known: OrderedDict[str, Hit] = OrderedDict()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._deadlines: set[asyncio.Timeout] = set()
@@ -151,7 +155,7 @@ class BrowserSession:
 
     def _push(self, visit: Visit, page: Page, loc: int = 0, num_lines: int = -1) -> str:
         """Put a page on top of the stack and return its view.  A page that cannot be shown is not put there."""
-        shown = view(page, self._stack.latest + 1, loc, num_lines)
+        shown = view(page, self._stack.latest + 1, loc, num_lines, self._tokens)
         self._stack.push(visit)
         return shown
 
@@ -172,7 +176,7 @@ class BrowserSession:
     async def _fetched(self, url: str) -> Page:
         try:
             async with self._places:
-                return await self._reader.page(url)
+                return await self._reader.page(url, self._domains)
         except CallFailed as failure:
             if (hit := self._known.get(url)) is not None:
                 return opened(url, hit.title, clean(hit.text), ())
@@ -180,9 +184,10 @@ class BrowserSession:
 
     async def _search(self, query: str) -> Page:
         try:
-            hits = await self._backend.search(query, RESULTS)
+            found = await self._backend.search(query, RESULTS, self._domains)
         except CallFailed as failure:
             raise CallFailed(f"Error during search for `{query}`: {failure}") from None
+        hits = [hit for hit in found if is_within(hit.url, self._domains)]
         self._known.update((hit.url, hit) for hit in hits if hit.text)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)

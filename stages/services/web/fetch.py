@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from ipaddress import ip_address
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from aiohappyeyeballs import AddrInfoType
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from penstock.stages.services.web.domains import is_within
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked, check_address
 
 Read = TypeVar("Read")
@@ -69,14 +70,18 @@ class Fetcher:
         self._resolver = resolver
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
-    async def fetch(self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]]) -> Read:
+    async def fetch(
+        self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Collection[str] = ()
+    ) -> Read:
         """Fetch ``url``, following redirects, and return the result of ``read`` for the final response.
+
+        If there are ``domains``, no other host is asked, and no redirect to one is followed (see `is_within`).
 
         Raises `NotFetched`, also for statuses other than 2xx.
         """
         try:
             async with asyncio.timeout(_SECONDS):
-                return await self._followed(_checked(url), read)
+                return await self._followed(_checked(url, domains), read, domains)
         except TimeoutError:
             raise NotFetched("It took too long.") from None
         except aiohttp.ClientConnectorError as error:
@@ -89,7 +94,9 @@ class Fetcher:
         for session in sessions.values():
             await session.close()
 
-    async def _followed(self, url: URL, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]]) -> Read:
+    async def _followed(
+        self, url: URL, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Collection[str]
+    ) -> Read:
         for _ in range(_REDIRECTS + 1):
             async with self._session(url).get(url, allow_redirects=False) as answer:
                 target = answer.headers.get("Location")
@@ -97,7 +104,7 @@ class Fetcher:
                     if not 200 <= answer.status < 300:
                         raise NotFetched(f"Its server answered with status {answer.status}.")
                     return await read(answer)
-            url = _checked(str(url.join(URL(target))))
+            url = _checked(str(url.join(URL(target))), domains)
         raise NotFetched("There are too many redirects.")
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
@@ -128,7 +135,7 @@ async def read_start(content: aiohttp.StreamReader, most: int) -> bytes:
     return bytes(body[:most])
 
 
-def _checked(text: str) -> URL:
+def _checked(text: str, domains: Collection[str]) -> URL:
     if len(text) > LONGEST_URL:
         raise NotFetched("The URL is too long.")
     try:
@@ -140,6 +147,8 @@ def _checked(text: str) -> URL:
         raise NotFetched("Only http:// and https:// can be opened.")
     if url.user is not None or url.password is not None:
         raise NotFetched("A URL with a user or a password is not opened.")
+    if not is_within(str(url), domains):
+        raise NotFetched(f"Only pages of {', '.join(domains)} can be opened.")
     return url.with_fragment(None)
 
 

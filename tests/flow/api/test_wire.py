@@ -89,7 +89,7 @@ async def test_echoed_namespace_has_a_description(served: ScriptedServer) -> Non
 @pytest.mark.defect("40")
 async def test_unusual_items_of_clients_are_accepted(served: ScriptedServer) -> None:
     served.engine.script = script(CALL)
-    tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
+    tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}]
     _, first = await served.post({"input": "Hi", "tools": tools, "client_metadata": {"a": "b"}, "include": []})
     call = first["output"][-1]
     served.engine.script = script()

@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import jsonschema
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolFilter, ToolKey, tool_key
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named
+from penstock.pipeline.protocol.tools import (
+    HOSTED,
+    FunctionTool,
+    HostedKind,
+    ToolFilter,
+    ToolKey,
+    WebSearchOptions,
+    tool_key,
+)
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named, unversioned
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import WEATHER
-from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
+from tests.support.requests import (
+    ALL_HOSTED,
+    ALL_LEFT_OUT,
+    USER,
+    additional_tools,
+    allowed_tools,
+    normalize,
+    store_answer,
+)
 
 Json: TypeAlias = dict[str, Any]
 
-CODE: Json = {"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "4g"}}
+CODE: Json = {"type": "code_interpreter", "container": {"type": "auto", "network_policy": {"type": "disabled"}}}
 CONTAINER: Json = {"type": "shell", "environment": {"type": "container_auto"}}
 WEB: Json = {"type": "web_search"}
 
 SPELLINGS: list[tuple[Json, HostedKind]] = [
     (CODE, "python"),
-    ({"type": "code_interpreter", "container": "cntr_1"}, "python"),
     ({"type": "code_interpreter"}, "python"),
     *[
         ({"type": kind, "search_context_size": "low"}, "browser")
         for kind in ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
     ],
     (CONTAINER, "container"),
-    ({"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}}, "container"),
 ]
 
 
@@ -60,12 +75,16 @@ async def test_built_in_tools_are_offered_if_available(
 
 
 @pytest.mark.defect("40")
+@pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["unavailable", "available"])
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS, ids=str)
-async def test_unavailable_built_in_tools_are_left_out(
-    store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
+async def test_operator_can_leave_out_built_in_tools(
+    store: Store, tool: Json, kind: HostedKind, hosted: frozenset[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    left_out = frozenset({unversioned(tool["type"])})
+    with pytest.raises(UnsupportedParameter):
+        await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED - {kind})
     with caplog.at_level(logging.INFO):
-        resolved = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
+        resolved = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=hosted, left_out=left_out)
     assert [tool_key(one) for one in resolved.facts.tools.tools] == [(None, "get_weather")]
     assert resolved.facts.response.tools == (WEATHER,)
     (record,) = caplog.records
@@ -87,19 +106,23 @@ async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
 async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
-        resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
+        resolved = await normalize(
+            store, input="Hi", tools=tools, hosted=ALL_HOSTED, left_out=ALL_LEFT_OUT - {"code_interpreter"}
+        )
     assert resolved.facts.tools.tools == HOSTED["python"]
     (record,) = caplog.records
-    assert "image_generation, file_search, computer:" in record.getMessage()
+    assert "image_generation, file_search, computer" in record.getMessage()
 
 
-@pytest.mark.parametrize(("sent", "count"), [(False, 0), (True, 3), (None, 3)])
-async def test_search_without_web_access_is_left_out(store: Store, sent: bool | None, count: int) -> None:
+@pytest.mark.parametrize("sent", [True, None])
+async def test_search_without_web_access_is_refused(store: Store, sent: bool | None) -> None:
     """Nothing was fetched before, and no page is fetched for it."""
     tools = [{"type": "web_search", "external_web_access": sent}]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert len(resolved.facts.tools.tools) == count
-    assert len(resolved.facts.response.tools) == (1 if count else 0)
+    assert resolved.facts.tools.tools == HOSTED["browser"]
+    with pytest.raises(UnsupportedParameter) as caught:
+        await normalize(store, input="Hi", tools=[{**WEB, "external_web_access": False}], hosted=ALL_HOSTED)
+    assert caught.value.param == "tools[0].external_web_access"
 
 
 async def test_items_may_bring_built_in_tools(store: Store) -> None:
@@ -127,10 +150,11 @@ async def test_namesakes_of_built_in_tools_are_refused(store: Store, tools: list
     assert caught.value.param == param
 
 
-async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) -> None:
+async def test_namespace_may_have_the_name_of_a_tool_that_was_left_out(store: Store) -> None:
     """Only offered tools take names."""
     namespace = {"type": "namespace", "name": "browser", "tools": [WEATHER]}
-    resolved = await normalize(store, input="Hi", tools=[WEB, namespace])
+    left_out = frozenset({"web_search"})
+    resolved = await normalize(store, input="Hi", tools=[WEB, namespace], hosted=ALL_HOSTED, left_out=left_out)
     assert [tool_key(tool) for tool in resolved.facts.tools.tools] == [("browser", "get_weather")]
 
 
@@ -195,7 +219,6 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
         ({"type": "mcp", "server_label": "browser", "name": "open"}, "required", (("browser", "open"),)),
         (allowed_tools({"type": "code_interpreter"}, {"type": "web_search_preview"}), "auto", PYTHON + BROWSER),
         (allowed_tools({"type": "apply_patch"}, mode="required"), "required", ((None, "apply_patch"),)),
-        (allowed_tools({"type": "code_interpreter"}, {"type": "image_generation"}), "auto", PYTHON),
     ],
     ids=str,
 )
@@ -221,13 +244,15 @@ async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: st
 async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tools = [WEATHER, CODE, CONTAINER, {"type": "image_generation"}, {"type": "apply_patch"}]
-        await normalize(store, input="Hi", tools=tools, tool_choice=choice)
+        await normalize(store, input="Hi", tools=tools, tool_choice=choice, left_out=ALL_LEFT_OUT)
     assert caught.value.param == "tool_choice"
 
 
-async def test_choice_ignores_unavailable_tools(store: Store) -> None:
+async def test_choice_ignores_tools_that_were_left_out(store: Store) -> None:
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
-    tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).facts.tools
+    sent = [WEATHER, CODE, CONTAINER]
+    resolved = await normalize(store, input="Hi", tools=sent, tool_choice=choice, left_out=ALL_LEFT_OUT)
+    tools = resolved.facts.tools
     assert tools.allowed == ((None, "get_weather"),)
 
 
@@ -268,9 +293,12 @@ ACCESS = ToolAccess(named(["web_search", "code_interpreter"]), {"alice": named([
     ("owner", "kinds"), [("", ["python", "browser"]), ("carol", ["python", "browser"]), ("alice", ["container"])]
 )
 async def test_clients_get_the_built_in_tools_that_they_may_use(store: Store, owner: str, kinds: list[str]) -> None:
-    tools = [CODE, CONTAINER, WEB]
-    resolved = await normalize(store, input="Hi", owner=owner, tools=tools, hosted=ALL_HOSTED, access=ACCESS)
-    assert list(dict.fromkeys(tool.namespace for tool in resolved.facts.tools.tools)) == kinds
+    allowed = list[str | None]()
+    for tool in (CODE, CONTAINER, WEB):
+        with suppress(UnsupportedParameter):
+            resolved = await normalize(store, input="Hi", owner=owner, tools=[tool], hosted=ALL_HOSTED, access=ACCESS)
+            allowed.append(resolved.facts.tools.tools[0].namespace)
+    assert allowed == kinds
 
 
 @pytest.mark.parametrize("tool", [label("python"), label("code_interpreter"), label("x") | {"connector_id": "python"}])
@@ -293,3 +321,87 @@ async def test_further_function_of_an_operators_server_can_be_chosen(store: Stor
     assert resolved.facts.tools.allowed == (("container", "feed_chars"),)
     with pytest.raises(InvalidRequest, match="no such tool"):
         await normalize(store, hosted=ALL_HOSTED, **body)
+
+
+# Restrictions
+
+HOSTED_LABELS = frozenset({"python", "browser", "container"})
+AUTO: Json = {"type": "auto"}
+
+
+def shell(**environment: Any) -> Json:
+    return {"type": "shell", "environment": {"type": "container_auto"} | environment}
+
+
+RESTRICTIONS: list[tuple[Json, str]] = [
+    ({"type": "code_interpreter", "container": "cntr_1"}, "container"),
+    *[
+        ({"type": "code_interpreter", "container": AUTO | {name: value}}, f"container.{name}")
+        for name, value in (("file_ids", ["file_1"]), ("memory_limit", "1g"))
+    ],
+    (
+        {
+            "type": "code_interpreter",
+            "container": AUTO | {"network_policy": {"type": "allowlist", "allowed_domains": ["a.example"]}},
+        },
+        "container.network_policy.type",
+    ),
+    (shell(file_ids=["file_1"]), "environment.file_ids"),
+    (shell(memory_limit="64g"), "environment.memory_limit"),
+    (shell(skills=[{"type": "skill_reference", "skill_id": "s"}]), "environment.skills"),
+    (shell(type="local", skills=[{"name": "s", "description": "d", "path": "p"}]), "environment.skills"),
+    (shell(type="container_reference", container_id="cntr_1"), "environment.container_id"),
+    (WEB | {"user_location": {"type": "approximate", "country": "FR"}}, "user_location"),
+    (WEB | {"filters": {"allowed_domains": ["https://a.example"]}}, "filters.allowed_domains[0]"),
+    (WEB | {"filters": {"blocked_domains": ["a.example"]}}, "filters.blocked_domains"),
+    (WEB | {"type": "web_search_preview", "search_content_types": ["image"]}, "search_content_types"),
+    ({"type": "apply_patch", "allowed_callers": ["programmatic"]}, "allowed_callers"),
+    (WEATHER | {"allowed_callers": ["programmatic"]}, "allowed_callers"),
+    (WEATHER | {"defer_loading": True}, "defer_loading"),
+    ({"type": "custom", "name": "c", "defer_loading": True}, "defer_loading"),
+    (label("python") | {"defer_loading": True}, "defer_loading"),
+    (label("python") | {"tunnel_id": "t"}, "tunnel_id"),
+]
+
+
+@pytest.mark.parametrize(("tool", "place"), RESTRICTIONS, ids=str)
+async def test_restriction_that_nothing_obeys_is_refused(store: Store, tool: Json, place: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await normalize(store, input="Hi", tools=[WEATHER | {"name": "other"}, tool], hosted=ALL_HOSTED)
+    assert (caught.value.status, caught.value.param) == (400, f"tools[1].{place}")
+    with pytest.raises(InvalidRequest) as caught:
+        await normalize(store, input=[USER, additional_tools(tool)], hosted=ALL_HOSTED)
+    assert caught.value.param == f"input[1].tools[0].{place}"
+
+
+async def test_domains_and_context_size_reach_the_browser(store: Store) -> None:
+    sent = WEB | {"filters": {"allowed_domains": ["Example.org"]}, "search_context_size": "low"}
+    resolved = await normalize(store, input="Hi", tools=[sent, sent], hosted=ALL_HOSTED)
+    assert resolved.facts.web == WebSearchOptions(("example.org",), "low")
+    assert resolved.facts.response.tools == (sent, sent)
+    for other in (WEB, label("browser"), WEB | {"filters": {"allowed_domains": ["b.example"]}}):
+        with pytest.raises(InvalidRequest, match="different options"):
+            await normalize(store, input="Hi", tools=[sent, other], hosted=ALL_HOSTED)
+
+
+async def test_domains_of_an_item_hold_in_later_turns(store: Store) -> None:
+    sent = WEB | {"filters": {"allowed_domains": ["example.org"]}}
+    await store_answer(store, "1", input=[additional_tools(sent), USER], hosted=ALL_HOSTED)
+    resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=ALL_HOSTED)
+    assert resolved.facts.web.domains == ("example.org",)
+
+
+@pytest.mark.parametrize(
+    ("tool", "place"),
+    [
+        (WEB | {"filters": {"allowed_domains": ["a.example"]}}, "filters"),
+        (CODE, "container.network_policy"),
+        (shell(network_policy={"type": "disabled"}), "environment.network_policy"),
+    ],
+    ids=str,
+)
+async def test_operators_server_cannot_be_restricted(store: Store, tool: Json, place: str) -> None:
+    """It would not be told."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED, labels=HOSTED_LABELS)
+    assert caught.value.param == f"tools[0].{place}"

@@ -11,7 +11,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
-from tests.support.requests import normalize, output_of
+from tests.support.requests import ALL_HOSTED, ALL_LEFT_OUT, normalize, output_of
 
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "x": 1}], "y": 2}
 
@@ -79,7 +79,7 @@ OUTPUTS = (wire.OutputText("a"), wire.Refusal("No. "))
     ],
 )
 async def test_items_are_read_in_every_form(store: Store, sent: dict[str, Any], item: wire.Item) -> None:
-    assert (await normalize(store, input=[sent, *output_of(sent)])).facts.input[0] == item
+    assert (await normalize(store, input=[sent, *output_of(sent)], hosted=ALL_HOSTED)).facts.input[0] == item
 
 
 @pytest.mark.defect("V15")
@@ -164,7 +164,7 @@ def sdk_types(item: type) -> Iterator[str]:
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
 async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
     body = {**CLIENTS[client], "tool_choice": "auto"}
-    kinds = [type(item) for item in (await normalize(store, **body)).facts.input]
+    kinds = [type(item) for item in (await normalize(store, **body, left_out=ALL_LEFT_OUT)).facts.input]
     assert kinds == [wire.Message, wire.Reasoning, wire.FunctionCall, wire.FunctionCallOutput]
 
 
@@ -172,7 +172,7 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
 async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
     sent = CLIENTS[client]["input"]
-    items = (await normalize(store, **CLIENTS[client])).facts.input
+    items = (await normalize(store, **CLIENTS[client], left_out=ALL_LEFT_OUT)).facts.input
     assert len(items) == (1 if isinstance(sent, str) else len(sent))
 
 

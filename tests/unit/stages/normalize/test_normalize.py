@@ -110,8 +110,7 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
         ({"truncation": "auto"}, {"truncation": "auto"}),
         ({"top_logprobs": 3}, {"top_logprobs": 3}),
         ({"presence_penalty": 1, "frequency_penalty": -1}, {"presence_penalty": 1.0, "frequency_penalty": -1.0}),
-        ({"service_tier": "flex"}, {"service_tier": "flex"}),
-        ({"service_tier": "auto"}, {}),
+        *[({"service_tier": tier}, {}) for tier in ("auto", "flex", "priority", "fast")],
         ({"user": "u1"}, {"user": "u1"}),
         ({"store": False}, {"store": False}),
         ({"metadata": {"order": "17"}}, {"metadata": {"order": "17"}}),
@@ -119,7 +118,7 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
         ({"prompt_cache_key": "k1"}, {"prompt_cache_key": "k1"}),
         ({"tools": [WEATHER]}, {"tools": (WEATHER,)}),
         (
-            {"tools": [{"type": "function", "name": "f", "defer_loading": True}]},
+            {"tools": [{"type": "function", "name": "f", "defer_loading": False}]},
             {"tools": ({"type": "function", "name": "f", "description": None, "parameters": None, "strict": None},)},
         ),
         (

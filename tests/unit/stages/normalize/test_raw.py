@@ -13,7 +13,7 @@ from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS, WEATHER
-from tests.support.requests import ALL_HOSTED, normalize, normalize_cost
+from tests.support.requests import ALL_HOSTED, ALL_LEFT_OUT, normalize, normalize_cost
 
 Json: TypeAlias = dict[str, Any]
 
@@ -163,8 +163,8 @@ BUILT_IN_CALLS = {
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED])
-async def test_calls_of_built_in_tools_round_trip(store: Store, hosted: frozenset[str], parallel: bool) -> None:
+@pytest.mark.parametrize("left_out", [frozenset(), ALL_LEFT_OUT])
+async def test_calls_of_built_in_tools_round_trip(store: Store, left_out: frozenset[str], parallel: bool) -> None:
     user = {"role": "user", "name": None, "content": text("Hi")}
     calls = [built_in(recipient, arguments) for recipient, (arguments, _) in BUILT_IN_CALLS.items()]
     results = [result(recipient, content) for recipient, (_, content) in BUILT_IN_CALLS.items()]
@@ -172,7 +172,8 @@ async def test_calls_of_built_in_tools_round_trip(store: Store, hosted: frozense
     tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "web_search"}]
     resolved = await normalize(
         store,
-        hosted=hosted,
+        hosted=ALL_HOSTED,
+        left_out=left_out,
         tools=tools,
         enable_response_messages=True,
         previous_input_messages=[user, *([*calls, *results] if parallel else paired)],
@@ -202,7 +203,7 @@ async def test_function_of_the_operators_browser_round_trips(store: Store) -> No
     prompt = RenderHarmony(load_encoding())._prompt(resolved)
     assert prompt.raw_messages is not None
     assert list(prompt.raw_messages[1:]) == messages
-    assert isinstance((await normalize(store, **sent)).facts.input[1], wire.CustomToolCall)
+    assert isinstance((await normalize(store, **sent, left_out=ALL_LEFT_OUT)).facts.input[1], wire.CustomToolCall)
 
 
 async def test_browser_finds_the_pages_of_raw_messages(store: Store) -> None:
@@ -314,6 +315,7 @@ def raw_prompt(conversation: Any) -> list[Json]:
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
 async def test_raw_prompt_round_trips(store: Store, client: str) -> None:
     body = CLIENTS[client]
-    before = raw_prompt(await normalize(store, **body))
+    before = raw_prompt(await normalize(store, **body, left_out=ALL_LEFT_OUT))
     parameters = {key: value for key, value in body.items() if key != "input"}
-    assert raw_prompt(await normalize(store, **parameters, previous_input_messages=before)) == before
+    again = await normalize(store, **parameters, previous_input_messages=before, left_out=ALL_LEFT_OUT)
+    assert raw_prompt(again) == before

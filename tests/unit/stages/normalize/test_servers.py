@@ -204,7 +204,7 @@ async def test_server_is_echoed_without_secrets(store: Store, url: str, expected
     assert tool == mcp(server_url=expected, allowed_tools=["a"], require_approval="never")
 
 
-@pytest.mark.parametrize("tool", [*[remote() | fields for fields in SECRET_FIELDS], *SANDBOX_TOOLS], ids=str)
+@pytest.mark.parametrize("tool", [remote() | fields for fields in SECRET_FIELDS], ids=str)
 async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
@@ -219,9 +219,14 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("tool", SANDBOX_TOOLS, ids=str)
-async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
-    resolved = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
-    assert CANARY not in repr(resolved.facts.input)
+async def test_secrets_of_sandboxes_are_refused(store: Store, tool: Json) -> None:
+    """A sandbox has no network to use them in."""
+    for policy in ("allowlist", "disabled"):
+        sent: Json = json.loads(json.dumps(tool).replace("allowlist", policy))
+        with pytest.raises(InvalidRequest) as caught:
+            await normalize(store, input=[additional_tools(sent), USER], hosted=ALL_HOSTED)
+        assert "network_policy" in (caught.value.param or "")
+        assert CANARY not in caught.value.message
 
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])

@@ -7,14 +7,23 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
+from penstock.stages.normalize.tool_types import unversioned
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
-from tests.support.requests import USER, additional_tools, allowed_tools, normalize, normalize_cost, store_answer
+from tests.support.requests import (
+    ALL_LEFT_OUT,
+    USER,
+    additional_tools,
+    allowed_tools,
+    normalize,
+    normalize_cost,
+    store_answer,
+)
 
 Json: TypeAlias = dict[str, Any]
 
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
-PATCH: Json = {"type": "custom", "name": "patch", "description": "Edit.", "format": LARK, "defer_loading": True}
+PATCH: Json = {"type": "custom", "name": "patch", "description": "Edit.", "format": LARK, "defer_loading": False}
 SAY: Json = {"type": "custom", "name": "say"}
 AGENTS: Json = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [WEATHER, SAY], "x": 1}
 WEATHER_TOOL = FunctionTool("get_weather", WEATHER["description"], WEATHER["parameters"], True)
@@ -47,8 +56,8 @@ async def test_text_format_is_no_grammar(store: Store) -> None:
 
 
 async def test_tools_are_echoed(store: Store) -> None:
-    bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
-    response = (await normalize(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).facts.response
+    bare = {"type": "function", "name": "f", "defer_loading": False, "output_schema": {}}
+    response = (await normalize(store, input="Hi", tools=[bare, PATCH, AGENTS])).facts.response
     function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
     assert response.tools == (function | {"output_schema": {}}, PATCH, AGENTS)
 
@@ -61,10 +70,20 @@ async def test_tools_are_echoed(store: Store) -> None:
         *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
     ],
 )
-async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients send them by default; the log names them."""
+async def test_unavailable_hosted_tools_are_refused_or_left_out(
+    store: Store, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some clients send them by default; then the operator decides, and the log names them."""
+    tools = [{"type": kind, "x": 1}, WEATHER]
+    name = unversioned(kind)
+    with pytest.raises(UnsupportedParameter, match=f"--leave-out-tool {name}") as caught:
+        await normalize(store, input="Hi", tools=tools, left_out=ALL_LEFT_OUT - {name})
+    assert caught.value.param == "tools[0].type"
+    with pytest.raises(UnsupportedParameter) as caught:
+        await normalize(store, input=[USER, additional_tools(*tools)])
+    assert caught.value.param == "input[1].tools[0].type"
     with caplog.at_level(logging.INFO):
-        resolved = await normalize(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
+        resolved = await normalize(store, input="Hi", tools=tools, left_out=frozenset({name}))
     assert resolved.facts.response.tools == (WEATHER,)
     assert resolved.facts.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
@@ -85,7 +104,7 @@ async def test_unknown_tool_type_is_refused(store: Store) -> None:
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
-        ([WEATHER, {"type": "web_search"}, WEATHER], "tools[2].name"),
+        ([WEATHER, PATCH, WEATHER], "tools[2].name"),
         ([WEATHER, {"type": "custom", "name": "get_weather"}], "tools[1].name"),
         ([{**AGENTS, "tools": [SAY, SAY]}], "tools[0].tools[1].name"),
         ([AGENTS, {**AGENTS, "tools": [PATCH, SAY]}], "tools[1].tools[1].name"),
@@ -134,7 +153,7 @@ WEATHER_KEY, PATCH_KEY = (None, "get_weather"), (None, "patch")
             "required",
             (PATCH_KEY, WEATHER_KEY),
         ),
-        (allowed_tools(NAMED, {"type": "web_search"}, {"type": "image_generation"}), "auto", (WEATHER_KEY,)),
+        (allowed_tools(NAMED, {"type": "web_search"}), "auto", (WEATHER_KEY,)),
         (
             allowed_tools({"type": "namespace", "name": "agents"}),
             "auto",
@@ -149,7 +168,8 @@ async def test_choice_limits_callable_tools(
     store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
     """A bare name means the plain tool, if there is one; an empty choice allows no call."""
-    resolved = await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+    tools, left_out = [WEATHER, PATCH, AGENTS, {"type": "web_search"}], frozenset({"web_search"})
+    resolved = await normalize(store, input="Hi", tools=tools, tool_choice=choice, left_out=left_out)
     assert (resolved.facts.tools.choice, resolved.facts.tools.allowed) == (mode, keys)
     assert resolved.facts.response.tool_choice == choice
 
@@ -184,10 +204,11 @@ async def test_choice_that_no_call_can_satisfy_is_refused(store: Store, choice: 
 
 @pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
 async def test_required_choice_needs_a_tool(store: Store, tools: list[Json]) -> None:
+    left_out = frozenset({"web_search"})
     for choice in ("auto", "none"):
-        await normalize(store, input="Hi", tools=tools, tool_choice=choice)
+        await normalize(store, input="Hi", tools=tools, tool_choice=choice, left_out=left_out)
     with pytest.raises(InvalidRequest, match="no tool") as caught:
-        await normalize(store, input="Hi", tools=tools, tool_choice="required")
+        await normalize(store, input="Hi", tools=tools, tool_choice="required", left_out=left_out)
     assert caught.value.param == "tool_choice"
 
 
@@ -204,7 +225,7 @@ def test_choice_costs_do_not_grow_with_namespaces() -> None:
 
 async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     mild = {**WEATHER, "description": "Mild."}
-    item = additional_tools(mild, AGENTS, {"type": "web_search"})
+    item = additional_tools(mild, AGENTS)
     choice = {"type": "custom", "name": "say"}
     resolved = await normalize(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
     assert resolved.facts.tools.tools == (
@@ -257,13 +278,13 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
 
 @pytest.mark.defect("20")
 async def test_codex_tools_are_read(store: Store) -> None:
-    patched = await normalize(store, **CODEX_APPLY_PATCH)
+    patched = await normalize(store, **CODEX_APPLY_PATCH, left_out=ALL_LEFT_OUT)
     assert [(tool.namespace, tool.name) for tool in patched.facts.tools.tools] == [
         (None, "get_weather"),
         ("multi_agent_v1", "get_weather"),
         (None, "apply_patch"),
     ]
-    known = await normalize(store, **CODEX_KNOWN_MODEL)
+    known = await normalize(store, **CODEX_KNOWN_MODEL, left_out=ALL_LEFT_OUT)
     assert [(tool.namespace, tool.name) for tool in known.facts.tools.tools] == [
         ("functions", "exec"),
         ("functions", "wait"),

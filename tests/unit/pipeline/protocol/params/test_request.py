@@ -69,14 +69,14 @@ def test_item_with_only_an_id_is_a_reference() -> None:
 def test_tool_is_read_by_its_type(wide: int) -> None:
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
     sent = [
-        {"type": "function", "name": "f", "defer_loading": True},
+        {"type": "function", "name": "f", "defer_loading": False},
         {"type": "custom", "name": "c", "format": {"type": "text"}},
         {"type": "custom", "name": "g", "format": grammar},
         *requests.namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
         *requests.server(allowed_tools=["f"] * wide, x=5)["tools"],
         {"type": "code_interpreter", "container": {"type": "auto", "x": 5}},
-        {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
-        {"type": "local_shell", "name": 5, "server_label": "x"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "unheard_of", "name": 5, "server_label": "x"},
     ]
     f, c, g, n, m, i, s, o = requests.read_body({"tools": sent}).tools or []
     assert isinstance(f, tools.FunctionToolParam)

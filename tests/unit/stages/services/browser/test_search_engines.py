@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.stages.services.browser.search_engines import Hit, SearchBackend, search_backend
+from penstock.stages.services.browser.search_engines import ENGINES, Hit, SearchBackend, search_backend
 from penstock.stages.services.tools import CallFailed
 from tests.support.tool_servers import web_server
 
@@ -250,3 +250,22 @@ def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str
 def test_backend_does_not_show_its_key() -> None:
     assert KEY not in repr(search_backend("exa", "", KEY))
     assert KEY not in json.dumps({"backend": str(search_backend("exa", "", KEY))})
+
+
+@pytest.mark.parametrize(
+    ("kind", "passed"),
+    [
+        ("searxng", {"q": "q site:a.example OR site:b.example", "format": "json"}),
+        ("brave", {"q": "q site:a.example OR site:b.example"}),
+        ("tavily", {"include_domains": ["a.example", "b.example"]}),
+        ("exa", {"includeDomains": ["a.example", "b.example"]}),
+    ],
+)
+def test_engine_is_told_the_domains(kind: str, passed: dict[str, object]) -> None:
+    """Else few of its results would be of theirs."""
+    query = ENGINES[kind].ask("k", "q", 20, ["a.example", "b.example"])
+    sent = {**query.parameters, **(query.body or {})}
+    assert passed.items() <= sent.items()
+    assert "omain" not in str(ENGINES[kind].ask("k", "q", 20, []))
+    many = ENGINES[kind].ask("k", "q", 20, [f"{number}.example" for number in range(100)])
+    assert len(many.parameters.get("q", "")) <= 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +13,16 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
+from penstock.pipeline.protocol.tools import WebSearchOptions
+from penstock.stages.services.browser.pages import VIEW_TOKENS, opened, view
 from penstock.stages.services.browser.search_engines import Hit, search_backend
 from penstock.stages.services.browser.session import BrowserHost, BrowserSession
 from penstock.stages.services.tools import CallFailed, Citable, Host, Session, Source, ToolResult
-from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
 
 pytestmark = pytest.mark.io
@@ -56,6 +59,8 @@ class Web:
                 return web.Response(text="first\nsecond 【0†x】", content_type="text/plain")
             case "/moved":
                 raise web.HTTPFound("/a")
+            case "/away":
+                raise web.HTTPFound(self.url.replace("127.0.0.1", "localhost") + "/a")
             case "/slow":
                 self.began.set()
                 try:
@@ -275,7 +280,7 @@ async def test_private_pages_are_not_opened(site: Web) -> None:
 async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
 
     class Knowing:
-        async def search(self, query: str, topn: int) -> list[Hit]:
+        async def search(self, query: str, topn: int, domains: Sequence[str] = ()) -> list[Hit]:
             if query == "broken":
                 raise CallFailed("No.")
             return [Hit("Known", "http://10.0.0.1/x", "short", "All that 【0†is】 known.")]
@@ -437,3 +442,31 @@ async def test_hostile_pages_do_not_hold_up_an_ordinary_one(browse: Opening, sit
     for task in opening:
         task.cancel()
     await asyncio.gather(*opening, return_exceptions=True)
+
+
+async def test_search_of_some_domains_reads_no_others(site: Web) -> None:
+    """A redirect to another host would open it, so it is not followed."""
+    elsewhere = site.url.replace("127.0.0.1", "localhost")
+    host = BrowserHost(search_backend("searxng", site.url), AllowedNetworks.parse(["127.0.0.1", "localhost"]))
+    for domain, own, other in (("127.0.0.1", site.url, elsewhere), ("localhost", elsewhere, site.url)):
+        request = conversation_with()
+        session = host.session(replace(request, facts=replace(request.facts, web=WebSearchOptions((domain,)))))
+        found = await call(session, "search", query="q")
+        assert ("127.0.0.1" in found.result) is (domain == "127.0.0.1")
+        assert site.requested.pop() == f"/search?q=q+site:{domain}&format=json"
+        assert (await call(session, "open", id=f"{own}/a")).error is None
+        assert site.requested == ["/a"]
+        for url in (f"{other}/a", f"view-source:{other}/a", f"{other.replace('//', '//x.')}/a"):
+            assert f"Only pages of {domain} can be opened." in str((await call(session, "open", id=url)).error)
+        assert site.requested == ["/a"]
+        away = await call(session, "open", id=f"{own}/away")
+        assert (away.error is None) is (domain == "localhost")
+        site.requested.clear()
+        await session.close()
+    await host.close()
+
+
+@pytest.mark.parametrize("size", ["low", "medium", "high"])
+async def test_context_size_decides_how_much_of_a_page_is_shown(size: str) -> None:
+    page = opened("https://a.example", "A", "words and words\n" * 2_000, ())
+    assert len(view(page, 0, tokens=VIEW_TOKENS[size])) // 4 == pytest.approx(VIEW_TOKENS[size], rel=0.1)

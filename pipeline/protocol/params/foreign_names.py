@@ -1,0 +1,61 @@
+"""Names of parameters of other APIs, which are refused: a client that sends one means something by it.
+
+They are those of OpenAI's and vLLM's Chat Completions and Completions, as far as a request for a response does not have
+them.  Ignored, a bound such as ``max_tokens`` or a format would be lost in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MEANT: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "web_search_options": "tools",
+    "logprobs": "top_logprobs",
+    "truncate_prompt_tokens": "truncation",
+    "truncation_side": "truncation",
+    "return_token_ids": "enable_response_messages",
+    "add_generation_prompt": "chat_template_kwargs",
+    "documents": "chat_template_kwargs",
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
+}
+"""The parameter of this API that means the same, by the foreign name."""
+
+ONLY_THERE = (
+    *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
+    *("thinking_token_budget", "use_beam_search", "length_penalty", "logprob_token_ids", "continue_final_message"),
+    *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
+    *("routed_experts_prompt_start", "stream_interval"),
+)
+"""The names of what this API does not have."""
+
+_AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "modalities": (["text"],),
+    "length_penalty": (1,),
+    "add_generation_prompt": (True,),
+    "routed_experts_prompt_start": (0,),
+    "thinking_token_budget": (-1,),
+}
+"""The values beside null, false and empty lists with which a parameter does nothing."""
+
+
+def mistaken(body: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Return the first foreign name in a body that asks for something, with the name that is meant, if there is one."""
+    for name in (*MEANT, *ONLY_THERE):
+        if name in body and _asks(name, body[name]):
+            return name, MEANT.get(name)
+    return None
+
+
+def _asks(name: str, value: Any) -> bool:
+    return value is not None and value is not False and value != [] and value not in _AS_WITHOUT.get(name, ())
