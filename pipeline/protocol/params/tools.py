@@ -83,6 +83,7 @@ class CustomToolParam(_LoadedTool):
     type: Literal["custom"]
     name: Name
     description: str | None = None
+    is_async: Refused = Field(default=None, alias="async")
     format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
 
 

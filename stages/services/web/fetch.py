@@ -75,7 +75,7 @@ class Fetcher:
     ) -> Read:
         """Fetch ``url``, following redirects, and return the result of ``read`` for the final response.
 
-        If there are ``domains``, no other host is asked, and no redirect to one is followed (see `is_within`).
+        If there are ``domains``, no other host is reached, and no redirect to one is followed (see `is_within`).
 
         Raises `NotFetched`, also for statuses other than 2xx.
         """

@@ -359,6 +359,7 @@ RESTRICTIONS: list[tuple[Json, str]] = [
     (WEATHER | {"allowed_callers": ["programmatic"]}, "allowed_callers"),
     (WEATHER | {"defer_loading": True}, "defer_loading"),
     ({"type": "custom", "name": "c", "defer_loading": True}, "defer_loading"),
+    ({"type": "custom", "name": "c", "async": True}, "async"),
     (label("python") | {"defer_loading": True}, "defer_loading"),
     (label("python") | {"tunnel_id": "t"}, "tunnel_id"),
 ]
