@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import ClientForm, McpServer, Toolset, WebSearchOptions
+from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
@@ -175,7 +175,7 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The results of calls in ``input`` that came as raw messages, and the summaries of its compactions, by item id."""
     hosted: tuple[McpServer, ...] = ()
     """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
-    web: WebSearchOptions = WebSearchOptions()
+    web: WebSearchOptions = NO_OPTIONS
     """The options of the web search, if the request has one."""
 
     @property

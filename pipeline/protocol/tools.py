@@ -119,6 +119,9 @@ class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The size of the part of a page that the model reads at once."""
 
 
+NO_OPTIONS = WebSearchOptions()
+
+
 class McpServer(msgspec.Struct, frozen=True):
     """An MCP server that a request names.
 

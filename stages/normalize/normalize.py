@@ -38,13 +38,13 @@ from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
-from penstock.stages.normalize.toolset import NO_OPTIONS, ToolsetBuilder
+from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess

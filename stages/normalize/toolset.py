@@ -18,7 +18,15 @@ from penstock.pipeline.protocol.items import AdditionalTools, Item, of_type
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import HostedKind, McpServer, Tool, ToolKey, WebSearchOptions, tool_key
+from penstock.pipeline.protocol.tools import (
+    NO_OPTIONS,
+    HostedKind,
+    McpServer,
+    Tool,
+    ToolKey,
+    WebSearchOptions,
+    tool_key,
+)
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.mcp_server import refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE, built_in, kinds_of, unversioned
@@ -27,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
 """Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
-
-NO_OPTIONS = WebSearchOptions()
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
