@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 from msgspec import UNSET
 
 from penstock.api.http.access_log import log_exchange
@@ -25,11 +25,20 @@ from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.http.trace import trace_exchange
 from penstock.api.metrics.beginning import Beginning
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.arriving import Arriving
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
+from penstock.api.socket.incoming import Incoming
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
 from penstock.api.socket.memory import LaneMemory, Latest, latest_of
-from penstock.api.socket.steers import Steer, SteerEvent, Steers, successor, with_input
+from penstock.api.socket.steers import (
+    Steer,
+    SteerAccepted,
+    SteerEvent,
+    SteerFailed,
+    Steers,
+    read_input,
+    successor,
+    with_input,
+)
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
@@ -49,8 +58,15 @@ LIFETIME = 3600.0
 MOST_WAITING = 64
 """Requests that wait before no further ones are read from the connection."""
 
-COMPRESSED_FROM = 1024
-"""Bytes of a frame that is worth compressing: most events are shorter, and would take longer than their network."""
+CLOSE_WAIT = 2.0
+"""Seconds that a client has to close its end of a connection."""
+
+PING = b"\x89\x00"
+UNANSWERED = b"\x88\x1e" + WSCloseCode.POLICY_VIOLATION.to_bytes(2, "big") + b"Two pings were not answered."
+"""The frames of a ping, and of the close that follows two of them."""
+
+MOST_UNANSWERED = 2
+"""Pings without an answer after which a connection is closed."""
 
 
 class ConnectionExpired(InvalidRequest):
@@ -84,13 +100,13 @@ class Connection:
     keep_alive: float
     recorded_if: Condition
     memory: LaneMemory
-    arriving: Arriving
+    incoming: Incoming
     _steers: Steers = field(init=False)
     _lanes: Lanes[_Create] = field(default_factory=Lanes[_Create])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
-    _unread: set[_Create] = field(default_factory=set)
-    """The requests whose bytes are held: those that have not been read yet."""
+    _unread: dict[object, int] = field(default_factory=dict)
+    """The bytes that are held for requests that have not been read yet, and for accepted input, by its id."""
     _is_expired: bool = False
     _sent_at: float = 0.0
 
@@ -106,58 +122,55 @@ class Connection:
         try:
             async for message in self.socket:
                 if message.type is WSMsgType.ERROR:
-                    logger.info("A connection is closed, as its frames cannot be taken: %s", message.data)
+                    if isinstance(message.data, WebSocketError):
+                        logger.info("A connection is closed, as its frames cannot be taken: %s", message.data)
                     break
-                self.arriving.release()
                 await self._take(message.type, message.data)
                 del message  # it may be large, and the next one far off
                 await self._wait_for_room()
         finally:
-            self.arriving.release()
+            self.incoming.end()
             expiry.cancel()
             pinging.cancel()
             await self._leave()
 
     async def close(self) -> None:
         """Close the connection because the server stops."""
-        await self.socket.close(code=WSCloseCode.GOING_AWAY, message=b"The server is stopping.")
+        await self._close(WSCloseCode.GOING_AWAY, b"The server is stopping.")
 
     # Reading
 
     async def _take(self, kind: WSMsgType, data: Any) -> None:
-        """Take a frame of the client; answer a wrong one with an error."""
-        lane: str | None = None
-        try:
-            event = await self._counted(data if kind is WSMsgType.TEXT else b"")
-            if event.type == STEER:
+        """Take a message of the client; answer a wrong one with an error."""
+        event, lane, held = ClientEvent(), None, self.incoming.pass_on()
+        with ExitStack() as releasing:
+            releasing.callback(self._held.give, held)
+            try:
+                try:
+                    event = await read_event(data if kind is WSMsgType.TEXT else b"")
+                    lane = self._lanes.enter(event.stream_id) if event.type != STEER else None
+                finally:  # a wrong event counts as a request, too, and a confirmation is none
+                    if event.type != PROCESSED:
+                        await self.scheduler.admission.admit(self.request[OWNER])
+                if event.type == STEER:
+                    self._check_admission()
+                    lane, answer = self._steers.take(await read_input(data, event.previous_response_id, event.input))
+                    if isinstance(answer, SteerAccepted):
+                        self._unread[answer.steer.id] = held
+                        releasing.pop_all()
+                    await self._tell(lane, [answer])
+                    return
+                if event.type == PROCESSED:
+                    return
                 self._check_admission()
-                lane, answer = self._steers.take(data)
-                await self._tell(lane, [answer])
+            except Exception as error:  # noqa: BLE001 - the client gets it
+                await self._refuse_create(event, error.name if isinstance(error, TooManyStreamIds) else lane, error)
                 return
-            lane = self._lanes.enter(event.stream_id)
-            if event.type == PROCESSED:
-                return
-            self._check_admission()
-            self._held.take(len(data), len(data), self.request.client_max_size)
-        except Exception as error:  # noqa: BLE001 - the client gets it
-            refusal = answer_to(self.request, error)
-            await self._refuse(refusal, error.name if isinstance(error, TooManyStreamIds) else lane)
-            return
+            releasing.pop_all()
         create = _Create(event, data, len(data))
-        self._unread.add(create)
+        self._unread[create] = held
         for job in self._lanes.add(lane, create):
             self._start(*job)
-
-    async def _counted(self, frame: bytes) -> ClientEvent:
-        """Read an event, and count it as a request, also a wrong one; a confirmation is none."""
-        is_request = True
-        try:
-            event = read_event(frame)
-            is_request = event.type != PROCESSED
-            return event
-        finally:
-            if is_request:
-                await self.scheduler.admission.admit(self.request[OWNER])
 
     def _check_admission(self) -> None:
         """Raise `ConnectionExpired` or `Unauthorized` if the connection takes no new requests."""
@@ -183,11 +196,9 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: self._release(create))  # it may be cancelled before its first step
 
-    def _release(self, create: _Create) -> None:
-        """Stop holding the bytes of a request, if they are held."""
-        if create in self._unread:
-            self._unread.remove(create)
-            self._held.give(create.size)
+    def _release(self, held: object) -> None:
+        """Stop holding the bytes of a request, or of input, if they are held."""
+        self._held.give(self._unread.pop(held, 0))
 
     async def _respond(self, lane: str | None, create: _Create) -> None:
         """Run one response, and start those that waited for its end."""
@@ -213,7 +224,7 @@ class Connection:
             await self._tell(lane, events)
         except Exception as error:  # noqa: BLE001 - the client gets it
             self._release(create)
-            await self._refuse(answer_to(self.request, error), lane, started)
+            await self._refuse_create(create.event, lane, error, started)
             return
         exchange = self._exchange(self._respond_to(lane, with_input(request, steers), started, steers, create))
         request = successor(request)  # keeps no input while the response runs
@@ -242,17 +253,17 @@ class Connection:
 
         ``create`` is the client's request.  If the request is the server's own, only its ``steers`` are refused.
         """
-        model = request.model or self.scheduler.engine.models[0]
-        sent = (create.size if create else 0) + sum(steer.size for steer in steers)
+        model, previous = request.model or self.scheduler.engine.models[0], request.previous_response_id
+        sent = (create.size if create else 0) + sum(steer.input.size for steer in steers)
         parent: Latest | None = None
         try:
             with self.scheduler.in_flight:
                 try:
-                    parent = self.memory.find(request.previous_response_id)
+                    parent = self.memory.find(previous)
                     resolved = await self.scheduler.prepare(_continuing(request, parent.history if parent else None))
                 finally:
-                    if create:
-                        self._release(create)
+                    for held in (create, *(steer.id for steer in steers)):
+                        self._release(held)
                 options = request.stream_options
                 hides = options is not None and options.include_obfuscation is True
                 del request
@@ -262,8 +273,7 @@ class Connection:
         except RunReleased:  # the response goes on at another server
             await self.close()
         except Exception as error:  # noqa: BLE001 - the client gets it
-            if parent:
-                self.memory.forget(lane, parent.response_id)
+            self.memory.forget(lane, previous)
             answer = answer_to(self.request, error)
             lost = [*steers, *self._steers.lose(lane)]
             await self._tell(lane, self._steers.fail(lost, answer[PROBLEM].message))
@@ -271,7 +281,7 @@ class Connection:
                 await self._refuse(answer, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
-                self.memory.remember(lane, latest_of(resolved, run, parent, sent))
+                self.memory.remember(lane, await latest_of(resolved, run, parent, sent))
             log_exchange(self.request, run.response, started)
             return run
         return None
@@ -312,14 +322,18 @@ class Connection:
     # Sending
 
     async def _write(self, frame: bytes) -> None:
-        """Write a frame, waiting if the client reads slowly; long ones are compressed if the client takes that."""
+        """Write a frame, waiting if the client reads slowly."""
         self._sent_at = monotonic()
-        if len(frame) < COMPRESSED_FROM:
-            await self.socket.send_frame(frame, WSMsgType.TEXT)
-            return
-        await self.socket.send_frame(frame, WSMsgType.TEXT, int(self.socket.compress) or None)
+        await self.socket.send_frame(frame, WSMsgType.TEXT)
         if len(frame) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
+
+    async def _refuse_create(
+        self, event: ClientEvent, lane: str | None, error: Exception, started: float | None = None
+    ) -> None:
+        """Refuse a request; its lane forgets the response that the request continues."""
+        self.memory.forget(lane, event.previous_response_id)
+        await self._refuse(answer_to(self.request, error), lane, started)
 
     async def _refuse(
         self, answer: web.Response, lane: str | None, started: float | None = None, model: str = ""
@@ -333,21 +347,59 @@ class Connection:
         await self._write(frame_of(event))
 
     async def _tell(self, lane: str | None, events: Sequence[SteerEvent]) -> None:
-        """Send events about steering."""
+        """Send events about steering, and stop holding input that goes back to the client."""
         for event in events:
+            if isinstance(event, SteerFailed):
+                self._release(event.steer.id)
             await self._write(with_lane(frame_of(event), lane))
 
     async def _keep_alive(self) -> None:
-        """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection."""
-        with suppress(ConnectionResetError):
-            while True:
-                silence = monotonic() - self._sent_at
-                if silence >= self.keep_alive:
-                    self._sent_at, silence = monotonic(), 0.0
-                    await self.socket.ping()
-                await asyncio.sleep(self.keep_alive - silence)
+        """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection.
+
+        A client that answers neither of two pings has gone, or does not read, and its connection is closed.
+        """
+        unanswered = 0
+        while True:
+            silence = monotonic() - self._sent_at
+            if silence >= self.keep_alive:
+                unanswered = unanswered + 1 if self._is_silent else 0
+                if unanswered == MOST_UNANSWERED:
+                    break
+                self.incoming.was_heard = False
+                self._sent_at, silence = monotonic(), 0.0
+                self._write_at_once(PING)
+            await asyncio.sleep(self.keep_alive - silence)
+        logger.info("A connection is closed, as its client answers no ping")
+        self._write_at_once(UNANSWERED)
+        self._abort()
+
+    @property
+    def _is_silent(self) -> bool:
+        """True if nothing came since the last ping, though this server was reading, or the client was not."""
+        return not self.incoming.was_heard and (not self.incoming.is_paused or self._is_stalled)
+
+    @property
+    def _is_stalled(self) -> bool:
+        """True if the client has not read what was sent."""
+        return self.incoming.protocol.writing_paused
+
+    def _write_at_once(self, frame: bytes) -> None:
+        """Write a control frame, unless it would have to wait for the client."""
+        if self.request.transport and not (self._is_stalled or self.socket.closed):
+            self.request.transport.write(frame)
 
     # Ending
+
+    async def _close(self, code: WSCloseCode, reason: bytes) -> None:
+        """Close the connection, without waiting long for a client that does not read."""
+        closing = asyncio.create_task(self.socket.close(code=code, message=reason))
+        _, late = await asyncio.wait((closing,), timeout=2 * CLOSE_WAIT)
+        if late:
+            self._abort()
+
+    def _abort(self) -> None:
+        if self.request.transport:
+            self.request.transport.abort()
 
     def _expire(self) -> None:
         """Take no new requests, and close the connection once it is idle."""
@@ -360,12 +412,14 @@ class Connection:
     async def _close_expired(self) -> None:
         with suppress(ConnectionResetError):
             await self._refuse(answer_to(self.request, ConnectionExpired()), None)
-            await self.socket.close()
+            await self._close(WSCloseCode.OK, b"")
 
     async def _leave(self) -> None:
         """Cancel all responses of the client, those that wait included."""
         for create in self._lanes.clear():
             self._release(create)
+        for held in tuple(self._unread):
+            self._release(held)
         self.memory.clear()
         if self._tasks:
             metrics.DISCONNECTS.labels("websocket").inc()

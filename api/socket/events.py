@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,21 +11,44 @@ from msgspec.structs import replace
 from penstock.api.http.bodies import Problem
 from penstock.api.socket.steers import SteerEvent
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
+from penstock.pipeline.protocol.params.json_body import NO_JSON, YieldPoint, check_commas, shortened
 
 CREATE, STEER, PROCESSED = "response.create", "response.steer", "response.processed"
 
 
-class ClientEvent(msgspec.Struct, frozen=True):
-    """The fields of a client's event that are not parameters of a response, of any type before they are checked."""
+LONGEST_VALUE = 2**12
+"""Bytes of a field of an event that is read here; all right values are shorter."""
+
+_NULL = msgspec.Raw(b"null")
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    type: msgspec.Raw = _NULL
+    stream_id: msgspec.Raw = _NULL
+    previous_response_id: msgspec.Raw = _NULL
+    generate: msgspec.Raw = _NULL
+    input: msgspec.Raw = _NULL
+
+
+class ClientEvent(NamedTuple):
+    """The fields of a client's event that a connection reads itself, of any type before they are checked."""
 
     type: Any = None
     stream_id: Any = UNSET
+    previous_response_id: Any = None
     generate: Any = None
+    input: msgspec.Raw = _NULL
+    """The input that steers a response, as JSON; that of a new response is among its parameters."""
 
     @property
     def generates(self) -> bool:
-        """False if the event asks for the preparation of a response, and no output."""
+        """False if the event asks for the preparation of a response, and no output.
+
+        Raises `InvalidRequest` for a wrong value.
+        """
+        if not isinstance(self.generate, bool | None):
+            message = "Input should be a valid boolean (at generate)"
+            raise InvalidRequest(message, param="generate", code="invalid_type")
         return self.generate is not False
 
 
@@ -41,25 +64,37 @@ class ErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     stream_id: str | UnsetType = UNSET
 
 
-_read = msgspec.json.Decoder(ClientEvent).decode
+_read = msgspec.json.Decoder(_Fields).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_event(frame: bytes) -> ClientEvent:
-    """Read an event of a client, without its parameters.  Raises `InvalidRequest` for one that is none."""
+async def read_event(frame: bytes) -> ClientEvent:
+    """Read an event of a client, without its parameters.
+
+    Raises `InvalidRequest` for one that is none, and `BodyTooLarge` for one with too many values.
+    """
     if not frame:
         raise InvalidRequest("Send each event as a text frame.")
+    await check_commas(frame, YieldPoint())
     try:
-        event = _read(frame)
+        fields = _read(frame)
+        kind, stream_id = _value(fields.type), UNSET if fields.stream_id is _NULL else _value(fields.stream_id)
+        previous, generate = _value(fields.previous_response_id), _value(fields.generate)
     except NO_JSON as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The event is not a JSON object: {problem}") from error
-    if event.type not in (CREATE, STEER, PROCESSED):
-        given = shortened(str(event.type)) if event.type is not None else "none"
+    if kind not in (CREATE, STEER, PROCESSED):
+        given = shortened(str(kind)) if kind is not None else "none"
         raise InvalidRequest(f"An event has the type '{CREATE}', not {given!r}.", param="type", code="invalid_value")
-    if not isinstance(event.generate, bool | None):
-        raise InvalidRequest("Input should be a valid boolean (at generate)", param="generate", code="invalid_type")
-    return event
+    return ClientEvent(kind, stream_id, previous, generate, fields.input if kind == STEER else _NULL)
+
+
+def _value(given: msgspec.Raw) -> Any:
+    """Return the value of a field; one that is too long to be right is text."""
+    text = memoryview(given)
+    if len(text) <= LONGEST_VALUE:
+        return msgspec.json.decode(text)
+    return bytes(text[:LONGEST_VALUE]).decode(errors="replace")
 
 
 def frame_of(event: ErrorEvent | SteerEvent) -> bytes:

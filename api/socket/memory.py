@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History, opening
+from penstock.pipeline.protocol.params.json_body import YieldPoint
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.run import Run
 
@@ -42,26 +43,33 @@ class LaneMemory:
 
     def remember(self, lane: str | None, latest: Latest) -> None:
         """Remember a response, and forget the one before it in its lane."""
-        self.forget(lane)
+        self._drop(lane)
         self._lanes[lane] = latest.response_id
         self.shared.put(latest.response_id, latest, latest.size)
 
-    def forget(self, lane: str | None, response_id: str | None = None) -> None:
-        """Forget the latest response of a lane, or only if it has this id."""
-        if lane in self._lanes and response_id in (None, self._lanes[lane]):
-            self.shared.drop(self._lanes.pop(lane))
+    def forget(self, lane: str | None, response_id: object) -> None:
+        """Forget the latest response of a lane if it has this id."""
+        if self._lanes.get(lane) == response_id:
+            self._drop(lane)
 
     def clear(self) -> None:
         """Forget all responses."""
         for lane in tuple(self._lanes):
-            self.forget(lane)
+            self._drop(lane)
+
+    def _drop(self, lane: str | None) -> None:
+        if lane in self._lanes:
+            self.shared.drop(self._lanes.pop(lane))
 
 
-def latest_of(resolved: ResolvedRequest, run: Run, parent: Latest | None, sent: int) -> Latest:
+async def latest_of(resolved: ResolvedRequest, run: Run, parent: Latest | None, sent: int) -> Latest:
     """Return a response that has ended, for what continues it; ``sent`` are the bytes of its request."""
+    may_yield = YieldPoint()
     items = (*resolved.history, *resolved.facts.input, *run.response.output)
     tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
-    before = parent.size if parent else len(_encode(resolved.history))
-    size = before + sent + len(_encode((run.response.output, run.tokens, run.results)))
+    size = sent + (parent.size if parent else 0)
+    for part in (*(() if parent else resolved.history), *run.response.output, run.tokens, *run.results.values()):
+        size += len(_encode(part))
+        await may_yield()
     begun = resolved.facts.origin.opening or opening(resolved.facts.input, run.response.id)
     return Latest(run.response.id, History(items, tokens, results, opening=begun), size)

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import hdrs, web
 
 from penstock.api.http.errors import STREAMING
+from penstock.api.http.request_body import HELD
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.arriving import Arriving
-from penstock.api.socket.connection import Connection
+from penstock.api.socket.connection import CLOSE_WAIT, Connection
+from penstock.api.socket.incoming import Incoming
 from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
 from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline
@@ -22,8 +24,20 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.services.lru_cache import LruCache
 
-CLOSE_WAIT = 2.0
-"""Seconds that a client has to close its end of a connection."""
+
+class Socket(web.WebSocketResponse):
+    """A WebSocket whose frames are read by `Incoming`, and not by aiohttp, which has no hook for that."""
+
+    incoming: Incoming
+
+    def _post_start(self, request: web.BaseRequest, protocol: str | None, writer: Any) -> None:
+        assert isinstance(request, web.Request)
+        http: Any = request.protocol
+        self.incoming = Incoming(http, request.client_max_size, request.app[HELD])
+        reader: Any = self.incoming
+        self._ws_protocol, self._writer, self._reader = protocol, writer, reader
+        http.set_parser(SimpleNamespace(feed_data=self.incoming.receive, feed_eof=self.incoming.feed_eof))
+        http.keep_alive(False)
 
 
 @dataclass
@@ -57,14 +71,19 @@ class Sockets:
         if request.headers.get(hdrs.UPGRADE, "").lower() != "websocket":
             raise web.HTTPMethodNotAllowed(request.method, (hdrs.METH_POST,))
         _check_handshake(request)
-        socket = web.WebSocketResponse(max_msg_size=request.client_max_size, decode_text=False, timeout=CLOSE_WAIT)
+        socket = Socket(compress=False, timeout=CLOSE_WAIT)
         await socket.prepare(request)
         request[STREAMING] = True
-        writer: Any = socket._writer  # noqa: SLF001 - aiohttp would compress even the shortest events
-        writer.compress = 0
-        memory, arriving = LaneMemory(self.open.remembered), Arriving.on(socket, request)
+        memory = LaneMemory(self.open.remembered)
         connection = Connection(
-            socket, request, self.scheduler, self._translated, self.keep_alive, self.recorded_if, memory, arriving
+            socket,
+            request,
+            self.scheduler,
+            self._translated,
+            self.keep_alive,
+            self.recorded_if,
+            memory,
+            socket.incoming,
         )
         self.open.connections.add(connection)
         try:

@@ -10,14 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import ValidationError
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import RequestFacts
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import OutputItem
-from penstock.pipeline.protocol.params.json_body import NO_JSON
+from penstock.pipeline.protocol.params.items import InputItem, MessageItem
+from penstock.pipeline.protocol.params.json_body import YieldPoint
 from penstock.pipeline.protocol.params.request import CreateResponse, SteerResponse
+from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services.runs.run import Run
 
@@ -55,7 +56,7 @@ class _Returned(msgspec.Struct, frozen=True):
     """Input that goes back to the client; it has an id if it was accepted before."""
 
     previous_response_id: str
-    input: Any
+    input: msgspec.Raw
     id: str | UnsetType = UNSET
 
 
@@ -93,15 +94,45 @@ SteerEvent: TypeAlias = SteerAccepted | SteerPending | SteerFailed
 
 
 @dataclass(frozen=True)
+class SentInput:
+    """Input that a client has sent for a response: its messages, or the problem that it has."""
+
+    previous: str
+    """The id of the response."""
+    sent: msgspec.Raw
+    """The input as the client sent it."""
+    size: int
+    """The bytes of its event."""
+    messages: Sequence[InputItem] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Steer:
     """Input that was accepted."""
 
     id: str
-    request: SteerResponse
-    sent: Any
-    """The input as the client sent it."""
-    size: int
-    """The bytes of its frame."""
+    input: SentInput
+
+
+async def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentInput:
+    """Read an event that steers, whose fields ``previous_response_id`` and ``input`` are given.
+
+    Raises `InvalidRequest` for an event that names no response.
+    """
+    if not isinstance(previous, str):
+        raise InvalidRequest("Steering names a response (at previous_response_id)", param="previous_response_id")
+    try:
+        given = (await read_body(frame, SteerResponse)).input
+    except InvalidRequest as error:
+        return SentInput(previous, sent, len(frame), problem=error.message)
+    if not given:
+        return SentInput(previous, sent, len(frame), problem="There is no message (at input)")
+    messages, may_yield = list[InputItem](), YieldPoint()
+    for message in [MessageItem(role="user", content=given)] if isinstance(given, str) else given:
+        messages.append(message if isinstance(message, MessageItem) else message.as_item)
+        await may_yield()
+    return SentInput(previous, sent, len(frame), messages)
 
 
 @dataclass
@@ -132,44 +163,30 @@ class Steers:
         is_steerable = facts.compacting is None and not facts.response.conversation and facts.generates
         self._targets[run.response.id] = _Target(lane, run, is_steerable)
 
-    def take(self, frame: bytes) -> tuple[str | None, SteerEvent]:
-        """Take an event of the client; return the lane of its response, and the event that answers it.
-
-        Raises `InvalidRequest` for an event that names no response.
-        """
-        try:
-            sent = msgspec.json.decode(frame)
-        except NO_JSON as error:
-            raise InvalidRequest(f"The event is not valid JSON: {error}") from error
-        previous = sent.get("previous_response_id")
-        if not isinstance(previous, str):
-            raise InvalidRequest("Steering names a response (at previous_response_id)", param="previous_response_id")
-        target = self._targets.get(previous)
+    def take(self, given: SentInput) -> tuple[str | None, SteerAccepted | SteerFailed]:
+        """Take input of the client; return the lane of its response, and the event that answers it."""
+        target = self._targets.get(given.previous)
         lane = target.lane if target else None
         try:
-            steer = self._accepted(previous, target, frame, sent)
+            steer = self._accepted(given, target)
         except SteerRefused as refused:
             problem = _Problem(refused.code, str(refused))
-            return lane, SteerFailed(self._next(), _Returned(previous, sent.get("input")), problem)
-        return lane, SteerAccepted(self._next(), _Submission(steer.id, previous))
+            return lane, SteerFailed(self._next(), _Returned(given.previous, given.sent), problem)
+        return lane, SteerAccepted(self._next(), _Submission(steer.id, given.previous))
 
-    def _accepted(self, previous: str, target: _Target | None, frame: bytes, sent: Any) -> Steer:
+    def _accepted(self, given: SentInput, target: _Target | None) -> Steer:
         """Keep valid input for its response, which shall now end; raise `SteerRefused` for any other."""
         if target is None or target.run is None:
-            raise self._inactive(previous)
+            raise self._inactive(given.previous)
         if not target.is_steerable:
             message = "A response in a conversation, with compaction or without output cannot be steered."
             raise SteerRefused("steering_not_supported", message)
-        kept = sum(steer.size for each in self._targets.values() for steer in each.steers)
-        if len(target.steers) >= MOST_PENDING or kept + len(frame) > self.most_bytes:
+        kept = sum(steer.input.size for each in self._targets.values() for steer in each.steers)
+        if len(target.steers) >= MOST_PENDING or kept + given.size > self.most_bytes:
             raise SteerRefused("too_many_pending_steers", "Too much input waits for a successor.")
-        try:
-            request = SteerResponse.model_validate_json(frame)
-        except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            path = ".".join(str(key) for key in first["loc"] if key not in ("as_text", "as_other"))
-            raise SteerRefused("invalid_input", f"{first['msg']} (at {path})") from None
-        steer = Steer(f"steer_{secrets.token_hex(16)}", request, sent["input"], len(frame))
+        if given.problem:
+            raise SteerRefused("invalid_input", given.problem)
+        steer = Steer(f"steer_{secrets.token_hex(16)}", given)
         target.steers.append(steer)
         target.run.is_steered = True
         return steer
@@ -224,7 +241,7 @@ class Steers:
         return [
             SteerFailed(
                 self._next(),
-                _Returned(steer.request.previous_response_id, steer.sent, steer.id),
+                _Returned(steer.input.previous, steer.input.sent, steer.id),
                 _Problem(code, message),
             )
             for steer in steers
@@ -237,7 +254,7 @@ class Steers:
 
 def with_input(request: CreateResponse, steers: Sequence[Steer]) -> CreateResponse:
     """Return a request with the input of ``steers`` before its own."""
-    messages = [message for steer in steers for message in steer.request.messages]
+    messages = [message for steer in steers for message in steer.input.messages]
     return request.model_copy(update={"input": [*messages, *request.input_items]}) if messages else request
 
 

@@ -57,7 +57,7 @@ async def read_json(body: bytes, may_yield: YieldPoint) -> Any:
 
     Raises `InvalidRequest` if the body is not JSON, and `BodyTooLarge` if it has too many values.
     """
-    await _check_commas(body, may_yield)
+    await check_commas(body, may_yield)
     try:
         return await _parsed(memoryview(body.lstrip()), may_yield)
     except NO_JSON:
@@ -74,7 +74,8 @@ def shortened(text: str, limit: int = 100) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-async def _check_commas(body: bytes, may_yield: YieldPoint) -> None:
+async def check_commas(body: bytes, may_yield: YieldPoint) -> None:
+    """Raise `BodyTooLarge` for a body with more than `MOST_COMMAS`."""
     commas = 0
     for start in range(0, len(body), COUNTED):
         commas += body.count(b",", start, start + COUNTED)

@@ -307,14 +307,7 @@ class SteerResponse(Body):
 
     type: Literal["response.steer"]
     previous_response_id: str
-    input: TextOr[str, Annotated[list[SteeringMessage], Field(fail_fast=True, min_length=1)]]
-
-    @property
-    def messages(self) -> Sequence[InputItem]:
-        """The messages of ``input``; a plain string is one."""
-        if isinstance(self.input, str):
-            return [MessageItem(role="user", content=self.input)]
-        return [message.as_item for message in self.input]
+    input: TextOr[str, Annotated[list[SteeringMessage], FAIL_FAST]]
 
 
 class CompactConversation(Body):

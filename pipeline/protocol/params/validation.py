@@ -17,9 +17,9 @@ from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import UNSUPPORTED, Body
 from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
 from penstock.pipeline.protocol.params.foreign_names import mistaken
-from penstock.pipeline.protocol.params.items import InputItem, RawMessage
+from penstock.pipeline.protocol.params.items import InputItem, RawMessage, SteeringMessage
 from penstock.pipeline.protocol.params.json_body import PIECE, YieldPoint, read_json, shortened
-from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, SteerResponse
 from penstock.pipeline.protocol.params.tools import ToolParam
 
 Value = TypeVar("Value")
@@ -32,6 +32,7 @@ _elements: dict[str, TypeAdapter[Any]] = {
     "tools": TypeAdapter(ToolParam, config=_discreet),
     "previous_input_messages": TypeAdapter(RawMessage),
 }
+_steering: dict[str, TypeAdapter[Any]] = {"input": TypeAdapter(SteeringMessage)}
 
 _CHUNKS = {"summary": 500, "content": 500, "output": 500, "tool_calls": 500, "tools": 1}
 """The number of parts of an item to validate at once; it is 1 for tools, because a tool may contain many others."""
@@ -55,10 +56,14 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     parsed = await read_json(body, may_yield)
     await may_yield()
     _check_names(parsed, shape)
+    elements = _steering if shape is SteerResponse else _elements
     lists = _apart(parsed, shape) if len(body) > PIECE else {}
     request = _validated(shape.model_validate, parsed | {name: [] for name in lists} if lists else parsed, ())
     read = {
-        name: [await _element(name, position, value, may_yield) for position, value in enumerate(values)]
+        name: [
+            await _element(elements[name].validate_python, (name, position), value, may_yield)
+            for position, value in enumerate(values)
+        ]
         for name, values in lists.items()
     }
     return request.model_copy(update=read)
@@ -106,14 +111,13 @@ def _long_lists(value: Any) -> dict[str, list[Any]]:
     return {key: parts for key, parts in _lists(value, _CHUNKS).items() if len(parts) > _CHUNKS[key]}
 
 
-async def _element(name: str, position: int, value: Any, may_yield: YieldPoint) -> Any:
+async def _element(validate: Callable[[Any], Any], place: tuple[str, int], value: Any, may_yield: YieldPoint) -> Any:
     """Validate one element of a list.
 
     A long list inside it is validated in chunks, each as part of a copy of the element with its other known fields.
     """
     await may_yield()
-    validate, place = _elements[name].validate_python, (name, position)
-    if name == "tools" or not (lists := _long_lists(value)):
+    if place[0] == "tools" or not (lists := _long_lists(value)):
         return _validated(validate, value, place)
     element = _validated(validate, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
     known = type(element).model_fields

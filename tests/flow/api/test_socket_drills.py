@@ -22,7 +22,7 @@ import aiohttp
 import pytest
 
 from penstock.api.http.request_body import SMALL
-from penstock.api.socket import arriving as arriving_module
+from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.connection import MOST_WAITING
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
@@ -105,7 +105,8 @@ async def test_broken_frames_harm_only_their_connection(talking: ScriptedServer,
 LARGE = 3 * SMALL
 """The largest message in the drills on what is still arriving."""
 
-PART = b"\x81\xff" + struct.pack(">Q", LARGE - 1) + b"\0\0\0\0" + b" " * (2 * SMALL)
+ARRIVED = 2 * SMALL + 1
+PART = b"\x81\xff" + struct.pack(">Q", LARGE - 1) + b"\0\0\0\0" + b" " * ARRIVED
 """A frame of almost the largest size, and two thirds of its bytes."""
 
 
@@ -134,7 +135,7 @@ async def test_messages_that_arrive_are_held_within_the_bound_of_bodies(tmp_path
         async with drill(served), AsyncExitStack() as closing:
             readers = [await closing.enter_async_context(arriving(served, PART)) for _ in range(5)]
             held = next(iter(served.api.sockets.connections))._held
-            await wait_until(lambda: held.count == 5 * len(PART))
+            await wait_until(lambda: held.count == 5 * ARRIVED)
             last = await closing.enter_async_context(arriving(served, PART))
             assert await closed_with(last) == aiohttp.WSCloseCode.TRY_AGAIN_LATER
             assert not any(reader.at_eof() for reader in readers)
@@ -144,7 +145,7 @@ async def test_messages_that_arrive_are_held_within_the_bound_of_bodies(tmp_path
 async def test_message_that_stops_arriving_closes_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arriving_module, "SECONDS", 0.1)
+    monkeypatch.setattr(incoming_module, "SECONDS", 0.1)
     async with (
         running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served,
         drill(served),
@@ -189,12 +190,18 @@ async def test_large_message_is_not_kept_while_its_response_runs(tmp_path: Path)
         await client.stream()
 
 
-async def test_message_that_inflates_beyond_the_limit_is_refused(talking: ScriptedServer) -> None:
+def deflated(payload: bytes) -> bytes:
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    inflating = deflate.compress(b" " * 30_000_000) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    return deflate.compress(payload) + deflate.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize("payload", [WHOLE, b" " * 30_000_000], ids=["a request", "a bomb"])
+@pytest.mark.parametrize("offer", ["permessage-deflate", "permessage-deflate; client_max_window_bits", "x"])
+async def test_compressed_frame_is_refused_unread(talking: ScriptedServer, payload: bytes, offer: str) -> None:
+    inflating = deflated(payload)
     frame = b"\xc1\xfe" + struct.pack(">H", len(inflating)) + b"\0\0\0\0" + inflating
-    async with drill(talking), arriving(talking, frame, Extensions="permessage-deflate") as reader:
-        assert await closed_with(reader) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+    async with drill(talking), arriving(talking, frame, Extensions=offer) as reader:
+        assert await closed_with(reader) == aiohttp.WSCloseCode.PROTOCOL_ERROR
 
 
 async def test_log_tells_why_a_connection_was_closed(talking: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,7 +209,7 @@ async def test_log_tells_why_a_connection_was_closed(talking: ScriptedServer, ca
     async with arriving(talking, BROKEN["an unknown opcode"]) as reader:
         assert await closed_with(reader) == aiohttp.WSCloseCode.PROTOCOL_ERROR
     await wait_until(lambda: not talking.api.sockets.connections)
-    assert "its frames cannot be taken: Unexpected opcode=5" in caplog.text
+    assert "its frames cannot be taken: The frame is wrong: opcode 5 is unknown." in caplog.text
     assert "WebSocket /v1/responses: 400" not in caplog.text
 
 

@@ -25,8 +25,18 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.lru_cache import LruCache
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
-from tests.support.socket_client import SocketClient, connected
+from tests.support.server import (
+    CALL,
+    ENDLESS,
+    HELLO,
+    WEATHER,
+    PacedEngine,
+    PacedServer,
+    ScriptedServer,
+    running_server,
+    script,
+)
+from tests.support.socket_client import Lane, SocketClient, connected
 
 
 @pytest.fixture
@@ -172,16 +182,46 @@ async def test_only_the_latest_response_of_a_lane_is_remembered(client: SocketCl
     }
 
 
-async def test_refused_continuation_evicts_its_parent(client: SocketClient) -> None:
+REFUSED_CONTINUATIONS: list[dict[str, Any]] = [
+    *({"temperature": 9}, {"input": 5}, {"input": [{"type": "no_such"}]}, {"model": "absent"}),
+    *({"background": True}, {"generate": 1}, {"tool_choice": "required"}, {"conversation": "conv_0"}),
+    {"input": [{"type": "function_call_output", "call_id": "no_such", "output": "x"}]},
+]
+
+
+@pytest.mark.parametrize("fields", REFUSED_CONTINUATIONS, ids=str)
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_refused_continuation_evicts_its_parent(client: SocketClient, lane: Lane, fields: dict[str, Any]) -> None:
+    first = await client.create(lane=lane, input="Hi", store=False)
+    refused = {"input": "Go on", "previous_response_id": first.id, "store": False, **fields}
+    await client.send(lane=lane, **refused)
+    assert (await client.error(lane))["status"] in (400, 404)
+    await client.send(lane=lane, input="Go on", previous_response_id=first.id, store=False)
+    assert (await client.error(lane))["error"]["code"] == "previous_response_not_found"
+
+
+async def test_continuation_without_a_valid_key_evicts_its_parent(tmp_path: Path) -> None:
+    keys = Keys(None, "a-key-of-sixteen-or-more")
+    headers = {"Authorization": "Bearer a-key-of-sixteen-or-more"}
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, keys=keys) as served,
+        connected(served, headers=headers) as client,
+    ):
+        first = await client.create(input="Hi", store=False)
+        (connection,) = served.api.sockets.connections
+        assert connection.memory.find(first.id)
+        connection._is_expired = True
+        await client.send(input="Go on", previous_response_id=first.id, store=False)
+        assert (await client.error())["error"]["code"] == "websocket_connection_limit_reached"
+        assert connection.memory.find(first.id) is None
+
+
+async def test_refused_request_that_continues_nothing_evicts_nothing(client: SocketClient) -> None:
     first = await client.create(input="Hi", store=False)
-    await client.send(input="Go on", previous_response_id=first.id, store=False, temperature=9)
-    assert (await client.error())["error"]["param"] == "temperature"
-    await client.create(input="Hi", previous_response_id=first.id, store=False)
-    second = await client.create(input="Hi", store=False)
-    await client.send(input="Go on", previous_response_id=second.id, store=False, model="absent")
-    assert (await client.error())["status"] == 404
-    await client.send(input="Go on", previous_response_id=second.id, store=False)
-    assert (await client.error())["error"]["code"] == "previous_response_not_found"
+    for previous in ({}, {"previous_response_id": None}, {"previous_response_id": "x"}):
+        await client.send(input=5, store=False, **previous)
+        assert (await client.error())["status"] == 400
+    await client.create(input="Go on", previous_response_id=first.id, store=False)
 
 
 async def test_least_recent_histories_are_forgotten_first(served: PacedServer) -> None:
@@ -288,9 +328,9 @@ async def test_large_frame_is_refused_as_a_large_body_is(served: PacedServer, cl
     assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
 
 
-async def test_long_frames_are_compressed_if_the_client_takes_that(served: PacedServer) -> None:
+async def test_client_that_offers_compression_is_served_without(served: PacedServer) -> None:
     async with connected(served, compress=15) as client:
-        assert client.socket.compress
+        assert not client.socket.compress
         response = await client.create(input="Hi", instructions="Rhyme. " * 1000)
         assert response.instructions == "Rhyme. " * 1000
 
@@ -327,6 +367,64 @@ async def test_silent_connection_is_pinged(tmp_path: Path) -> None:
     ):
         for _ in range(2):
             assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.PING
+
+
+async def test_client_that_answers_no_ping_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.05) as served,
+        connected(served, autoping=False) as client,
+    ):
+        messages = [await client.socket.receive(timeout=15) for _ in range(3)]
+        assert [message.type for message in messages] == [aiohttp.WSMsgType.PING] * 2 + [aiohttp.WSMsgType.CLOSE]
+        assert messages[-1][1:] == (aiohttp.WSCloseCode.POLICY_VIOLATION, "Two pings were not answered.")
+        await wait_until(lambda: not served.api.sockets.connections)
+    assert "its client answers no ping" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [b"\x8a\x80abcd", b"\x89\x80abcd"], ids=["a pong", "a ping"])
+async def test_client_from_which_anything_comes_is_not_closed(tmp_path: Path, answer: bytes) -> None:
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.05) as served,
+        connected(served, autoping=False) as client,
+    ):
+        for _ in range(8):
+            while (await client.socket.receive(timeout=15)).type is not aiohttp.WSMsgType.PING:
+                pass
+            transport: Any = client.socket._response.connection
+            transport.transport.write(answer)
+        assert served.api.sockets.connections
+
+
+async def test_client_that_reads_nothing_is_closed_and_its_response_cancelled(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script(ENDLESS, endless=True))
+    async with running_server(engine, tmp_path, keep_alive=0.1) as served, connected(served) as client:
+        connection: Any = client.socket._response.connection
+        connection.transport.pause_reading()
+        await client.send(input="Hi", instructions="Rhyme. " * 1000, max_output_tokens=100_000)
+        await wait_until(lambda: len(served.api.sockets.connections) == 1 and engine.running == 1)
+        await wait_until(lambda: not served.api.sockets.connections and not engine.running)
+
+
+async def test_client_is_not_closed_while_the_server_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pongs stand behind requests that wait."""
+    monkeypatch.setattr(connection_module, "MOST_WAITING", 1)
+    engine = PacedEngine(script())
+    engine.hold(1)
+    async with running_server(engine, tmp_path, keep_alive=0.05) as served, connected(served) as client:
+        (connection,) = served.api.sockets.connections
+        requests, pings = 12, list[bytes]()
+        for _ in range(requests):
+            await client.send(input="Hi", instructions="x" * 50_000)
+        await wait_until(lambda: connection.incoming.is_paused)
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "_write_at_once", pings.append)
+            await wait_until(lambda: len(pings) >= 5)
+        engine.say_all()
+        for _ in range(requests):
+            assert final(await client.stream()).status == "completed"
 
 
 async def test_connection_that_is_used_is_not_pinged(served: PacedServer) -> None:

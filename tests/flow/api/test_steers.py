@@ -167,7 +167,7 @@ async def test_input_waits_for_the_outputs_of_the_client(served: PacedServer, cl
     answer = final(await client.stream())
     assert (answer.status, answer.tools) == ("completed", ())
     prompt = served.prompt_text()
-    assert prompt.index("Paris") < prompt.index("In French.") < prompt.index("Rain.")
+    assert prompt.index("Paris") < prompt.index("Rain.") < prompt.index("In French.")
 
 
 async def test_input_is_returned_if_its_lane_goes_on_without_it(served: PacedServer, client: SocketClient) -> None:
