@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -22,12 +21,9 @@ from penstock.pipeline.protocol.tools import (
     Toolset,
     tool_key,
 )
-from penstock.stages.services.tools import Declaration, Declaring, Host, McpHosts, ServerUnavailable
+from penstock.stages.services.tools import Declaration, Declaring, Host, McpHosts, ServerUnavailable, callable_tools
 
 logger = logging.getLogger(__name__)
-
-_CALLABLE = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-"""The tool names that MCP recommends; the model cannot write other names in a call, so their tools are left out."""
 
 
 async def list_tools(server: McpServer, servers: McpHosts, seconds: float) -> CallFinished:
@@ -93,9 +89,7 @@ def _declared(tools: Toolset, kind: HostedKind, declaration: Declaration | None,
     offered = tuple(tool for tool in tools.tools if tool.namespace == kind)
     functions = declaration.tools if declaration else HOSTED[kind]
     may_call = tuple(
-        tool
-        for tool in functions
-        if _CALLABLE.fullmatch(tool.name) and (allowed is None or allowed.names is None or tool.name in allowed.names)
+        tool for tool in functions if allowed is None or allowed.names is None or tool.name in allowed.names
     )
     at = tools.tools.index(offered[0])
     others = [tool for tool in tools.tools if tool not in offered]
@@ -112,8 +106,8 @@ def _declared(tools: Toolset, kind: HostedKind, declaration: Declaration | None,
 
 
 def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:
-    for tool in listed:
-        if _CALLABLE.fullmatch(tool.name) and (server.allowed is None or _matches(server.allowed, tool)):
+    for tool in callable_tools(listed):
+        if server.allowed is None or _matches(server.allowed, tool):
             yield McpTool(
                 server.label, tool.name, tool.description or None, tool.input_schema, _needs_approval(server, tool)
             )

@@ -6,7 +6,8 @@ Sessions are lazy: nothing is started before the first call that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -192,6 +193,19 @@ class Toolbox:
         await self.mcp.close()
         for host in self.hosts.values():
             await host.close()
+
+
+def callable_tools(listed: Iterable[ListedTool]) -> Iterator[ListedTool]:
+    """Yield the tools of a server that the model can call: those with a name that it can write, each name once."""
+    names: set[str] = set()
+    for tool in listed:
+        if _CALLABLE.fullmatch(tool.name) and tool.name not in names:
+            names.add(tool.name)
+            yield tool
+
+
+_CALLABLE = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+"""The tool names that MCP recommends; the model cannot write other names in a call."""
 
 
 def bounded(text: str, longest: int) -> str:

@@ -26,12 +26,13 @@ from penstock.stages.services.mcp.config import SecretMask, ServerConfig, mask_s
 from penstock.stages.services.mcp.connection import Connection
 from penstock.stages.services.mcp.diagnosis import diagnosed
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure, tool_failure
+from penstock.stages.services.mcp.incoming import MOST_ENTRIES
 from penstock.stages.services.mcp.listings import Listing
 from penstock.stages.services.mcp.transports import statuses_noted
-from penstock.stages.services.tools import ToolResult
+from penstock.stages.services.tools import ToolResult, callable_tools
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
-MOST_TOOLS = 2000
+MOST_TOOLS = MOST_ENTRIES["tools"]
 LARGEST_LISTING = 2 * 2**20
 """Maximum bytes of a listing as JSON.  A longer one would not fit a model's context."""
 _MOST_PAGES = 500
@@ -161,13 +162,14 @@ async def _listed(client: Client) -> Listing:
     size, cursor = 0, None
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        tools += map(_listed_tool, page.tools)
+        listed = tuple(map(_listed_tool, page.tools))
+        tools += listed
         unprompted |= {tool.name for tool in page.tools if (tool.meta or {}).get("include_in_prompt") is False}
-        size += len(msgspec.json.encode(tools[len(tools) - len(page.tools) :]))
+        size += len(msgspec.json.encode(listed))
         if len(tools) > MOST_TOOLS or size > LARGEST_LISTING:
             break
         if (cursor := page.next_cursor) is None:
-            return Listing(tuple(tools), client.instructions or "", frozenset(unprompted))
+            return Listing(tuple(callable_tools(tools)), client.instructions or "", frozenset(unprompted))
     raise protocol_failure(CONNECTION_CLOSED, "The server offers more tools than the limit.")
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from penstock.stages.services.mcp import failures
 from penstock.stages.services.mcp.config import SecretMask
+from penstock.stages.services.mcp.incoming import TooMuch
 from penstock.stages.services.web.ssrf import Blocked
 
 
@@ -57,6 +58,8 @@ def _plain(error: BaseException, seconds: float) -> failures.McpFailure:
 
 def _message(error: BaseException) -> str:
     match error:
+        case TooMuch():
+            return f"The server sent {error}."
         case httpx2.ConnectError():
             return "No connection to the server could be made."
         case httpx2.HTTPError() | httpx2.InvalidURL() | httpx2.StreamError():

@@ -1,4 +1,4 @@
-"""HTTP for MCP servers, limited to permitted addresses and to bodies of bounded size.
+"""HTTP for MCP servers, limited to permitted addresses and to messages of bounded size.
 
 A host name is resolved here, each address is checked, and the connection goes to a checked address, not to the name.
 So DNS cannot change the target between check and connection.  Redirects are covered too, as each of them opens a
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
 import httpcore2
 import httpx2
 
+from penstock.stages.services.mcp.incoming import bound
 from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
-
-LARGEST = 16 * 2**20
-"""Maximum bytes of a response body, or of one event of a stream."""
 
 CONNECTING = 10.0
 READING = 600.0
@@ -41,9 +39,9 @@ def http_client(headers: Mapping[str, str], note: Note, allowed: AllowedNetworks
     uses the proxies set in the environment.
     """
     return httpx2.AsyncClient(
-        headers=dict(headers),
+        headers={"Accept-Encoding": "identity", **headers},
         timeout=httpx2.Timeout(CONNECTING, read=READING),
-        event_hooks={"response": [note]},
+        event_hooks={"response": [note, bound]},
         verify=_TLS,
         trust_env=allowed is None,
         transport=None if allowed is None else GuardedTransport(allowed),
@@ -60,38 +58,6 @@ class GuardedTransport(httpx2.AsyncHTTPTransport):
             max_connections=None,  # one for each running call: none may wait for another
             network_backend=GuardedBackend(allowed),
         )
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, and limit the size of the body.  The events of a stream are limited by its reader."""
-        request.headers["Accept-Encoding"] = "identity"  # a few compressed bytes may expand to gigabytes
-        response = await super().handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            raise httpx2.DecodingError("compressed, which was not asked for")
-        if isinstance(response.stream, httpx2.AsyncByteStream) and not _is_event_stream(response):
-            response.stream = _Bounded(response.stream)
-        return response
-
-
-def _is_event_stream(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").lower().startswith("text/event-stream")
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """A body that raises `httpx2.StreamError` after `LARGEST` bytes."""
-
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
-        self._inner = inner
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._inner:
-            if (size := size + len(chunk)) > LARGEST:
-                raise httpx2.StreamError(f"more than {LARGEST} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):

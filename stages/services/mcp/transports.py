@@ -19,11 +19,10 @@ import httpx2
 from mcp import StdioServerParameters, stdio_client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCResponse
 
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
-from penstock.stages.services.mcp.network import LARGEST, READING, http_client
+from penstock.stages.services.mcp.incoming import LARGEST_BYTES, Messages
+from penstock.stages.services.mcp.network import READING, http_client
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 # These libraries log whole URLs and messages, which contain secrets.
@@ -82,7 +81,7 @@ def _stdio(config: StdioServer) -> Transport:
 @asynccontextmanager
 async def _streamable(config: HttpServer, allowed: AllowedNetworks | None) -> AsyncGenerator[tuple[Any, Any], None]:
     http = http_client(config.headers, _note, allowed)
-    async with http, streamable_http_client(config.url, http_client=http, max_sse_event_size=LARGEST) as streams:
+    async with http, streamable_http_client(config.url, http_client=http, max_sse_event_size=LARGEST_BYTES) as streams:
         yield streams
 
 
@@ -105,21 +104,24 @@ async def _watched(transport: Transport, on_lost: Callable[[], None]) -> AsyncGe
 
 
 class _Watched:
-    """A stream from a server that calls ``on_lost`` at its end, so that no later call runs into a dead connection.
+    """The messages of a server that `Messages` admits; it calls ``on_lost`` at its end.
 
-    A result without a ``resultType`` is complete, as MCP says for servers that omit it.  The SDK would refuse it.
+    So no later call runs into a dead connection.
     """
 
     def __init__(self, inner: Any, on_lost: Callable[[], None]) -> None:
         self._inner = inner
         self._lost = on_lost
+        self._messages = Messages()
 
     @property
     def last_context(self) -> Any:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:
-        return _typed(await self._inner.receive())
+        while (message := self._messages.admitted(await self._inner.receive())) is None:
+            pass
+        return message
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -128,7 +130,9 @@ class _Watched:
         return self
 
     async def __anext__(self) -> Any:
-        return _typed(await self._inner.__anext__())
+        while (message := self._messages.admitted(await self._inner.__anext__())) is None:
+            pass
+        return message
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
@@ -140,9 +144,3 @@ class _Watched:
         self._lost()
         ended: bool | None = await self._inner.__aexit__(kind, error, trace)
         return ended
-
-
-def _typed(message: Any) -> Any:
-    if isinstance(message, SessionMessage) and isinstance(message.message, JSONRPCResponse):
-        message.message.result.setdefault("resultType", "complete")
-    return message

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +16,7 @@ from aiohttp import web
 
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
+from penstock.stages.services.mcp.incoming import MOST_ASKED
 from penstock.stages.services.tools import ServerUnavailable
 from tests.support.mcp_servers import PATIENT, MakeServers
 from tests.support.tool_servers import web_server
@@ -160,12 +163,88 @@ DEEP: Json = functools.reduce(lambda inner, _: {"properties": {"a": inner}}, ran
     ("tools", "reason"),
     [
         ([{**TOOL, "description": "x" * (3 << 20)}], "more tools than the limit"),
-        ([{**TOOL, "name": f"do{number}"} for number in range(2001)], "more tools than the limit"),
+        ([{**TOOL, "name": f"do{number}"} for number in range(2001)], "2001 entries of tools, and 2000 are the most"),
+        ([TOOL] * 30_000, "more than 15000 objects and arrays"),
         ([{**TOOL, "inputSchema": DEEP}], "recursion limit"),
     ],
-    ids=["long", "many", "deep"],
+    ids=["long", "many", "very many", "deep"],
 )
 async def test_listing_that_no_model_could_read_is_refused(make: MakeServers, tools: list[Json], reason: str) -> None:
     async with web_server(speaking(tools)) as hostile:
         with pytest.raises(ServerUnavailable, match=reason):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
+
+
+def in_one_body(answer: Json) -> web.StreamResponse:
+    return web.json_response(answer)
+
+
+def in_an_event(answer: Json) -> web.StreamResponse:
+    return web.Response(text=f"data: {json.dumps(answer)}\n\n", content_type="text/event-stream")
+
+
+@pytest.mark.parametrize("sent", [in_one_body, in_an_event])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([{"type": "text", "text": "x"}] * 1_001, "1001 entries of content, and 1000 are the most"),
+        ([{"type": "text", "text": "x"}] * 300_000, "more than 15000 objects and arrays"),
+        ([{"type": "text", "text": "x", "_meta": {"n": [0] * 600_000}}], "more than 500000 values"),
+    ],
+    ids=["many", "very many", "numbers"],
+)
+async def test_result_is_counted_before_it_is_converted(
+    make: MakeServers, sent: Callable[[Json], web.StreamResponse], content: list[Json], reason: str
+) -> None:
+    async def call(request: web.Request, message: Json) -> web.StreamResponse:
+        return sent(result(message, {"content": content}))
+
+    servers = make()
+    async with web_server(speaking(call=call)) as hostile:
+        server = McpServer("x", f"{hostile}/mcp")
+        assert await servers.tools(server, PATIENT)
+        session = servers.session(server)
+        outcome = await session.run("do", "{}", PATIENT)
+        await session.close()
+    assert reason in (outcome.error or "")
+
+
+async def test_flood_of_requests_ends_the_connection(make: MakeServers) -> None:
+    """Each request of a server takes a task and an answer, and it may send them without end."""
+    answers = 0
+
+    async def call(request: web.Request, message: Json) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for number in itertools.count():
+                asked = {"jsonrpc": "2.0", "id": number, "method": "sampling/createMessage", "params": {}}
+                await stream.write(f"data: {json.dumps(asked)}\n\n".encode())
+        return stream
+
+    handle = speaking(call=call)
+
+    async def counted(request: web.Request) -> web.StreamResponse:
+        nonlocal answers
+        if request.method == "POST" and "method" not in await request.json():
+            answers += 1
+            return web.Response(status=202)
+        return await handle(request)
+
+    servers = make()
+    async with web_server(counted) as hostile:
+        server = McpServer("x", f"{hostile}/mcp")
+        assert await servers.tools(server, PATIENT)
+        session = servers.session(server)
+        outcome = await session.run("do", "{}", PATIENT)
+        await session.close()
+    assert outcome.error is not None
+    assert answers <= MOST_ASKED
+
+
+async def test_tools_that_cannot_be_called_are_not_listed(make: MakeServers) -> None:
+    """Neither the prompt nor the item has a tool twice, or one without a name that the model could write."""
+    names = ["do", "do", "", "a\nb", "\x1b[31m", "x" * 129, "user-profile/update"]
+    async with web_server(speaking([{**TOOL, "name": name} for name in names])) as hostile:
+        tools = await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
+    assert [tool.name for tool in tools] == ["do", "user-profile/update"]

@@ -14,7 +14,8 @@ import pytest
 
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.mcp.network import LARGEST, GuardedBackend, http_client
+from penstock.stages.services.mcp.incoming import LARGEST_BYTES
+from penstock.stages.services.mcp.network import GuardedBackend, http_client
 from penstock.stages.services.tools import ServerUnavailable
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.support.mcp_servers import LOCAL, PATIENT, HttpServers, MakeServers
@@ -106,7 +107,7 @@ def test_name_is_resolved_once() -> None:
 
 async def test_answers_are_bounded() -> None:
     endless = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
-    too_much = (endless, *[b" " * 2**20] * (LARGEST // 2**20 + 1))
+    too_much = (endless, *[b" " * 2**20] * (LARGEST_BYTES // 2**20 + 1))
     async with answering(*too_much) as port, http_client({}, ignored, LOCAL) as client:
         with pytest.raises(httpx2.StreamError, match="more than"):
             await client.get(f"http://127.0.0.1:{port}/")
