@@ -58,6 +58,7 @@ def responses_pipeline(
     It seals nothing (see `sealing`), so that a replay repeats its bytes.
     """
     limits = replace(limits, context_length=engine.context_length)
+    toolbox = replace(toolbox, approvals=runs.store.approvals)
     normalize = Normalize(
         runs.store,
         engine.models,

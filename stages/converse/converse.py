@@ -47,6 +47,7 @@ class Converse:
             declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
             loop = ToolLoop(declared, self.toolbox, self.limits, self.clock, self.steering.is_wanted)
             try:
+                await loop.claim()
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
                 while loop.next_turn():

@@ -76,6 +76,7 @@ class ToolLoop:
         self._tokens_left = request.facts.sampling.max_tokens
         self._has_corrected = False
         self._has_refused = False
+        self._used: dict[str, str] = {}  # approvals that other responses have used
         self._seconds_before = 0.0  # spent before the next turn, and counted as part of it
 
     def note(self, frame: frames.ConversedFrame) -> frames.ConversedFrame:
@@ -95,6 +96,16 @@ class ToolLoop:
 
     # Before the first turn
 
+    async def claim(self) -> None:
+        """Use the approvals of the request, so that no other response makes their calls."""
+        facts, approvals = self.request.facts, self._toolbox.approvals
+        for approval in self._approved:
+            if approvals is None:
+                return
+            used_by = await approvals.use(facts.origin.owner, approval.id, facts.response.id)
+            if used_by != facts.response.id:
+                self._used[approval.id] = used_by
+
     def begin(self) -> Iterator[Step]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
         if self._compacts_only or not self.request.facts.generates:
@@ -102,7 +113,7 @@ class ToolLoop:
         request = self.request
         known = known_tools(request.items)
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
-        approved = _approved(request)
+        approved = self._approved
         if not unlisted and not approved:
             self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
             return
@@ -132,11 +143,15 @@ class ToolLoop:
             yield from self._sessions.call(call).frames(frames.ItemClosed(complete=True))
             return
         yield frames.CallStarted()
-        yield frames.CallFinished(error="The servers of this request offer no such tool.")
+        used_by = self._used.get(approval.id)
+        made = f"The call was made already, in the response {used_by}."
+        yield frames.CallFinished(error=made if used_by else "The servers of this request offer no such tool.")
         yield frames.ItemClosed(complete=True)
 
     def _may_call(self, approval: McpApprovalRequest) -> bool:
-        """Return True if the request offers this MCP tool; approval alone does not permit a call."""
+        """Return True if the request offers this MCP tool, and no other response has made the call."""
+        if approval.id in self._used:
+            return False
         key = (approval.server_label, approval.name)
         return any(
             isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.facts.tools.tools
@@ -179,6 +194,12 @@ class ToolLoop:
     def _threshold(self) -> int | None:
         compacting = self.request.facts.compacting
         return compacting.threshold if compacting else None
+
+    @property
+    def _approved(self) -> list[McpApprovalRequest]:
+        if self._compacts_only or not self.request.facts.generates:
+            return []
+        return _approved(self.request)
 
     @property
     def _compacts_only(self) -> bool:
@@ -311,7 +332,7 @@ def _cut(turn: ModelTurn) -> Iterator[Step]:
 
 
 def _approved(request: frames.ResolvedRequest) -> list[McpApprovalRequest]:
-    """Return the approval requests that the client has granted in its input and whose calls have not been made."""
+    """Return the approval requests that the client has granted in its input and whose calls have not been made here."""
     items = request.items
     approvals = {item.id: item for item in of_type(items, McpApprovalRequest)}
     made = {item.approval_request_id for item in of_type(items, McpCall)}

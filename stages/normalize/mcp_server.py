@@ -7,6 +7,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
 from penstock.pipeline.protocol.tools import HostedKind, McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
+from penstock.stages.normalize.tool_types import LABELS
 
 
 def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> McpServer:
@@ -17,6 +18,9 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> M
     if tool.server_url is None and labels is not None:
         key = "server_label" if tool.connector_id is None else "connector_id"
         label: str = getattr(tool, key)
+        if label not in labels and label in LABELS:
+            message = f"This server does not offer the built-in tool {label!r} to this client."
+            raise InvalidRequest(message, param=f"{path}.{key}")
         if label not in labels:
             message = f"This server knows no MCP server {shortened(label)!r}: give its server_url."
             raise InvalidRequest(message, param=f"{path}.{key}")

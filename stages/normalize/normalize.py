@@ -33,7 +33,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.history import History
-from penstock.pipeline.protocol.items import Compaction, Item, images_of
+from penstock.pipeline.protocol.items import Compaction, Item, McpApprovalResponse, McpCall, images_of, of_type
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
@@ -155,6 +155,7 @@ class Normalize:
         items, history, toolset, offered, raw = await asyncio.to_thread(
             self._read, request, past, referenced, suffix, thoughts
         )
+        await self._refuse_used_approvals(request, items)
         sampling = _sampling(request, self.traits.sampling)
         summary = await self._summary(request, (*past.items, *items), past.results)
         facts = RequestFacts(
@@ -178,6 +179,23 @@ class Normalize:
         )
         results = {**thoughts.results, **past.results, **await self._results(items, request), **facts.results}
         return ResolvedRequest(facts, history, {**past.tokens, **thoughts.tokens, **raw.tokens}, results)
+
+    async def _refuse_used_approvals(self, request: CreateResponse, items: Sequence[Item]) -> None:
+        """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice.
+
+        The history of a client that keeps it itself has the call, too.
+        """
+        made = {item.approval_request_id for item in of_type(items, McpCall)}
+        granted = {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
+        used = await self.store.approvals.used(request.envelope.owner, granted) if granted else {}
+        for place, item in enumerate(request.input_items):
+            approval_id = str(getattr(item, "approval_request_id", ""))
+            if approval_id in used:
+                message = (
+                    f"The call that {shortened(approval_id)!r} asks for was made already, "
+                    f"in the response {used[approval_id]}."
+                )
+                raise InvalidRequest(message, param=f"input[{place}].approval_request_id")
 
     def _read(
         self,

@@ -33,6 +33,9 @@ from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE,
 
 logger = logging.getLogger(__name__)
 
+MOST_SERVERS = 64
+"""MCP servers of a request: each is listed before the first turn, over a connection of its own."""
+
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
 """Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
 
@@ -78,6 +81,8 @@ class ToolsetBuilder:
         if isinstance(offered, McpServer):
             if offered.label in self.servers:
                 raise InvalidRequest(f"There are two servers labelled {offered.label!r}.", param=f"{path}.server_label")
+            if len(self.servers) == MOST_SERVERS:
+                raise InvalidRequest(f"A request may name {MOST_SERVERS} MCP servers.", param=path)
         else:
             self._refuse_namesakes(tool, offered, path)
         self._take(offered)

@@ -155,6 +155,14 @@ class NoServers:
         """Do nothing."""
 
 
+class Approvals(Protocol):
+    """The approvals of MCP calls that were used."""
+
+    async def use(self, owner: str, approval_id: str, response_id: str) -> str:
+        """Use an approval for a response, unless another response has used it; return the one that has it now."""
+        ...
+
+
 @dataclass(frozen=True)
 class ToolAccess:
     """The built-in tools that clients may use: ``of_all``, except for owners to whom ``of_key`` gives others."""
@@ -177,6 +185,8 @@ class Toolbox:
     """The hosts of the built-in tools, by namespace."""
     mcp: McpHosts = field(default_factory=NoServers)
     access: ToolAccess = FULL_ACCESS
+    approvals: Approvals | None = None
+    """The approvals of MCP calls that were used; None if all may be used again."""
     left_out: frozenset[str] = frozenset()
     """The types of tools that are left out of requests."""
 

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
+from penstock.pipeline.secret import Secret
 from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
 from penstock.stages.services.tools import Declaration, ServerUnavailable, Session, ToolResult, bounded
@@ -62,8 +65,13 @@ class McpHost:
         return Declaration(tuple(prompted), listing.instructions)
 
     def _server(self, request: ResolvedRequest) -> McpServer:
-        """Return the server with the headers of the request, if it has any."""
-        return next((server for server in request.facts.hosted if server.label == self._kind), McpServer(self._kind))
+        """Return the server, with the headers of the request but for a session of the client's choice."""
+        for server in request.facts.hosted:
+            if server.label == self._kind:
+                headers = server.headers.reveal().items()
+                own = Secret({name: value for name, value in headers if name.lower() != SESSION_HEADER})
+                return msgspec.structs.replace(server, headers=own)
+        return McpServer(self._kind)
 
     async def close(self) -> None:
         """Do nothing: `McpServers` closes the connections."""

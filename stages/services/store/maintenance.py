@@ -67,6 +67,8 @@ _OLD_RESPONSES = f"""
 
 _LONG_GONE = f"delete from servers where beat_at < {NOW} - 86400"
 
+_OLD_APPROVALS = "delete from approvals where used_at < $1"
+
 _PLACES_OF_NONE = """
     delete from places where server_id <> '' and not exists (select 1 from servers where servers.id = server_id)
 """
@@ -128,7 +130,8 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
     while ids := [name for (name,) in await context.read(_OLD_LOGS, now - keep_logs)]:
         if not await _forget_logs(context, ids):
             break
-    await context.writer.carry_out((Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ())))
+    forgotten = Statement(_OLD_APPROVALS, (now - keep_responses,))
+    await context.writer.carry_out((Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ()), forgotten))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
     return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 

@@ -211,6 +211,19 @@ _SINCE_0_1 = (
 )
 """The statements of release 0.2.0, for both databases; 0.1.0 goes on without knowing what they add."""
 
+_SINCE_0_2 = (
+    """
+    create table approvals (
+        owner text not null,
+        id text not null,
+        response_id text not null,
+        used_at double precision not null,
+        primary key (owner, id)
+    )
+    """,
+)
+"""The statements since release 0.2.0, for both databases: the approvals of MCP calls that were used."""
+
 EXECUTED_TABLE = "create table if not exists schema_statements (executed bigint not null)"
 EXECUTED = "select max(executed) from schema_statements"
 
@@ -241,5 +254,5 @@ class Schema:
         return statements, max(usable_from, self.usable_from)
 
 
-POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1), len(_POSTGRES_0_1))
-SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1), len(_SQLITE_0_1))
+POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1, *_SINCE_0_2), len(_POSTGRES_0_1))
+SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1, *_SINCE_0_2), len(_SQLITE_0_1))

@@ -28,6 +28,7 @@ from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
 from penstock.stages.services.store.allowances import StoredAllowances
+from penstock.stages.services.store.approvals import StoredApprovals
 from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
     BATCH,
@@ -108,6 +109,7 @@ class Store:
         self.keys = StoredKeys(self._context)
         self.allowances = StoredAllowances(self._context)
         self.places = StoredPlaces(self._context)
+        self.approvals = StoredApprovals(self._context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property

@@ -61,9 +61,10 @@ async def test_no_spelling_bypasses_the_approval(tmp_path: Path, http: HttpServe
 
 async def test_approved_call_cannot_be_changed(tmp_path: Path, http: HttpServers) -> None:
     async with tool_server(tmp_path, [ASKING]) as served:
-        response_id, request = await waiting(served, http)
-        play_turns(served.engine, answer_markup())
         for forged in ({"arguments": '{"a": 40, "b": 2}'}, {"name": "echo"}, {"server_label": "other"}):
+            play_turns(served.engine, ASKING)
+            response_id, request = await waiting(served, http)
+            play_turns(served.engine, answer_markup())
             body = {"input": [request | forged, approved(request)], "tools": guarded(http)}
             _, response = await served.post({**body, "previous_response_id": response_id})
             (only,) = made(response)

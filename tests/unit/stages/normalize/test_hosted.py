@@ -305,7 +305,7 @@ async def test_clients_get_the_built_in_tools_that_they_may_use(store: Store, ow
 async def test_no_name_of_a_tool_gets_around_the_access(store: Store, tool: Json) -> None:
     """The operator's server in place of a built-in tool could also be named as an MCP server."""
     own = frozenset({"python", "docs"})
-    with pytest.raises(InvalidRequest, match="knows no MCP server"):
+    with pytest.raises(InvalidRequest, match="does not offer the built-in tool"):
         await normalize(store, input="Hi", owner="bob", tools=[tool], hosted=ALL_HOSTED, labels=own, access=ACCESS)
     resolved = await normalize(
         store, input="Hi", owner="bob", tools=[label("docs")], hosted=ALL_HOSTED, labels=own, access=ACCESS

@@ -1,0 +1,57 @@
+"""The approvals of MCP calls that were used: one approval runs one call, however often a client sends it.
+
+SDKs send a request again after a time-out, maybe to another server of the store.  So the use of an approval is written
+to the store, also for a response that is not stored: an id that the server drew tells nothing.  Without a store, or
+while it is away, this process alone remembers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from penstock.pipeline.errors import StoreFailed
+from penstock.stages.services.store.database import NOW, Statement, placeholders
+from penstock.stages.services.store.writer import StoreContext
+
+_USE = f"""
+    insert into approvals (owner, id, response_id, used_at) values ($1, $2, $3, {NOW})
+    on conflict (owner, id) do nothing
+"""
+
+_REMEMBERED = 10_000
+"""Approvals that a process remembers; the oldest go first."""
+
+
+class StoredApprovals:
+    """The used approvals of all owners, with the responses that used them."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._here: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def use(self, owner: str, approval_id: str, response_id: str) -> str:
+        """Use an approval for a response, unless another response has used it; return the one that has it now."""
+        used = self._here.setdefault((owner, approval_id), response_id)
+        if len(self._here) > _REMEMBERED:
+            self._here.popitem(last=False)
+        with suppress(StoreFailed):
+            await self._context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
+            used = (await self._stored(owner, [approval_id])).get(approval_id, used)
+            self._here[owner, approval_id] = used
+        return used
+
+    async def used(self, owner: str, approval_ids: Collection[str]) -> Mapping[str, str]:
+        """Return the responses that have used these approvals, by the id of the approval."""
+        here = {name: used for name in approval_ids if (used := self._here.get((owner, name)))}
+        with suppress(StoreFailed):
+            return {**here, **await self._stored(owner, [name for name in approval_ids if name not in here])}
+        return here
+
+    async def _stored(self, owner: str, approval_ids: Sequence[str]) -> Mapping[str, str]:
+        if not approval_ids:
+            return {}
+        names = placeholders(len(approval_ids), 2)
+        sql = f"select id, response_id from approvals where owner = $1 and id in ({names})"
+        return {str(row[0]): str(row[1]) for row in await self._context.read(sql, owner, *approval_ids)}
