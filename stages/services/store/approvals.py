@@ -8,7 +8,7 @@ while it is away, this process alone remembers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from penstock.pipeline.errors import StoreFailed
@@ -46,12 +46,10 @@ class StoredApprovals:
         """Return the responses that have used these approvals, by the id of the approval."""
         here = {name: used for name in approval_ids if (used := self._here.get((owner, name)))}
         with suppress(StoreFailed):
-            return {**here, **await self._stored(owner, [name for name in approval_ids if name not in here])}
+            return {**here, **await self._stored(owner, approval_ids)}
         return here
 
-    async def _stored(self, owner: str, approval_ids: Sequence[str]) -> Mapping[str, str]:
-        if not approval_ids:
-            return {}
+    async def _stored(self, owner: str, approval_ids: Collection[str]) -> Mapping[str, str]:
         names = placeholders(len(approval_ids), 2)
         sql = f"select id, response_id from approvals where owner = $1 and id in ({names})"
         return {str(row[0]): str(row[1]) for row in await self._context.read(sql, owner, *approval_ids)}
