@@ -58,14 +58,19 @@ class ForgottenPrompts(list[Prompt]):
         """Drop the prompt."""
 
 
-def serve_script(*arguments: str) -> None:
+async def scripted(*arguments: str) -> None:
+    """Serve a scripted engine in the running event loop."""
     settings = CliApp.run(Settings, cli_args=list(arguments))
     log_to_stderr(settings.log_level)
     model = settings.model or ""
     text, latency = SCRIPTS[model]
     script = Script(load_encoding().encode_markup(text), latency=latency)
     engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
-    uvloop.run(serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding())))))
+    await serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding()))))
+
+
+def serve_script(*arguments: str) -> None:
+    uvloop.run(scripted(*arguments))
 
 
 def serve_with_few_descriptors(*arguments: str) -> None:

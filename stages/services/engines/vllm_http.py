@@ -117,7 +117,7 @@ async def start_vllm_http(
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
-    session = aiohttp.ClientSession(connector=connector(), headers=headers, timeout=timeout)
+    session = aiohttp.ClientSession(connector=connector(), headers=headers, timeout=timeout, auto_decompress=False)
     try:
         replicas = Replicas(tuple(Replica(url.rstrip("/"), session, endpoints) for url in dict.fromkeys(urls)))
         served = await _first_served(replicas, model, wait)

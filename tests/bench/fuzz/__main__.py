@@ -1,4 +1,6 @@
-"""Fire hostile bodies, raw connections and many streams at a server process: no 5xx, no traceback, no hang.
+"""Fire hostile bodies, raw connections, many streams and attacks on WebSockets at server processes.
+
+No 5xx, no traceback, no hang.  What held the event loop in the attacks on WebSockets is told, and is no fault.
 
     python -m tests.bench.fuzz [--bodies N] [--connections N] [--streams N] [--seed N]
 
@@ -11,6 +13,7 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +22,7 @@ import uvloop
 
 from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
+from tests.bench.fuzz.sockets import attack_sockets, measured_process
 from tests.support.openapi import Description
 from tests.support.server_process import ServerProcess, running_process
 
@@ -74,13 +78,21 @@ async def main() -> int:
                     found = await hostile(server, wanted.bodies, wanted.connections, wanted.seed)
                 else:
                     found = await many_streams(server, wanted.streams)
-                for what, outcome in found.items():
-                    statuses = ", ".join(f"{status}: {count:,}" for status, count in sorted(outcome.statuses.items()))
-                    print(f"{what}: {statuses or 'nothing'}; {len(outcome.faults)} faults")
-                    print(*outcome.faults[:SHOWN], sep="\n", end="\n" if outcome.faults else "")
-                    wrong += len(outcome.faults)
-                print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
+                wrong += tell(found, begun)
+        async with measured_process(folder) as server:
+            begun = time.monotonic()
+            wrong += tell(await attack_sockets(server), begun)
     return bool(wrong)
+
+
+def tell(found: Mapping[str, Outcome], begun: float) -> int:
+    """Print outcomes; return the number of faults."""
+    for what, outcome in found.items():
+        statuses = ", ".join(f"{status}: {count:,}" for status, count in sorted(outcome.statuses.items()))
+        print(f"{what}: {statuses or 'nothing'}; {len(outcome.faults)} faults")
+        print(*outcome.faults[:SHOWN], sep="\n", end="\n" if outcome.faults else "")
+    print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
+    return sum(len(outcome.faults) for outcome in found.values())
 
 
 if __name__ == "__main__":

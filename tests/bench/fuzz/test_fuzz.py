@@ -13,6 +13,7 @@ from aiohttp import web
 from tests.bench.fuzz import fire
 from tests.bench.fuzz.__main__ import hostile, many_streams
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
+from tests.bench.fuzz.sockets import attack_sockets, measured_process
 from tests.support.api_clients import ApiClient
 from tests.support.server_process import running_process
 from tests.support.tool_servers import web_server
@@ -34,6 +35,13 @@ async def test_each_of_many_streams_has_one_end(tmp_path: Path) -> None:
         whole, stopped, afterwards = (await many_streams(server, 100)).values()
     assert (whole.statuses, stopped.statuses) == ({"completed": 100}, {"failed": 100})
     assert whole.faults + stopped.faults + afterwards.faults == []
+
+
+async def test_attacks_on_sockets_end_as_they_must_and_disturb_no_other_client(tmp_path: Path) -> None:
+    async with measured_process(tmp_path) as server:
+        found = await attack_sockets(server)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert found["the ordinary client"].statuses["completed"] > 0
 
 
 # Faults are found

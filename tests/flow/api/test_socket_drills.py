@@ -6,13 +6,10 @@ After each drill nothing runs, no task is left, and the server answers the next 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import os
 import signal
 import struct
 import tracemalloc
-import zlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -30,6 +27,7 @@ from tests.support.event_streams import final
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
 from tests.support.socket_client import connected
+from tests.support.socket_frames import COMPRESSED, NO_MASK, deflated, frame_of, upgraded
 
 CREATE: dict[str, Any] = {"type": "response.create", "input": "Hi", "tools": [WEATHER]}
 TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
@@ -53,27 +51,6 @@ async def talking(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
         yield served
 
 
-async def upgraded(
-    served: ScriptedServer | PacedServer, **headers: str
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a connection byte by byte, so that frames may be broken; ``headers`` are those of WebSockets."""
-    host, port = served.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    key = base64.b64encode(os.urandom(16)).decode()
-    head = "GET /v1/responses HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {}\r\n"
-    head += "".join(f"Sec-WebSocket-{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
-    writer.write(head.format(host, key).encode())
-    assert b"101 Switching Protocols" in await reader.readuntil(b"\r\n\r\n")
-    return reader, writer
-
-
-def frame_of(payload: bytes, opcode: int = 1, *, final_bit: bool = True, masked: bool = True) -> bytes:
-    """A frame as clients send it, with a mask of zeros."""
-    head = bytes([(0x80 if final_bit else 0) | opcode, (0x80 if masked else 0) | 126]) + struct.pack(">H", len(payload))
-    return head + (b"\0\0\0\0" if masked else b"") + payload
-
-
 CLOSED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 WHOLE = frame_of(json.dumps(CREATE).encode())
@@ -81,8 +58,8 @@ WHOLE = frame_of(json.dumps(CREATE).encode())
 BROKEN = {
     "half a head": WHOLE[:3],
     "half a frame": WHOLE[:40],
-    "half a message": frame_of(json.dumps(CREATE).encode()[:20], final_bit=False),
-    "a frame without a mask": frame_of(json.dumps(CREATE).encode(), masked=False),
+    "half a message": frame_of(json.dumps(CREATE).encode()[:20], fin=False),
+    "a frame without a mask": frame_of(json.dumps(CREATE).encode(), mask=NO_MASK),
     "an unknown opcode": frame_of(b"{}", opcode=5),
     "a continuation of nothing": frame_of(b"{}", opcode=0),
     "a long ping": frame_of(b"x" * 200, opcode=9),
@@ -95,7 +72,7 @@ BROKEN = {
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
 async def test_broken_frames_harm_only_their_connection(talking: ScriptedServer, sent: bytes) -> None:
     async with drill(talking):
-        _, writer = await upgraded(talking)
+        _, writer = await upgraded(talking.url)
         writer.write(sent)
         await writer.drain()
         await asyncio.sleep(0.02)
@@ -113,7 +90,7 @@ PART = b"\x81\xff" + struct.pack(">Q", LARGE - 1) + b"\0\0\0\0" + b" " * ARRIVED
 @asynccontextmanager
 async def arriving(served: ScriptedServer, sent: bytes, **headers: str) -> AsyncGenerator[asyncio.StreamReader, None]:
     """Send bytes over a connection of their own, which stays open for the length of the block."""
-    reader, writer = await upgraded(served, **headers)
+    reader, writer = await upgraded(served.url, **headers)
     writer.write(sent)
     with suppress(ConnectionResetError):
         await writer.drain()
@@ -190,16 +167,10 @@ async def test_large_message_is_not_kept_while_its_response_runs(tmp_path: Path)
         await client.stream()
 
 
-def deflated(payload: bytes) -> bytes:
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return deflate.compress(payload) + deflate.flush(zlib.Z_SYNC_FLUSH)
-
-
 @pytest.mark.parametrize("payload", [WHOLE, b" " * 30_000_000], ids=["a request", "a bomb"])
 @pytest.mark.parametrize("offer", ["permessage-deflate", "permessage-deflate; client_max_window_bits", "x"])
 async def test_compressed_frame_is_refused_unread(talking: ScriptedServer, payload: bytes, offer: str) -> None:
-    inflating = deflated(payload)
-    frame = b"\xc1\xfe" + struct.pack(">H", len(inflating)) + b"\0\0\0\0" + inflating
+    frame = frame_of(deflated(payload), reserved=COMPRESSED)
     async with drill(talking), arriving(talking, frame, Extensions=offer) as reader:
         assert await closed_with(reader) == aiohttp.WSCloseCode.PROTOCOL_ERROR
 
@@ -215,7 +186,7 @@ async def test_log_tells_why_a_connection_was_closed(talking: ScriptedServer, ca
 
 async def test_request_with_a_close_right_after_it_is_not_held(served: PacedServer) -> None:
     async with drill(served):
-        _, writer = await upgraded(served)
+        _, writer = await upgraded(served.url)
         await wait_until(lambda: len(served.api.sockets.connections) == 1)
         (connection,) = served.api.sockets.connections
         writer.write(WHOLE + frame_of(b"", opcode=8))  # one segment: the response is cancelled before its first step

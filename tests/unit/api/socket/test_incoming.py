@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -18,11 +16,21 @@ from hypothesis import strategies as st
 from penstock.api.http.request_body import MOST_AT_ONCE, SMALL, HeldBytes
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.incoming import PIECE_BYTES, Incoming
+from tests.support.socket_frames import (
+    BINARY,
+    CLOSE,
+    COMPRESSED,
+    CONTINUATION,
+    NO_MASK,
+    PING,
+    PONG,
+    TEXT,
+    deflated,
+    frame_of,
+)
 
 MOST = 2**21
 """Bytes of the largest message in these tests."""
-
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 
 class Connection:
@@ -36,20 +44,6 @@ class Connection:
 
     def resume_reading(self) -> None:
         self._reading_paused = False
-
-
-def frame_of(
-    payload: bytes = b"", opcode: int = TEXT, *, fin: bool = True, mask: bytes = b"\1\2\3\4", reserved: int = 0
-) -> bytes:
-    size = len(payload)
-    if size < 126:
-        length, extended = size, b""
-    else:
-        length, extended = (126, struct.pack(">H", size)) if size < 2**16 else (127, struct.pack(">Q", size))
-    head = bytes([fin << 7 | reserved << 4 | opcode, (0x80 if mask else 0) | length]) + extended + mask
-    if not mask:
-        return head + payload
-    return head + bytes(byte ^ bit for byte, bit in zip(payload, cycle(mask), strict=False))
 
 
 def incoming(held: HeldBytes | None = None) -> Incoming:
@@ -135,16 +129,16 @@ def comparable(message: Any) -> Any:
 
 
 WRONG = {
-    "an unmasked text": (frame_of(b"{}", mask=b""), WSCloseCode.PROTOCOL_ERROR),
-    "an unmasked ping": (frame_of(b"", PING, mask=b""), WSCloseCode.PROTOCOL_ERROR),
-    "an unmasked close": (frame_of(b"", CLOSE, mask=b""), WSCloseCode.PROTOCOL_ERROR),
+    "an unmasked text": (frame_of(b"{}", mask=NO_MASK), WSCloseCode.PROTOCOL_ERROR),
+    "an unmasked ping": (frame_of(b"", PING, mask=NO_MASK), WSCloseCode.PROTOCOL_ERROR),
+    "an unmasked close": (frame_of(b"", CLOSE, mask=NO_MASK), WSCloseCode.PROTOCOL_ERROR),
     "an unmasked frame within a message": (
-        frame_of(b"x", fin=False) + frame_of(b"x", CONTINUATION, mask=b""),
+        frame_of(b"x", fin=False) + frame_of(b"x", CONTINUATION, mask=NO_MASK),
         WSCloseCode.PROTOCOL_ERROR,
     ),
-    "a compressed text": (frame_of(zlib.compress(b"{}", wbits=-15), reserved=4), WSCloseCode.PROTOCOL_ERROR),
-    "a broken compressed text": (frame_of(b"\xff\xff", reserved=4), WSCloseCode.PROTOCOL_ERROR),
-    "a compressed ping": (frame_of(b"", PING, reserved=4), WSCloseCode.PROTOCOL_ERROR),
+    "a compressed text": (frame_of(deflated(b"{}"), reserved=COMPRESSED), WSCloseCode.PROTOCOL_ERROR),
+    "a broken compressed text": (frame_of(b"\xff\xff", reserved=COMPRESSED), WSCloseCode.PROTOCOL_ERROR),
+    "a compressed ping": (frame_of(b"", PING, reserved=COMPRESSED), WSCloseCode.PROTOCOL_ERROR),
     "another reserved bit": (frame_of(b"{}", reserved=1), WSCloseCode.PROTOCOL_ERROR),
     "an unknown opcode": (frame_of(b"{}", 5), WSCloseCode.PROTOCOL_ERROR),
     "a continuation of nothing": (frame_of(b"{}", CONTINUATION), WSCloseCode.PROTOCOL_ERROR),

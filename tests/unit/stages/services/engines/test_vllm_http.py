@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -59,6 +60,17 @@ async def test_served_models_are_read_from_the_server() -> None:
         assert (engine.context_length, engine.root) == (8192, "/models/tiny")
         assert (engine.speaks_harmony, engine.vocabulary_size) == (True, VOCABULARY_SIZE)
         assert engine.is_alive
+
+
+async def test_compressed_answer_of_an_engine_is_not_inflated() -> None:
+    cards = b'{"data": [{"id": "tiny", "max_model_len": 8192}]}'
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(cards), headers={"Content-Encoding": "gzip"})
+
+    async with web_server(answer) as url:
+        with pytest.raises(UnusableServer, match="/v1/models returned unexpected JSON"):
+            await start_vllm_http([url], wait=0)
 
 
 @pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])

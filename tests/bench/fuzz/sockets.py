@@ -1,0 +1,196 @@
+"""Attack the WebSockets of a server process, beside an ordinary client that must go on; count what holds its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import WSCloseCode
+
+from tests.bench.fuzz.fire import HANGS, Outcome, complaints
+from tests.support.server_process import ServerProcess, scripted, serving_process
+from tests.support.socket_client import connected
+from tests.support.socket_frames import (
+    CLOSE,
+    COMPRESSED,
+    CONTINUATION,
+    NO_MASK,
+    PING,
+    PONG,
+    deflated,
+    frame_of,
+    read_frame,
+    upgraded,
+)
+
+logger = logging.getLogger(__name__)
+
+HOLD_SECONDS = 0.02
+"""Seconds of computing for which nothing may hold the event loop."""
+
+LOOK_SECONDS = 0.001
+"""Seconds between two looks at what the loop's thread has computed."""
+
+HELD = re.compile(r"The loop was held for (\d+) ms$", re.MULTILINE)
+
+MEGABYTES = 2**20
+
+ANSWERED, BROKEN_OFF = "answered", "broken off"
+"""The ends of attacks besides the code with which the server closes the connection."""
+
+Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[str]]
+
+
+def create(**fields: object) -> bytes:
+    return json.dumps({"type": "response.create", "store": False, **fields}).encode()
+
+
+def sending(*frames: bytes, answers: bool = True) -> Attack:
+    """Send frames, and read until the end; the client ``answers`` pings."""
+
+    async def attack(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        with suppress(ConnectionError):
+            for frame in frames:
+                writer.write(frame)
+                await writer.drain()
+        return await read_to_end(reader, writer if answers else None)
+
+    return attack
+
+
+async def steer_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Steer a response with 25 megabytes, in one text and in many messages."""
+    writer.write(frame_of(create(input="Count.")))
+    _, created = await read_frame(reader)
+    steer = {"type": "response.steer", "previous_response_id": json.loads(created)["response"]["id"]}
+    texts = ("x" * (25 * MEGABYTES), [{"role": "user", "content": "x"}] * 200_000)
+    return await sending(*(frame_of(json.dumps({**steer, "input": given}).encode()) for given in texts))(reader, writer)
+
+
+async def read_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Ask for more than the connection holds, and read none of it until the server has closed it."""
+    transport: Any = writer.transport
+    transport.pause_reading()
+    asked = frame_of(create(input="Count.", instructions="x" * 100_000))
+    while True:  # until writing raises ConnectionError
+        writer.write(asked)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def read_to_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None) -> str:
+    """Read until the connection is closed, or a request is answered; pings are answered over ``writer``."""
+    while True:
+        opcode, payload = await read_frame(reader)
+        if opcode == PING and writer:
+            writer.write(frame_of(payload, PONG))
+        if opcode == CLOSE:
+            return str(int.from_bytes(payload[:2], "big") or WSCloseCode.OK.value)
+        if b'"type":"response.completed"' in payload or b'"type":"error"' in payload:
+            return ANSWERED
+
+
+PROTOCOL, POLICY = str(WSCloseCode.PROTOCOL_ERROR.value), str(WSCloseCode.POLICY_VIOLATION.value)
+SHORT = frame_of(create(input="Hi"))
+
+ATTACKS: Mapping[str, tuple[Attack, str]] = {
+    "a bomb": (sending(frame_of(deflated(b" " * 31 * MEGABYTES), reserved=COMPRESSED)), PROTOCOL),
+    "a broken deflate stream": (sending(frame_of(b"\xff" * 20, reserved=COMPRESSED)), PROTOCOL),
+    "an unmasked request": (sending(frame_of(create(input="Hi"), mask=NO_MASK)), PROTOCOL),
+    "text that is not UTF-8": (sending(frame_of(b'{"\xff')), str(WSCloseCode.INVALID_TEXT.value)),
+    "a flood of pings": (sending(frame_of(b"", PING) * 100_000, SHORT), ANSWERED),
+    "a flood of fragments": (
+        sending(frame_of(b"{", fin=False), frame_of(b" ", CONTINUATION, fin=False) * 100_000, frame_of(b"", CLOSE)),
+        str(WSCloseCode.OK.value),
+    ),
+    "a message without end": (sending(frame_of(b" " * 20 * MEGABYTES, fin=False), answers=False), POLICY),
+    "a text of 25 MB": (sending(frame_of(create(input="x" * (25 * MEGABYTES)))), ANSWERED),
+    "a text of 25 MB of escapes": (sending(frame_of(create(input="\n" * (12 * MEGABYTES)))), ANSWERED),
+    "a type of 900,000 lists": (sending(frame_of(json.dumps({"type": [[]] * 900_000}).encode())), ANSWERED),
+    "ten million values": (sending(frame_of(create(input=[0] * 10_000_000))), ANSWERED),
+    "200,000 messages": (sending(frame_of(create(input=[{"role": "user", "content": "Hi"}] * 200_000))), ANSWERED),
+    "steering with 25 MB": (steer_much, ANSWERED),
+    "a client that reads nothing": (read_nothing, BROKEN_OFF),
+    "a silent client": (sending(answers=False), POLICY),
+}
+"""Attacks by name, each with the end that its connection must have."""
+
+
+async def attack_sockets(server: ServerProcess, rounds: int = 1) -> dict[str, Outcome]:
+    """Play each attack beside a client that asks again and again; return the ends of connections and the holds."""
+    ordinary, is_over = Outcome(), asyncio.Event()
+    asking = asyncio.create_task(_ask(server, ordinary, is_over))
+    found = dict[str, Outcome]()
+    for name, (attack, wanted) in ATTACKS.items():
+        found[name] = outcome = Outcome()
+        read = len(server.log.read_text(errors="replace"))
+        for _ in range(rounds):
+            end = await _play(server, attack)
+            outcome.statuses[end] += 1
+            if end != wanted:
+                outcome.fault(f"the connection ended with {end}, not {wanted}", name)
+        for held in HELD.findall(server.log.read_text(errors="replace")[read:]):
+            outcome.statuses[f"loop held for {held} ms"] += 1
+    is_over.set()
+    await asking
+    return {**found, "the ordinary client": ordinary, "after the attacks": Outcome(faults=complaints(server))}
+
+
+async def _play(server: ServerProcess, attack: Attack) -> str:
+    """Play an attack on a connection of its own; return how this ended."""
+    reader, writer = await upgraded(server.url, Extensions="permessage-deflate; client_max_window_bits")
+    try:
+        async with asyncio.timeout(HANGS):
+            return await attack(reader, writer)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return BROKEN_OFF
+    except TimeoutError:
+        return "a hang"
+    finally:
+        writer.close()
+
+
+async def _ask(server: ServerProcess, outcome: Outcome, is_over: asyncio.Event) -> None:
+    while not is_over.is_set():
+        async with connected(server) as client:
+            response = await client.create(input="Hi")
+        outcome.statuses[response.status] += 1
+        if response.status != "completed":
+            outcome.fault(f"a response was {response.status}", response.id)
+
+
+def serve_measured(*arguments: str) -> None:
+    """Serve as `serve_script` does, and log how long the event loop is held, in computing time."""
+
+    async def serving() -> None:
+        looking = asyncio.create_task(_look())
+        try:
+            await scripted(*arguments)
+        finally:
+            looking.cancel()
+
+    uvloop.run(serving())
+
+
+async def _look() -> None:
+    while True:
+        before = time.thread_time()
+        await asyncio.sleep(LOOK_SECONDS)
+        if (held := time.thread_time() - before) > HOLD_SECONDS + LOOK_SECONDS:
+            logger.warning("The loop was held for %.0f ms", held * 1000)
+
+
+@asynccontextmanager
+async def measured_process(folder: Path) -> AsyncGenerator[ServerProcess, None]:
+    """Run a server whose log tells what holds its event loop."""
+    options = ("slow", "--no-sandbox", "--keep-alive", "1", "--log-level", "INFO")
+    async with serving_process(serve_measured, options, str(folder / "sockets.sqlite3"), folder) as server:
+        yield server
