@@ -53,7 +53,7 @@ serve: $(INSTALLED) ## Serve MODEL with vLLM; a tiny gpt-oss on the CPU without 
 	@exec env VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 else
 serve: $(INSTALLED) $(if $(MODEL),,$(TINY).built)
-	@echo "Starting vLLM on the CPU: about 15 seconds."
+	@echo "Starting vLLM on the CPU: about a minute."
 	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCH_COMPILE_DISABLE=1 \
 	    $(BIN)/penstock serve $(or $(MODEL),$(TINY)) \
 	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(ARGS)
@@ -105,7 +105,7 @@ $(CLIENTS)/.installed: .locks/clients.txt
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
-	@echo "Installing the Node clients: ten seconds, and 75 MB."
+	@echo "Installing the Node clients: ten seconds, and 120 MB."
 	@rm -rf $@ $(NODE_CLIENTS)/node_modules
 	@cd $(NODE_CLIENTS) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
@@ -137,7 +137,7 @@ quick: $(DONE)/test ## What to run between two edits: format, lint, types, and t
 	@$(MAKE) --no-print-directory ruff spelling imports mypy
 	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" -n $(shell nproc) --dist worksteal $(ARGS)
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: four minutes
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat
 
 # The folders at the top are imported from `penstock`: the type checkers need a folder of that name.
@@ -176,13 +176,13 @@ sandbox:
 	    apt-get -qq install bubblewrap > /dev/null; } || \
 	    echo "THE SANDBOX'S STRONGER MODE IS NOT TESTED: install bubblewrap (Debian: apt install bubblewrap)."
 
-test: $(DONE)/test ## Everything: check, then live
+test: $(DONE)/test ## Everything: check, then live; 18 minutes on two cores
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
 	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); exit $$status
 
-live: engine clients clients-chat clients-http test-page test-image ## The tests with real engines, real clients and a browser: five minutes, two at a time
+live: engine clients clients-chat clients-http test-page test-image ## The tests with real engines, real clients and a browser, two at a time
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)

@@ -65,7 +65,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def commands_of_page() -> list[str]:
     """The commands that install penstock without ``make``."""
     blocks: list[str] = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    return [command for block in blocks for command in block.splitlines()]
+    return [command for block in blocks for command in block.replace("\\\n", "").splitlines()]
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
@@ -110,7 +110,10 @@ def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> No
         extras = re.findall(r"^Provides-Extra: (\w+)$", archive.read(metadata).decode(), re.MULTILINE)
     wheels = {f"dist/{wheel.name}", *(f"dist/{wheel.name}[{extra}]" for extra in extras)}
     assert {word for word in words if word.startswith("dist/")} == wheels
-    assert all((ROOT / word).is_file() for word in words if word.startswith(".locks/"))
+    named = [word.removeprefix("replay:") for word in words]
+    of_clone = [ROOT / name for name in named if name.startswith((".locks/", "fixtures/"))]
+    assert len(of_clone) == 4
+    assert all(path.exists() for path in of_clone)
 
 
 @pytest.mark.parametrize("command", ["serve", "keys", "replay", "show", "diff", "shrink", "inspect"])

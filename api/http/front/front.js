@@ -86,7 +86,7 @@ function show(event, started) {
   } else if (["response.completed", "response.incomplete", "response.failed"].includes(event.type)) {
     const { status, usage, error, incomplete_details: details } = event.response;
     const tokens = usage ? `, ${usage.input_tokens} tokens in, ${usage.output_tokens} out` : "";
-    const why = error ? `: ${error.message}` : details ? `: ${details.reason}` : "";
+    const why = error ? `: ${error.message.replace(/\.$/, "")}` : details ? `: ${details.reason}` : "";
     conclude(`${status}${why}${tokens}, ${((performance.now() - started) / 1000).toFixed(1)} s`, Boolean(error));
     return true;
   }
