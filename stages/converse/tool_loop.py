@@ -144,7 +144,7 @@ class ToolLoop:
             return
         yield frames.CallStarted()
         used_by = self._used.get(approval.id)
-        made = f"The call was made already, in the response {used_by}."
+        made = f"The approval was used already, by the response {used_by}."
         yield frames.CallFinished(error=made if used_by else "The servers of this request offer no such tool.")
         yield frames.ItemClosed(complete=True)
 

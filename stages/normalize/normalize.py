@@ -192,8 +192,7 @@ class Normalize:
             approval_id = str(getattr(item, "approval_request_id", ""))
             if approval_id in used:
                 message = (
-                    f"The call that {shortened(approval_id)!r} asks for was made already, "
-                    f"in the response {used[approval_id]}."
+                    f"The approval of {shortened(approval_id)!r} was used already, by the response {used[approval_id]}."
                 )
                 raise InvalidRequest(message, param=f"input[{place}].approval_request_id")
 

@@ -7,6 +7,7 @@ listing and the server's own requests are counted before objects are made of the
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
@@ -15,14 +16,13 @@ import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from penstock.stages.services.json_size import JsonSize, at_most, exceeds
+
 LARGEST_BYTES: Final = 16 * 2**20
 """Bytes of a message: the body of an answer, or one event of a stream."""
 
-MOST_CONTAINERS: Final = 15_000
-"""Objects and arrays in a message.  The SDK parses 700 of them in a millisecond."""
-
-MOST_COMMAS: Final = 500_000
-"""Commas in a message, those in texts included.  They bound the plain values of its arrays."""
+LARGEST: Final = JsonSize(containers=15_000, commas=50_000)
+"""Objects and arrays, and values, in a message: the SDK takes some ten milliseconds of the event loop for so many."""
 
 MOST_ENTRIES: Final[Mapping[str, int]] = {"content": 1_000, "tools": 2_000, "inputRequests": 100}
 """Entries of the lists in a result, each of which the SDK makes an object of."""
@@ -30,13 +30,19 @@ MOST_ENTRIES: Final[Mapping[str, int]] = {"content": 1_000, "tools": 2_000, "inp
 MOST_ASKED: Final = 200
 """Requests and notifications of a server in `PERIOD_SECONDS`, each of which takes a task of the SDK.
 
-Notifications of progress and of the log do not count: they are left out, as penstock does not read them.
+Notifications of progress and of the log do not count here: they are left out, as penstock does not read them.
 """
+
+MOST_MESSAGES: Final = 20_000
+"""Messages of any kind in `PERIOD_SECONDS`."""
 
 PERIOD_SECONDS: Final = 60.0
 
 _UNREAD: Final = frozenset({"notifications/progress", "notifications/message"})
 _INVALID: Final = -32600
+_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_LONGEST_END: Final = 4
+"""Bytes of the longest end of an event."""
 
 
 class TooMuch(httpx2.SSEError, httpx2.StreamError):
@@ -57,64 +63,49 @@ async def bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that raises `TooMuch` as soon as one of its messages exceeds the limits."""
+    """A body that gives each of its messages whole, and raises `TooMuch` before one that exceeds the limits."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, is_stream: bool) -> None:
         self._inner = inner
         self._is_stream = is_stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        count, ends = _Count(), _Ends() if self._is_stream else None
+        held = bytearray()
         async for chunk in self._inner:
-            first, *others = ends.parts(chunk) if ends else (chunk,)
-            count.add(first)
-            for part in others:
-                count = _Count()
-                count.add(part)
-            yield chunk
+            looked_at = max(0, len(held) - _LONGEST_END)
+            held += chunk
+            if self._is_stream and (end := _last_end(held, looked_at)):
+                whole = bytes(held[:end])
+                del held[:end]
+                for event in _lines_of(whole).split(b"\n\n"):
+                    await _check(b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:")))
+                yield whole
+            if len(held) > LARGEST_BYTES:
+                raise TooMuch(f"more than {LARGEST_BYTES} bytes")
+        if not self._is_stream:
+            await _check(bytes(held))
+        yield bytes(held)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _Ends:
-    """Finds the ends of events: an empty line, whichever way lines end."""
-
-    def __init__(self) -> None:
-        self._tail = b""  # the ends of lines at the end of the last chunk
-
-    def parts(self, chunk: bytes) -> list[bytes]:
-        """Return the parts of a chunk that belong to different events; the first goes on with the last one before."""
-        text = self._tail + chunk
-        self._tail = text[len(text.rstrip(b"\r\n")) :][-3:]
-        return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
+def _last_end(held: bytearray, start: int) -> int:
+    """Return the place after the last end of an event from ``start`` on: an empty line, whichever way lines end."""
+    return max((at + len(end) for end in _ENDS if (at := held.rfind(end, start)) >= 0), default=0)
 
 
-class _Count:
-    """The size of one message so far."""
-
-    def __init__(self) -> None:
-        self._bytes = self._containers = self._commas = 0
-
-    def add(self, part: bytes) -> None:
-        """Count a part of the message; raise `TooMuch` beyond the limits."""
-        self._bytes += len(part)
-        self._containers += containers(part)
-        self._commas += part.count(b",")
-        if self._bytes > LARGEST_BYTES:
-            raise TooMuch(f"more than {LARGEST_BYTES} bytes")
-        if self._containers > MOST_CONTAINERS:
-            raise TooMuch(f"more than {MOST_CONTAINERS} objects and arrays")
-        if self._commas > MOST_COMMAS:
-            raise TooMuch(f"more than {MOST_COMMAS} values")
+def _lines_of(events: bytes) -> bytes:
+    return events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def containers(json: bytes) -> int:
-    r"""Return a bound for the number of objects and arrays in JSON, without parsing it.
-
-    A brace before a backslash stands in a text, as those of JSON and code do that a text quotes (``{\"``, ``{\n``).
-    """
-    return sum(json.count(mark) - json.count(mark + b"\\") for mark in (b"{", b"["))
+async def _check(message: bytes) -> None:
+    """Raise `TooMuch` for a message that would take the SDK long; a thread counts those that look so."""
+    size = at_most(message)
+    if (size.containers > LARGEST.containers or size.commas > LARGEST.commas) and await asyncio.to_thread(
+        exceeds, message, LARGEST
+    ):
+        raise TooMuch(f"more than {LARGEST.containers} objects and arrays, or {LARGEST.commas} values")
 
 
 class Messages:
@@ -123,12 +114,13 @@ class Messages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()
-        self._asked = 0
+        self._asked = self._sent = 0
 
     def admitted(self, message: Any) -> Any:
         """Return the message that the SDK may have, None if it is to be left out; raise `TooMuch` for a flood."""
         if not isinstance(message, SessionMessage):
             return message
+        self._count()
         match message.message:
             case JSONRPCResponse(id=request_id, result=result):
                 # MCP: a result without a type is complete; the SDK would refuse it
@@ -140,17 +132,17 @@ class Messages:
             case JSONRPCNotification(method=method) if method in _UNREAD:
                 return None
             case JSONRPCRequest() | JSONRPCNotification():
-                self._count()
+                self._asked += 1
             case JSONRPCError():
                 pass
         return message
 
     def _count(self) -> None:
         if self._clock() - self._since > PERIOD_SECONDS:
-            self._since, self._asked = self._clock(), 0
-        self._asked += 1
-        if self._asked > MOST_ASKED:
-            raise TooMuch(f"more than {MOST_ASKED} requests of the server in {PERIOD_SECONDS:g} seconds")
+            self._since, self._asked, self._sent = self._clock(), 0, 0
+        self._sent += 1
+        if self._asked > MOST_ASKED or self._sent > MOST_MESSAGES:
+            raise TooMuch(f"too many messages in {PERIOD_SECONDS:g} seconds")
 
 
 def _excess(result: Mapping[str, Any]) -> str | None:

@@ -12,9 +12,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from penstock.stages.services.json_size import JsonSize, exceeds
 from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 _LONGEST_ANSWER: Final = 4 << 20
+_LARGEST: Final = JsonSize(containers=1_000, commas=10_000)
+"""The size of an answer: a text for each stream of a command, and its outcome."""
 _AT_ONCE: Final = 64
 """Maximum number of reads before other tasks get their turn."""
 
@@ -77,7 +80,7 @@ class Channel(asyncio.Protocol):
 
     def _resolve(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         try:
-            message = json.loads(self._line)
+            message = None if exceeds(bytes(self._line), _LARGEST) else json.loads(self._line)
         except (ValueError, RecursionError):
             message = None
         if isinstance(message, dict):

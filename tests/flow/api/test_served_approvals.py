@@ -140,7 +140,7 @@ async def test_approval_that_is_sent_twice_makes_one_call(
     assert [item["output"] is None for item in made].count(False) == 1
     for status, answer in answers:
         if status == 200 and answer["id"] != by:
-            assert f"in the response {by}" in str(answer["output"][0]["error"])
+            assert f"by the response {by}" in str(answer["output"][0]["error"])
         elif status != 200:
             assert (status, answer["error"]["param"]) == (
                 400,

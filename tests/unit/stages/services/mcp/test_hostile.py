@@ -164,7 +164,7 @@ DEEP: Json = functools.reduce(lambda inner, _: {"properties": {"a": inner}}, ran
     [
         ([{**TOOL, "description": "x" * (3 << 20)}], "more tools than the limit"),
         ([{**TOOL, "name": f"do{number}"} for number in range(2001)], "2001 entries of tools, and 2000 are the most"),
-        ([TOOL] * 30_000, "more than 15000 objects and arrays"),
+        ([TOOL] * 30_000, "more than 15000 objects"),
         ([{**TOOL, "inputSchema": DEEP}], "recursion limit"),
     ],
     ids=["long", "many", "very many", "deep"],
@@ -188,8 +188,8 @@ def in_an_event(answer: Json) -> web.StreamResponse:
     ("content", "reason"),
     [
         ([{"type": "text", "text": "x"}] * 1_001, "1001 entries of content, and 1000 are the most"),
-        ([{"type": "text", "text": "x"}] * 300_000, "more than 15000 objects and arrays"),
-        ([{"type": "text", "text": "x", "_meta": {"n": [0] * 600_000}}], "more than 500000 values"),
+        ([{"type": "text", "text": "x"}] * 300_000, "more than 15000 objects"),
+        ([{"type": "text", "text": "x", "_meta": {"n": [0] * 60_000}}], "or 50000 values"),
     ],
     ids=["many", "very many", "numbers"],
 )
@@ -248,3 +248,17 @@ async def test_tools_that_cannot_be_called_are_not_listed(make: MakeServers) -> 
     async with web_server(speaking([{**TOOL, "name": name} for name in names])) as hostile:
         tools = await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
     assert [tool.name for tool in tools] == ["do", "user-profile/update"]
+
+
+@pytest.mark.parametrize("text", ["[1,1]," * 20_000, "a[i] = b;" * 16_000, '{"a": 1}\n' * 60_000, "1,2,3\n" * 60_000])
+@pytest.mark.parametrize("sent", [in_one_body, in_an_event])
+async def test_long_text_is_one_value(make: MakeServers, sent: Callable[[Json], web.StreamResponse], text: str) -> None:
+    async def call(request: web.Request, message: Json) -> web.StreamResponse:
+        return sent(result(message, {"content": [{"type": "text", "text": text}]}))
+
+    servers = make()
+    async with web_server(speaking(call=call)) as hostile:
+        session = servers.session(McpServer("x", f"{hostile}/mcp"))
+        outcome = await session.run("do", "{}", PATIENT)
+        await session.close()
+    assert (outcome.error, outcome.result) == (None, text)
