@@ -20,16 +20,19 @@ from penstock.stages.models.images import image_in
 
 Pixels = TypeVar("Pixels")
 
-LARGEST = 64_000_000
-"""The most pixels of an image.  Decoding takes up to eleven bytes a pixel, for one that its file may hold in a bit."""
+LARGEST_BYTES = 512_000_000
+"""The most bytes that decoding an image may take, whose file may hold a pixel in less than a bit."""
 
 MOST_PIXELS = 128_000_000
-"""The most pixels of all images of a prompt.  A decoded pixel takes three bytes."""
+"""The most pixels of all images of a prompt.  A decoded pixel takes four bytes."""
 
 MOST_PASSES = 20
 """The most passes over `MOST_PIXELS`: a progressive JPEG may have any number of scans, each a pass over its image."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_PIXEL_BYTES = {"1": 8, "L": 8, "P": 8, "I;16": 8, "RGB": 8, "RGBA": 12, "CMYK": 12}
+_MOST_PIXEL_BYTES = 16
+"""Bytes that decoding takes for a pixel; the most for WebP, for other modes, and if a color is transparent."""
 _START_OF_SCAN = b"\xff\xda"
 
 
@@ -75,14 +78,41 @@ class _Budget:
 
     def spend(self, image: bytes) -> None:
         """Take the need of an image, as far as the file's headers reveal it; raise `_TooMuch` if that is not left."""
-        with Image.open(BytesIO(image), formats=_FORMATS) as file:
-            pixels = file.width * file.height
-            scans = image.count(_START_OF_SCAN) if file.format in ("JPEG", "MPO") else 1
-        self.pixels -= pixels
-        self.passed -= pixels * scans
-        if pixels > LARGEST:
-            raise _TooMuch(f"an image may have {LARGEST:,} pixels, and this one has {pixels:,}.")
+        need = _need(image)
+        self.pixels -= need.pixels
+        self.passed -= need.pixels * need.scans
+        if need.bytes > LARGEST_BYTES:
+            raise _TooMuch(
+                f"decoding an image may take {LARGEST_BYTES:,} bytes, and this one of {need.pixels:,} pixels takes "
+                f"{need.bytes:,}."
+            )
         if self.pixels < 0:
             raise _TooMuch(f"all images together may have {MOST_PIXELS:,} pixels.")
         if self.passed < 0:
-            raise _TooMuch(f"its {scans} scans take too long.")
+            raise _TooMuch(f"its {need.scans} scans take too long.")
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What decoding an image takes: ``bytes`` of memory at its peak, and passes over its pixels."""
+
+    pixels: int
+    bytes: int
+    scans: int = 1
+
+
+def _need(image: bytes) -> _Need:
+    if image[12:16] == b"VP8X":  # Pillow decodes the first frame of an animation to open it
+        pixels = (int.from_bytes(image[24:27], "little") + 1) * (int.from_bytes(image[27:30], "little") + 1)
+        return _Need(pixels, pixels * _MOST_PIXEL_BYTES)
+    with Image.open(BytesIO(image), formats=_FORMATS) as file:
+        pixels = file.width * file.height
+        scans = image.count(_START_OF_SCAN) if file.format in ("JPEG", "MPO") else 1
+        return _Need(pixels, pixels * _pixel_bytes(file), scans)
+
+
+def _pixel_bytes(file: Image.Image) -> int:
+    """Return the bytes that decoding takes for a pixel, the copies that vLLM makes in RGB included."""
+    if file.format == "WEBP" or ("transparency" in file.info and file.mode != "RGB"):
+        return _MOST_PIXEL_BYTES
+    return _PIXEL_BYTES.get(file.mode, _MOST_PIXEL_BYTES)
