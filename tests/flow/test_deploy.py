@@ -17,6 +17,7 @@ from pydantic_settings import CliApp
 
 from penstock.api.app import Api
 from penstock.api.settings import Settings
+from penstock.api.socket.connection import LIFETIME
 from penstock.pipeline import metrics
 from tests.support.paths import ROOT
 
@@ -244,3 +245,11 @@ def test_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
 def test_page_links_to_files_that_exist() -> None:
     links = {link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGE) if not link.startswith(("https:", "#"))}
     assert [link for link in links if not (DEPLOY / link).exists()] == []
+
+
+def test_proxies_let_the_longest_socket_and_the_largest_body_pass() -> None:
+    most = Settings().max_body_bytes
+    assert {int(size) << 20 for size in re.findall(r"(?:client_max_body_size|max_size) (\d+)(?:m;|MiB)", PAGE)} == {
+        most
+    }
+    assert all(int(minutes) * 60 > LIFETIME for minutes in re.findall(r"proxy_(?:read|send)_timeout (\d+)m;", PAGE))
