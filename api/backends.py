@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,8 +16,9 @@ from penstock.api.cli.mistakes import wrong_option
 from penstock.api.settings import DEFAULT_MODEL, Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
+from penstock.stages.models.chat.load import NO_PARSER, ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.parsers import UnknownParser, check_names
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.recordings.converse import RecordedTools
@@ -198,6 +200,25 @@ def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, fl
         if settings.harmony_system_instructions:
             logger.warning("The model has a chat template, which decides where instructions stand")
         return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
+    _check_parsers(settings)
     if settings.chat != ChatOptions():
         logger.warning("The model speaks Harmony: parsers and templates are for others")
     return harmony_stages(load_encoding(), sampling, system_instructions=settings.harmony_system_instructions)
+
+
+def _check_parsers(settings: Settings) -> None:
+    """Raise `CannotStart` for a parser that does not exist: Harmony needs none, but it is a mistake all the same."""
+    options = [word for option in settings.engine_options for word in option.split("=", 1)]
+    for name, value in pairwise(options):
+        if name.replace("_", "-") in _PLUGINS and not Path(value).is_file():
+            raise CannotStart(f"{name} {value}: there is no such file")
+    names = {"--reasoning-parser": settings.reasoning_parser, "--tool-call-parser": settings.tool_call_parser}
+    for place, (option, parser) in enumerate(names.items()):
+        if parser not in (None, NO_PARSER) and find_spec("vllm") is not None:
+            try:
+                check_names((None, parser) if place else (parser, None))
+            except UnknownParser as error:
+                raise CannotStart(f"{option}: {error}") from error
+
+
+_PLUGINS = ("--reasoning-parser-plugin", "--tool-parser-plugin")

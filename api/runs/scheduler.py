@@ -144,12 +144,13 @@ class Scheduler:
     # Starting
 
     async def prepare(self, create_request: CreateResponse) -> ResolvedRequest:
-        """Normalize a request; raise the `StageError` for what is wrong with it.
+        """Normalize a request; raise the `StageError` for what is wrong with it, or `EngineDead`.
 
         If its response will be added to a conversation, the conversation is locked from here on.
         """
         for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
             metrics.PARAMETERS.labels(name).inc()
+        self._check_engine()
         if not self.store.keeps:
             create_request = _unstored(create_request)
         elif create_request.store is not False:
@@ -197,7 +198,7 @@ class Scheduler:
         return run
 
     def _check_engine(self) -> None:
-        """Raise `EngineDead` now, as the response would only wait in the queue to fail."""
+        """Raise `EngineDead` if the engine says that it is dead: it may take prompts all the same."""
         if not self.engine.is_alive:
             raise errors.EngineDead("The engine has died.")
 

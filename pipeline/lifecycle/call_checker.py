@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from penstock.pipeline.lifecycle.rules import ITEM_RULES, Step, Text, rule
+from penstock.pipeline.lifecycle.rules import ANY_VALUE, ITEM_RULES, Step, Text, rule
 from penstock.pipeline.protocol import events, items
 
 CallChecker: TypeAlias = "StepChecker | CommandsChecker | OutputChecker"
@@ -33,7 +33,7 @@ class StepChecker:
         self._steps = self._rules.steps
         self._taken: list[tuple[Step, type[events.Event]]] = []
         self._text = Text()
-        is_empty = all(getattr(item, name) == value for name, value in self._rules.growing.items())
+        is_empty = all(value in (getattr(item, name), ANY_VALUE) for name, value in self._rules.growing.items())
         rule(is_empty, "a call is added empty")
 
     def feed(self, event: events.ResponseEvent) -> None:

@@ -66,12 +66,18 @@ def _if_started(kind: type[events.Event]) -> Step:
     return {"completed": kind, "failed": kind, "in_progress": kind}
 
 
+ANY_VALUE = object()
+
+
 @dataclass(frozen=True)
 class ItemRules:
     """The rules for the items of one type."""
 
     growing: Mapping[str, Any] = field(default_factory=dict)
-    """The fields beside the status that may change until the item is done, with their values when it is added."""
+    """The fields beside the status that may change until the item is done, with their values when it is added.
+
+    `ANY_VALUE` stands for a field that may be known by then.
+    """
     parts: tuple[type, ...] = ()
     text: str | None = None
     """The field that holds the text of a call, and the field of the event that ends the text."""
@@ -142,7 +148,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         runs=True,
     ),
     items.WebSearchCall: ItemRules(
-        {"action": UNSET},
+        {"action": ANY_VALUE},
         steps=(
             _always(events.WebSearchCallInProgress),
             _if_started(events.WebSearchCallSearching),

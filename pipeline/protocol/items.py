@@ -392,7 +392,7 @@ _BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "
 class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``.
 
-    As at OpenAI, the item has no action until the call is done.
+    Only items of earlier releases lack it.
     """
 
     id_prefix: ClassVar[str] = "ws"

@@ -227,8 +227,6 @@ def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus)
 
 def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -> items.WebSearchCall:
     item_id = items.WebSearchCall.new_id(draft.key)
-    if draft.finished is None and status == "in_progress":
-        return items.WebSearchCall(item_id, status)
     data = draft.finished.data if draft.finished and draft.is_shown else None
     running_action = draft.started.action if draft.started else None
     action = data.action if isinstance(data, frames.BrowserAction) else running_action or dict(NO_ACTION)

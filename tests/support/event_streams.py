@@ -56,15 +56,13 @@ def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
 
 
 def in_sdk_terms(body: dict[str, Any]) -> dict[str, Any]:
-    """Replace what the SDK's types lack: incomplete patch calls, web searches without an action, and our reasons."""
+    """Replace what the SDK's types lack: incomplete patch calls, and our reasons."""
     return {name: _in_sdk_terms(value) if name in ("item", "response") else value for name, value in body.items()}
 
 
 def _in_sdk_terms(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("type") == "apply_patch_call" and value["status"] == "incomplete":
         return {**value, "status": "completed"}
-    if value.get("type") == "web_search_call" and value["status"] == "in_progress":
-        return {"action": {"type": "search"}} | value
     if details := value.get("incomplete_details"):
         known = "max_output_tokens" if details["reason"] in ("max_tool_calls", "max_turns") else details["reason"]
         value = {**value, "incomplete_details": {"reason": known}}

@@ -244,13 +244,8 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
     Raises `UnknownParser`, also if a parser does not fit the tokenizer.
     """
     from vllm.parser import ParserManager
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
 
-    registered = (ReasoningParserManager.list_registered(), ToolParserManager.list_registered())
-    for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
-        if name is not None and name not in known:
-            raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
+    check_names(names)
     if names[1] == "openai":
         raise UnknownParser("The tool call parser openai reads nothing: a gpt-oss needs none here")
     try:
@@ -261,6 +256,17 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
         parser_names = " and ".join(filter(None, names))
         raise UnknownParser(f"The model cannot be read with {parser_names}: {error.__cause__ or error}") from error
     return parser
+
+
+def check_names(names: Names) -> None:
+    """Raise `UnknownParser` for a parser that vLLM does not have, nor a plug-in of the operator."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    registered = (ReasoningParserManager.list_registered(), ToolParserManager.list_registered())
+    for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
+        if name is not None and name not in known:
+            raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
 
 
 def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from penstock.api.assembly import RunningEngine
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
+from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.server import serve
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.server import ScriptedServer, script
+from tests.support.server import ScriptedServer, running_server, script
 
 
 async def test_server_that_takes_responses_is_ready(served: ScriptedServer) -> None:
@@ -46,6 +47,30 @@ async def test_server_that_takes_none_says_why(
     assert (status, answer["status"]) == (503, "not ready")
     assert [each[: len(reason)] for each in answer["reasons"]] == [reason]
     assert (await served.get("/health"))[0] == (503 if state == "dead" else 200)
+
+
+class Eager(ScriptedEngine):
+    """An engine of one's own that takes prompts although it says that it is dead."""
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        says, self.is_alive = self.is_alive, True
+        try:
+            async with super().open(prompt) as frames:
+                yield frames
+        finally:
+            self.is_alive = says
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"store": False}], ids=str)
+async def test_engine_that_says_it_is_dead_gets_no_request(tmp_path: Path, body: dict[str, Any]) -> None:
+    engine = Eager(script("<|channel|>final<|message|>Hi.<|return|>"))
+    async with running_server(engine, tmp_path) as served:
+        assert (await served.post({"input": "Hi"}))[0] == 200
+        engine.is_alive = False
+        status, answer = await served.post({"input": "Hi", **body})
+    assert (status, answer["error"]["message"]) == (503, "The engine has died.")
+    assert len(engine.prompts) == 1
 
 
 @asynccontextmanager

@@ -311,7 +311,7 @@ def test_added_item_has_empty_fields() -> None:
         {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": []},
         {"type": "mcp_call", "id": "mcp_10001", "server_label": "wiki", "name": "ask", "status": "in_progress", **call},
         {"type": "code_interpreter_call", "id": "ci_10002", "status": "in_progress", **code},
-        {"type": "web_search_call", "id": "ws_10003", "status": "in_progress"},
+        {"type": "web_search_call", "id": "ws_10003", "status": "in_progress", "action": frames.SEARCH},
     ]
     assert (added[4]["status"], added[5]["output"]) == ("in_progress", [])
 
