@@ -16,10 +16,11 @@ from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Model, Models, OpenApi, Ready
 from penstock.api.http.errors import Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
+from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.http.openapi import Operation, describe, operation, takes_body
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
-from penstock.api.http.request_body import HELD, HeldBytes, release_bodies
+from penstock.api.http.request_body import HELD, release_bodies
 from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics

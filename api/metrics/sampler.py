@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
-from penstock.api.http.request_body import HeldBytes
+from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from penstock.api.http.access_log import log_exchange
 from penstock.api.http.auth import OWNER, check_key
 from penstock.api.http.errors import PROBLEM, answer_to
-from penstock.api.http.request_body import HELD, HeldBytes
+from penstock.api.http.held_bytes import HeldBody
 from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.http.trace import trace_exchange
 from penstock.api.metrics.beginning import Beginning
@@ -105,7 +105,7 @@ class Connection:
     _lanes: Lanes[_Create] = field(default_factory=Lanes[_Create])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
-    _unread: dict[object, int] = field(default_factory=dict)
+    _unread: dict[object, HeldBody] = field(default_factory=dict)
     """The bytes that are held for requests that have not been read yet, and for accepted input, by its id."""
     _is_expired: bool = False
     _sent_at: float = 0.0
@@ -144,7 +144,7 @@ class Connection:
         """Take a message of the client; answer a wrong one with an error."""
         event, lane, held = ClientEvent(), None, self.incoming.pass_on()
         with ExitStack() as releasing:
-            releasing.callback(self._held.give, held)
+            releasing.callback(held.release)
             try:
                 try:
                     event = await read_event(data if kind is WSMsgType.TEXT else b"")
@@ -178,10 +178,6 @@ class Connection:
             raise ConnectionExpired
         check_key(self.request)
 
-    @property
-    def _held(self) -> HeldBytes:
-        return self.request.app[HELD]
-
     async def _wait_for_room(self) -> None:
         """Wait until fewer requests wait: more are not read, so that the client waits, too."""
         while self._lanes.waiting >= MOST_WAITING:
@@ -198,7 +194,8 @@ class Connection:
 
     def _release(self, held: object) -> None:
         """Stop holding the bytes of a request, or of input, if they are held."""
-        self._held.give(self._unread.pop(held, 0))
+        if body := self._unread.pop(held, None):
+            body.release()
 
     async def _respond(self, lane: str | None, create: _Create) -> None:
         """Run one response, and start those that waited for its end."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from aiohttp import EofStream, WebSocketError, WSCloseCode, WSMessage, WSMsgType
 from aiohttp.base_protocol import BaseProtocol
 
-from penstock.api.http.request_body import SECONDS, SMALL, HeldBytes
+from penstock.api.http.held_bytes import SMALL, HeldBody, HeldBytes
+from penstock.api.http.request_body import SECONDS
 from penstock.pipeline.errors import ServerBusy
 from penstock.pipeline.protocol.params.json_body import YieldPoint
 
@@ -95,12 +96,15 @@ class Incoming:
     _frame: _Frame | None = None
     _message: _Message | None = None
     _late_at: float | None = None
-    _holding: int = 0
+    _holding: HeldBody = field(init=False)
     _told: deque[WSMessage] = field(default_factory=deque)
     """Messages that the socket sends itself, to wake its reader."""
     _error: BaseException | None = None
     _waiter: asyncio.Future[None] | None = None
     _may_yield: YieldPoint = field(default_factory=YieldPoint)
+
+    def __post_init__(self) -> None:
+        self._holding = self._new()
 
     # What the connection calls
 
@@ -146,15 +150,15 @@ class Incoming:
 
     # What the reader of the messages calls
 
-    def pass_on(self) -> int:
-        """Return the bytes of the messages that were read, which the caller has to give back."""
-        passed, self._holding = self._holding, 0
+    def pass_on(self) -> HeldBody:
+        """Return the bytes of the message that was read, which the caller has to release."""
+        passed, self._holding = self._holding, self._new()
         return passed
 
     def end(self) -> None:
         """Read nothing more, and hold nothing."""
         self._fail(EofStream())
-        self.held.give(self.pass_on())
+        self._holding.release()
 
     # Reading
 
@@ -175,6 +179,7 @@ class Incoming:
         self._hold(message, len(payload))
         if not is_end:
             return None
+        self._holding.finish()
         self._message = self._late_at = None
         join = b"".join
         data = await asyncio.to_thread(join, message.pieces) if message.size > SMALL else join(message.pieces)
@@ -212,13 +217,20 @@ class Incoming:
         del self._bytes[:size]
         return payload
 
+    def _new(self) -> HeldBody:
+        return self.held.message(self.most_bytes, self._drop)
+
+    def _drop(self) -> None:
+        """End a message that arrives too slowly while others need its room."""
+        self._fail(WebSocketError(WSCloseCode.TRY_AGAIN_LATER, "The message arrives too slowly for a busy server."))
+        self._wake()
+
     def _hold(self, message: _Message, count: int) -> None:
         """Count the bytes of a message, and begin to wait for the rest of a large one."""
         try:
-            self.held.take(count, message.size, self.most_bytes)
+            self._holding.take(count)
         except ServerBusy as error:
             raise WebSocketError(WSCloseCode.TRY_AGAIN_LATER, error.message) from None
-        self._holding += count
         if message.size > SMALL and self._late_at is None:
             self._late_at = asyncio.get_running_loop().time() + SECONDS
 

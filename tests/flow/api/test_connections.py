@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.api.http import connections, request_body
+from penstock.api.http import connections, held_bytes, request_body
 from penstock.api.http.connections import ConnectionBounds
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
@@ -234,7 +234,7 @@ async def test_expectation_is_met_or_refused_in_json(served: ScriptedServer) -> 
 @pytest.fixture
 async def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[PacedServer, None]:
     """A server that holds four bodies of 2,000 bytes, and all of up to 100."""
-    monkeypatch.setattr(request_body, "SMALL", 100)
+    monkeypatch.setattr(held_bytes, "SMALL", 100)
     async with running_server(PacedEngine(script()), tmp_path, max_body_bytes=2_000) as server:
         yield server
 
@@ -265,6 +265,24 @@ async def test_large_bodies_beyond_the_limit_are_refused_until_others_end(crowde
             await writer.wait_closed()
         while (await answered(crowded, LARGE)).status != 200:
             await asyncio.sleep(0.01)
+
+
+async def test_small_body_that_arrives_slowly_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_bytes, "MOST_SMALL_BYTES", 3_000)
+    monkeypatch.setattr(held_bytes, "SMALL_SECONDS", 0.0)
+    async with running_server(ScriptedEngine(script()), tmp_path) as served, asyncio.timeout(120):
+        slow = []
+        for number in range(1, 4):
+            slow.append(await connect(served))
+            slow[-1][1].write(posted("Content-Length: 1000\r\n") + b" " * 999)
+            while served.api.held.count < number * 999:
+                await asyncio.sleep(0.01)
+        async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}) as answer:
+            assert answer.status == 200
+        assert (await slow[0][0].readline()).startswith(b"HTTP/1.1 408")
+        assert served.api.held.count == 2 * 999
+        for _, writer in slow:
+            writer.close()
 
 
 async def test_running_responses_do_not_hold_their_bodies(crowded: PacedServer) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
-from penstock.api.http.request_body import HeldBytes
+from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.pipeline.errors import EngineFailed

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.api.http.request_body import SMALL
+from penstock.api.http.held_bytes import SMALL
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.connection import MOST_WAITING
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -111,7 +111,7 @@ async def test_messages_that_arrive_are_held_within_the_bound_of_bodies(tmp_path
     async with running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served:
         async with drill(served), AsyncExitStack() as closing:
             readers = [await closing.enter_async_context(arriving(served, PART)) for _ in range(5)]
-            held = next(iter(served.api.sockets.connections))._held
+            held = served.api.held
             await wait_until(lambda: held.count == 5 * ARRIVED)
             last = await closing.enter_async_context(arriving(served, PART))
             assert await closed_with(last) == aiohttp.WSCloseCode.TRY_AGAIN_LATER
@@ -128,7 +128,7 @@ async def test_message_that_stops_arriving_closes_its_connection(
         drill(served),
         arriving(served, PART) as reader,
     ):
-        held = next(iter(served.api.sockets.connections))._held
+        held = served.api.held
         assert await closed_with(reader) == aiohttp.WSCloseCode.POLICY_VIOLATION
         await wait_until(lambda: held.count == 0)
 
@@ -138,11 +138,10 @@ async def test_large_message_is_held_only_until_its_request_was_read(tmp_path: P
         running_server(ScriptedEngine(script(TALK)), tmp_path, max_body_bytes=LARGE) as served,
         connected(served) as client,
     ):
-        (connection,) = served.api.sockets.connections
         for _ in range(3):
             await client.socket.send_str(" " * (2 * SMALL) + json.dumps(CREATE))
             assert final(await client.stream()).status == "completed"
-            assert connection._held.count == 0
+            assert served.api.held.count == 0
 
 
 async def test_large_message_is_not_kept_while_its_response_runs(tmp_path: Path) -> None:
@@ -188,10 +187,9 @@ async def test_request_with_a_close_right_after_it_is_not_held(served: PacedServ
     async with drill(served):
         _, writer = await upgraded(served.url)
         await wait_until(lambda: len(served.api.sockets.connections) == 1)
-        (connection,) = served.api.sockets.connections
         writer.write(WHOLE + frame_of(b"", opcode=8))  # one segment: the response is cancelled before its first step
         await wait_until(lambda: not served.api.sockets.connections)
-        await wait_until(lambda: connection._held.count == 0)
+        await wait_until(lambda: served.api.held.count == 0)
         writer.close()
 
 

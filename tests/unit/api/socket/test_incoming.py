@@ -13,7 +13,7 @@ from aiohttp._websocket.reader import WebSocketDataQueue, WebSocketReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.api.http.request_body import MOST_AT_ONCE, SMALL, HeldBytes
+from penstock.api.http.held_bytes import MOST_AT_ONCE, MOST_SMALL_BYTES, SMALL, SMALL_SECONDS, HeldBytes
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.incoming import PIECE_BYTES, Incoming
 from tests.support.socket_frames import (
@@ -202,7 +202,7 @@ async def test_bytes_are_held_until_they_are_passed_on() -> None:
     reader = incoming(held)
     reader.receive(frame_of(b"x" * 100) + frame_of(b"y" * 50, fin=False) + frame_of(b"", PING))
     assert len((await reader.read()).data) == held.count == 100
-    assert reader.pass_on() == 100
+    assert reader.pass_on().size == 100
     assert (await reader.read()).type is WSMsgType.PING
     assert held.count == 150
     reader.end()
@@ -210,7 +210,9 @@ async def test_bytes_are_held_until_they_are_passed_on() -> None:
 
 
 async def test_message_beyond_what_the_server_holds_is_refused() -> None:
-    reader = incoming(HeldBytes(MOST_AT_ONCE * MOST - SMALL))
+    held = HeldBytes()
+    held.large.count = MOST_AT_ONCE * MOST - SMALL
+    reader = incoming(held)
     reader.receive(frame_of(b"x" * SMALL))
     await reader.read()
     reader.receive(frame_of(b"x" * (SMALL + 1)))
@@ -219,6 +221,23 @@ async def test_message_beyond_what_the_server_holds_is_refused() -> None:
     assert refused.value.code == WSCloseCode.TRY_AGAIN_LATER
     with pytest.raises(WebSocketError):  # and from now on
         await reader.read()
+
+
+async def test_message_that_arrives_slowly_makes_room_for_others() -> None:
+    now = 0.0
+    held = HeldBytes(clock=lambda: now)
+    held.messages.count = MOST_SMALL_BYTES - 150
+    slow, honest = incoming(held), incoming(held)
+    slow.receive(frame_of(b"x" * 100, fin=False))
+    reading = asyncio.create_task(slow.read())
+    while held.count != MOST_SMALL_BYTES - 50:
+        await asyncio.sleep(0)
+    now = SMALL_SECONDS
+    honest.receive(frame_of(b"y" * 100))
+    assert (await honest.read()).data == b"y" * 100
+    with pytest.raises(WebSocketError) as dropped:
+        await reading
+    assert dropped.value.code == WSCloseCode.TRY_AGAIN_LATER
 
 
 async def test_connection_is_not_read_while_many_bytes_wait() -> None:
