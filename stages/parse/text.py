@@ -121,9 +121,10 @@ class TokenText(ItemText):
             if text or not self._decoder.holds_back:  # a token that begins a character may also end text before it
                 self.logprobs.settle(self.length)
 
-    def close(self) -> Iterator[ItemDelta]:
-        """Yield a delta of the remaining text, including what an unfinished character decodes to."""
-        self.write(self._decoder.flush())
+    def close(self, *, cut: bool = False) -> Iterator[ItemDelta]:
+        """Yield a delta of the remaining text.  An unfinished character becomes U+FFFD; if ``cut``, it is left out."""
+        if not cut:
+            self.write(self._decoder.flush())
         yield from super().close()
 
 

@@ -167,8 +167,8 @@ def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
 
 
 def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
-    """Read a header that never reached ``<|message|>``: left-over words are text, except one that is ``cut``."""
-    reading = _read(header, bare=True)
+    """Read a header that never reached ``<|message|>``: left-over words are text; ``cut`` drops the part of one."""
+    reading = _read(header, bare=True, cut=cut)
     reading.repairs.setdefault("missing message")
     text = (reading.text_before + reading.text_after).removeprefix(" ")
     unfinished = cut and any(word.startswith(text.strip()) for word in _MARKUP_WORDS)
@@ -176,10 +176,11 @@ def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
     return reading
 
 
-def _read(header: HarmonyHeader, *, bare: bool = False) -> Reading:
+def _read(header: HarmonyHeader, *, bare: bool = False, cut: bool = False) -> Reading:
     reading = Reading(repairs=dict(header.repairs))
+    last = len(header.segments) - 1
     for position, (marker, raw) in enumerate(header.segments):
-        text = raw.decode(errors="replace")
+        text, _ = codecs.utf_8_decode(raw, "replace", not (cut and position == last))
         at = _read_role(text, reading) if position == 0 else 0
         while match := _WORD.match(text, at):
             kind, word = match.lastgroup, match[match.lastgroup or 0]

@@ -143,7 +143,7 @@ class HarmonyParser(TurnParser):
         item, self._state = self._state, None
         if not isinstance(item, _OpenItem):
             return
-        yield from item.text.close()
+        yield from item.text.close(cut=not complete)
         repairs = tuple(item.reading.repairs)
         yield frames.ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
         if isinstance(item.opening, frames.ReasoningOpened):

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai_harmony import Role
 
@@ -315,6 +315,30 @@ def test_truncated_turn_counts_all_tokens_and_its_open_item_is_incomplete(
     frames = parse_harmony_frames(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
     assert [(item.text, item.complete) for item in parsed_items(frames)] == [("one two", True), ("three four", False)]
     assert frames[-1] == TurnFinished(reason, 7, len(tokens), 2, 1.5)
+
+
+HEADERS = [
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+    "",
+]
+WIDE_TEXTS = st.text(st.sampled_from("🦩👩\u200d🚀é漢 "), min_size=1, max_size=12)
+
+
+@given(st.sampled_from(HEADERS), WIDE_TEXTS, st.sampled_from(CUT), st.integers(1, 3), st.data())
+@example(HEADERS[1], "🦩🦩", "length", 1, None)
+def test_cut_text_ends_before_an_unfinished_character(
+    header: str, text: str, reason: FinishReason, size: int, data: st.DataObject | None
+) -> None:
+    encoding = load_encoding()
+    text = f"no, {text}"
+    written = encoding.encode(text)
+    kept = data.draw(st.integers(0, len(written))) if data else len(written) - 1
+    tokens = [*encoding.encode_markup(header), *written[:kept]]
+    parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), reason)
+    whole_characters = b"".join(encoding.token_bytes[token] for token in written[:kept]).decode(errors="ignore")
+    assert "".join(item.text for item in parsed) == whole_characters
 
 
 # Counting
