@@ -23,9 +23,14 @@ from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
     GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
     Prompt,
     ResolvedRequest,
     TokenChunk,
+    TurnFinished,
     with_facts,
 )
 from penstock.pipeline.junction import Junction
@@ -53,6 +58,7 @@ __all__ = [
     "replayed",
     "resolved",
     "run",
+    "turn",
 ]
 
 _read_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent).decode
@@ -74,6 +80,18 @@ async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny"
     request = CreateResponse(input=body) if isinstance(body, str) else body
     [frame] = await run(Normalize(Store(Nowhere()), models), [request])
     return frame  # type: ignore[no-any-return]
+
+
+async def turn(*pieces: str, owner: str = "") -> list[ParsedFrame]:
+    """Return a turn as ``parse`` gives it: a message that arrives in ``pieces``, each of which is a token.
+
+    ``owner`` is that of the request.
+    """
+    request = await resolved("Hi")
+    facts = with_facts(request, origin=replace(request.facts.origin, owner=owner)).facts
+    finished = TurnFinished("stop", cached_tokens=0, output_tokens=len(pieces), reasoning_tokens=0, duration=0.0)
+    deltas = map(ItemDelta, pieces)
+    return [GenerationStarted(facts, 1), MessageOpened(), *deltas, ItemClosed(complete=True), finished]
 
 
 async def run(stage: Stage[Any, Any] | Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:

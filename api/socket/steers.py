@@ -277,6 +277,6 @@ def required_input(output: Sequence[OutputItem]) -> Iterator[dict[str, Any]]:
             case items.LocalShellCall(status="completed", call_id=call_id):
                 yield {"type": "function_call_output", "call_id": call_id, "name": "local_shell"}
             case items.CustomToolCall() | items.ShellCall() | items.ApplyPatchCall() if item.status == "completed":
-                yield {"type": f"{item.__struct_config__.tag}_output", "call_id": item.call_id}
+                yield {"type": f"{item.type}_output", "call_id": item.call_id}
             case _:
                 pass

@@ -104,6 +104,11 @@ class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
     id_prefix: ClassVar[str]
     id: str
 
+    @property
+    def type(self) -> str:
+        """The type of the item, as on the wire."""
+        return str(self.__struct_config__.tag)
+
     @classmethod
     def new_id(cls, suffix: str) -> str:
         """Return an id for an item of this type that ends in ``suffix``, with the prefix that OpenAI's ids have."""

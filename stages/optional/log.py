@@ -71,4 +71,4 @@ def in_words(item: items.OutputItem) -> str:
         case items.ShellCallOutput():
             return f"output of a shell, {item.status}: {len(item.output)} commands"
         case _:
-            return f"{item.__struct_config__.tag}: {item.text!r}"
+            return f"{item.type}: {item.text!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.recordings.format import UnreadableRecording
+from penstock.stages.optional.rewrite import Rewrite
 from penstock.testing import (
     BrokenRule,
     Script,
@@ -35,6 +37,7 @@ from penstock.testing import (
     replayed,
     resolved,
     run,
+    turn,
 )
 from tests.support.fixture_cases import item_texts
 from tests.support.paths import HARMONY
@@ -357,3 +360,17 @@ async def test_broken_streams_of_events_are_refused() -> None:
 async def test_request_is_resolved_with_its_defaults() -> None:
     request = await resolved("Hi")
     assert (request.facts.response.model, request.facts.sampling.temperature) == ("tiny", 1.0)
+
+
+async def test_turn_is_whole_and_can_be_rewritten() -> None:
+    source = await turn("Call 5", "55.", owner="alice")
+    redact = Rewrite(lambda text: re.sub(r"\d+", "?", text), re.compile(r"\d+"))
+    given = await run(redact, source)
+    assert "".join(frame.text for frame in given if isinstance(frame, ItemDelta)) == "Call ?."
+    assert isinstance(source[0], GenerationStarted)
+    assert source[0].facts.origin.owner == "alice"
+
+
+async def test_items_have_their_types() -> None:
+    response = check_events(await replayed(GREETING))
+    assert [item.type for item in response.output] == ["reasoning", "message"]
