@@ -33,11 +33,24 @@ def summary_of(compaction: items.Compaction, results: Mapping[str, str]) -> str:
     return _SUMMARY.format(results.get(compaction.id, ""))
 
 
+_VERBOSITIES: Mapping[str | None, str] = {
+    "low": "Keep your answers short.",
+    "high": "Give detailed answers.",
+}
+"""What the model reads about ``text.verbosity``.  It reads nothing about ``medium``, as that is the default."""
+
+
 def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
-    """Return the instructions, including system and developer messages at the start, and the items after them."""
+    """Return the instructions, and the items after them.
+
+    System and developer messages at the start belong to the instructions.  The verbosity is their last line, since no
+    model has a place of its own for it.
+    """
     leading = tuple(takewhile(_is_leading, request.items))
     added = (item.text for item in leading if isinstance(item, items.Message))
-    instructions = "\n\n".join(filter(None, (request.facts.response.instructions, *added)))
+    response = request.facts.response
+    verbosity = _VERBOSITIES.get(response.text.get("verbosity"))
+    instructions = "\n\n".join(filter(None, (response.instructions, *added, verbosity)))
     return instructions, request.items[len(leading) :]
 
 

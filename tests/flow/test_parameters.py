@@ -62,7 +62,7 @@ PROBES: dict[str, list[Json]] = {
     "tool_choice": ["none", "required", {"type": "function", "name": WEATHER["name"]}],
     "parallel_tool_calls": [False],
     "reasoning": [{"effort": "high"}, {"summary": "auto"}, {"generate_summary": "auto"}],
-    "text": [{"format": {"type": "json_object"}}],
+    "text": [{"format": {"type": "json_object"}}, {"verbosity": "low"}, {"verbosity": "high"}],
     "max_output_tokens": [16],
     "temperature": [0.5],
     "top_p": [0.5],
@@ -125,7 +125,7 @@ ELSEWHERE = frozenset(
 log, those of converse the tool calls of a turn, and those of models with a chat template its effect on a conversation.
 """
 
-IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
+IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "medium"}), ("reasoning", {"context": "auto"})]
 """Parts of implemented parameters that are at most echoed, as their rows say."""
 
 CASES = [(name, value) for name, values in PROBES.items() for value in values]

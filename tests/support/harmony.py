@@ -49,6 +49,7 @@ def conversation(
     tools: Sequence[Tool] | Toolset = (),
     effort: Effort | None = None,
     text_format: Mapping[str, Any] | None = None,
+    verbosity: str | None = None,
     truncation: Literal["auto", "disabled"] = "disabled",
     sampling: Sampling = SAMPLING,
 ) -> ResolvedRequest:
@@ -65,7 +66,7 @@ def conversation(
         tool_choice="auto",
         truncation=truncation,
         parallel_tool_calls=True,
-        text={"format": text_format or {"type": "text"}},
+        text={"format": text_format or {"type": "text"}, **({"verbosity": verbosity} if verbosity else {})},
         top_p=SAMPLING.top_p,
         temperature=SAMPLING.temperature,
         reasoning=ReasoningOptions(effort=effort, summary=None),

@@ -75,6 +75,15 @@ async def test_later_variables_override_earlier_ones() -> None:
     assert chat.variables == {"reasoning_effort": "none", "enable_thinking": True, "thinking": False, "own": 1}
 
 
+@pytest.mark.parametrize(
+    ("verbosity", "known"),
+    [(None, ""), ("medium", ""), ("low", "Keep your answers short."), ("high", "Give detailed answers.")],
+)
+async def test_verbosity_is_told_in_the_system_message(verbosity: str | None, known: str) -> None:
+    shown = await chat_templates.text(conversation(HELLO, verbosity=verbosity))
+    assert shown == await chat_templates.text(conversation(HELLO, instructions=known or None))
+
+
 @pytest.mark.parametrize("name", ["tools", "tokenize", "messages", "chat_template", "continue_final_message"])
 async def test_reserved_variables_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

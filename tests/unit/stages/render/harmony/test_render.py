@@ -212,6 +212,19 @@ def test_effort_is_one_of_three(effort: Effort | None, known: str) -> None:
     assert prompt_ids(conversation(effort=effort)) == reference_ids([reference_system(known)])
 
 
+VERBOSITIES = [
+    *((None, "Be nice.", "Be nice."), ("medium", "Be nice.", "Be nice."), (None, None, None)),
+    *(("low", "Be nice.", "Be nice.\n\nKeep your answers short."), ("low", None, "Keep your answers short.")),
+    ("high", "Be nice.", "Be nice.\n\nGive detailed answers."),
+]
+
+
+@pytest.mark.parametrize(("verbosity", "instructions", "known"), VERBOSITIES)
+def test_verbosity_ends_the_instructions(verbosity: str | None, instructions: str | None, known: str | None) -> None:
+    prompt = prompt_ids(conversation(message("user", "?"), instructions=instructions, verbosity=verbosity))
+    assert prompt == reference_ids([reference_system(), *([developer(known)] if known else []), read("user", "?")])
+
+
 def test_call_names_its_recipient_before_the_channel() -> None:
     assert prompt_text(conversation(call("get_weather", '{"city": '))) == (
         '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": <|call|>'
