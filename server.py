@@ -56,7 +56,7 @@ from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.peers import Membership, Peers
-from penstock.api.runs.housekeeping import keep_sweeping, tune_gc
+from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
@@ -140,7 +140,10 @@ async def join_servers(
     async with Membership(
         store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
     ):
-        sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
+        housekeeping = (
+            asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),
+            asyncio.create_task(keep_tidying(scheduler.admission)),
+        )
         try:
             models = scheduler.engine.models
             yield Api(
@@ -155,7 +158,8 @@ async def join_servers(
                 metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
             )
         finally:
-            sweeping.cancel()
+            for task in housekeeping:
+                task.cancel()
 
 
 @asynccontextmanager

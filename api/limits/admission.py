@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from penstock.api.limits.allowance import Allowance, Allowances, OwnAllowances
 from penstock.api.limits.places import PATIENCE, Holds, OwnHolds, Places
 from penstock.api.limits.stored_bytes import StoredBytes
 from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StorageFull, TokenLimitReached
+from penstock.pipeline.protocol.params.json_body import YieldPoint
 from penstock.stages.services.runs.run import Run
 from penstock.stages.services.store.store import Store
 
@@ -49,9 +51,10 @@ class Admission:
     clock: Callable[[], float] = time.monotonic
     _known: dict[tuple[str, str], Allowance] = field(default_factory=dict)
     holds: Holds = field(default_factory=OwnHolds)
-    _places: dict[tuple[str, str], Places] = field(default_factory=dict)
+    _places: WeakValueDictionary[tuple[str, str], Places] = field(default_factory=WeakValueDictionary)
+    """The places that somebody uses, waits for, or gives back."""
     _stored: dict[str, StoredBytes] = field(default_factory=dict)
-    _queueing: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _queueing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.read()
@@ -124,8 +127,20 @@ class Admission:
 
     def close(self) -> None:
         """Give nothing back any more: a server that has left its store holds nothing."""
-        for places in self._places.values():
+        for places in list(self._places.values()):
             places.close()
+
+    async def forget_idle(self) -> None:
+        """Forget what would be the same if it were made anew."""
+        may_yield = YieldPoint()
+        for owner_and_kind, allowance in list(self._known.items()):
+            if allowance.is_idle:
+                del self._known[owner_and_kind]
+            await may_yield()
+        for owner, stored in list(self._stored.items()):
+            if stored.is_idle:
+                del self._stored[owner]
+            await may_yield()
 
     def end(self, run: Run) -> None:
         """Note that a response has ended: its tokens are spent."""

@@ -67,8 +67,16 @@ class Allowance:
     @property
     def remaining(self) -> float:
         """The amount that is left, as far as this server knows; negative if more was spent than there was."""
-        level = min(self.most, self._level + (self.clock() - self._at) * self.most / MINUTE)
-        return min(self.most, level + self._taken)
+        return min(self.most, self._level_now + self._taken)
+
+    @property
+    def _level_now(self) -> float:
+        return min(self.most, self._level + (self.clock() - self._at) * self.most / MINUTE)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all is left, and nobody takes any."""
+        return self._level_now >= self.most and self._taken >= 0 and not self._turn.locked()
 
     def refills_in(self, amount: float) -> float:
         """Return the seconds until so much is left."""
@@ -85,6 +93,7 @@ class Allowance:
         """
         needed = amount or 1.0
         async with self._turn:
+            self._taken = min(self._taken, self.most - self._level_now)  # what has refilled was not taken in advance
             if self._taken < needed and not await self._take(needed - self._taken):
                 return False
             self._taken -= amount

@@ -21,16 +21,23 @@ class StoredBytes:
     owner: str | None
     _bytes: int = 0
     _read_at: float = -inf
+    _is_full: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the bytes would be read again, and were below the limit: an owner that has reached it stays known."""
+        return not self._is_full and time.monotonic() - self._read_at > FRESH and not self._turn.locked()
 
     async def read(self, store: Store, most: int) -> int:
         """Return the bytes of some seconds ago, or of the time before an outage of the store."""
         async with self._turn:
-            fresh = FRESH if self._bytes < most else FRESH_IF_FULL
+            self._is_full = self._bytes >= most
+            fresh = FRESH_IF_FULL if self._is_full else FRESH
             if time.monotonic() - self._read_at > fresh:
                 try:
                     self._bytes = await store.bytes_of(self.owner)
                 except StoreFailed:  # it is counted and logged where it happens
                     return self._bytes
-                self._read_at = time.monotonic()
+                self._read_at, self._is_full = time.monotonic(), self._bytes >= most
             return self._bytes

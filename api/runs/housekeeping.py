@@ -1,4 +1,4 @@
-"""Housekeeping of a server: expired responses are deleted, and the garbage collector is tuned."""
+"""Housekeeping of a server: expired responses are deleted, memory is freed, and the garbage collector is tuned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 
+from penstock.api.limits.admission import Admission
+from penstock.api.runs.heap import Heap
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import counted, duration
@@ -15,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD = 3600.0
 """The most seconds between two sweeps; if responses or events are kept for less, sweeps are more frequent."""
+
+TIDY_SECONDS = 10.0
+"""Seconds between two times at which unused memory is freed."""
 
 YOUNG, SOME, ALL = 5_000, 3, 250
 """The thresholds of `gc.set_threshold`.
@@ -45,6 +50,15 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
             if store.keeps:
                 logger.info("Stored: %s, %.1f MB%s; %s", number, megabytes, oldest, kept)
         await asyncio.sleep(period)
+
+
+async def keep_tidying(admission: Admission) -> None:
+    """Forget idle owners, and give free memory back to the system, periodically, until cancelled."""
+    heap = Heap()
+    while True:
+        await asyncio.sleep(TIDY_SECONDS)
+        await admission.forget_idle()
+        await asyncio.to_thread(heap.tidy)
 
 
 def tune_gc() -> None:

@@ -273,3 +273,47 @@ async def test_requests_do_not_wait_for_a_store_that_is_away(store: Store, monke
     assert await admitted(limited, "a", 5) == 5
     async with limited.responding("a"):
         pass
+
+
+@given(
+    most=st.integers(1, 500),
+    steps=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40), st.integers(0, 300), st.booleans()), max_size=20),
+)
+async def test_forgetting_idle_keys_changes_no_verdict(most: int, steps: list[tuple[int, int, int, bool]]) -> None:
+    time = Time()
+    limits = KeyLimits(requests_per_minute=most, tokens_per_minute=10 * most)
+    remembering, forgetting = (admission(time, default=limits, all=limits) for _ in range(2))
+    for seconds, requests, tokens, forgets in steps:
+        time.now += seconds
+        if forgets:
+            await forgetting.forget_idle()
+        counts = []
+        for each in (remembering, forgetting):
+            counts.append(await admitted(each, "a", requests))
+            each.end(EndedRun("a", tokens))  # type: ignore[arg-type]
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.io
+@pytest.mark.slow
+async def test_idle_keys_are_forgotten_once_all_has_refilled(store: Store) -> None:
+    time = Time()
+    limits = KeyLimits(requests_per_minute=10, tokens_per_minute=10, responses=2, background=2, stored_bytes=100_000)
+    limited = admission(time, default=limits)
+    for number in range(20):
+        owner = f"key {number}"
+        await limited.admit(owner)
+        await limited.storing(owner, store)
+        async with limited.responding(owner), limited.queueing(owner, store):
+            await limited.forget_idle()
+            assert (owner, "requests") in limited._known
+            assert owner in limited._queueing
+            assert (owner, "responses") in limited._places
+    time.now += 60
+    for stored in limited._stored.values():
+        stored._read_at -= 60
+    await limited.forget_idle()
+    assert (dict(limited._known), limited._stored, dict(limited._queueing)) == ({}, {}, {})
+    async with asyncio.timeout(120):
+        while limited._places:  # a place is kept for a moment after its use
+            await asyncio.sleep(0.01)
