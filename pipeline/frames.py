@@ -96,7 +96,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The origin of a request; the store keeps ``owner`` and ``position`` with the response."""
 
     owner: str = ""
-    """Only requests of the same owner find the stored response."""
+    """The SHA-256 of the API key in hex; empty if the server has none. Only this owner finds the stored response."""
     position: int = 0
     """The end of the response's conversation when it was read."""
     recorded: bool = False
