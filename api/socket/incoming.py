@@ -1,4 +1,4 @@
-"""What a client sends on a connection: frames, read by the rules of RFC 6455, and the messages that they make up.
+"""The frames of a client, read by the rules of RFC 6455, and the messages that they make up.
 
 A message is unmasked, checked and counted in pieces while it arrives, so that a large one does not hold the event loop,
 and its bytes count as those of a body do.  No extension is agreed on, so a compressed frame breaks the rules.

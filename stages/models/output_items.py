@@ -174,7 +174,7 @@ def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: Ite
         return items.FunctionCall(item_id, draft.call_id, opening.name, draft.text, status, namespace, is_async)
     kind = _CLIENT_CALLS[opening.form]
     action: dict[str, Any] = {}
-    with suppress(ArgumentsInvalid):  # the text may not be whole yet: nobody sees the item before it is settled
+    with suppress(ArgumentsInvalid):  # the text may not be whole yet: the client sees the item only once it is settled
         action = client_actions.action_of(opening.form, draft.text)
     call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action, status)
     return call

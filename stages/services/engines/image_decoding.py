@@ -94,7 +94,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class _Need:
-    """What decoding an image takes: ``bytes`` of memory at its peak, and passes over its pixels."""
+    """The cost of decoding an image: ``bytes`` of memory at its peak, and passes over its pixels."""
 
     pixels: int
     bytes: int

@@ -1,4 +1,4 @@
-"""What an MCP server sends, counted before it is converted.
+"""Messages of an MCP server, counted before they are converted.
 
 The SDK parses a message and makes objects of it on the event loop, in time that grows with the number of its values.
 So the values of a message are counted in its bytes, before the SDK sees them, and the parts of a result, the tools of a

@@ -87,7 +87,7 @@ class SqliteDatabase:
 
     def _write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         if _inode(self._file) != self._inode:
-            # SQLite would go on in the file that nobody can open any more
+            # SQLite would go on in a file that no other process can open
             raise database.DatabaseUnavailable(f"{self._file} was removed or replaced: put it back, or restart")
         counts: list[tuple[int, ...]] = []
         with _transaction(self._writing):
