@@ -1,4 +1,4 @@
-"""Fire hostile bodies, raw connections, many streams and attacks on WebSockets at server processes.
+"""Fire hostile bodies, raw connections, floods, many streams and attacks on WebSockets at server processes.
 
 No 5xx, no traceback, no hang.  What held the event loop in the attacks on WebSockets is told, and is no fault.
 
@@ -21,10 +21,14 @@ import aiohttp
 import uvloop
 
 from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
+from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
 from tests.bench.fuzz.sockets import attack_sockets, measured_process
 from tests.support.openapi import Description
 from tests.support.server_process import ServerProcess, running_process
+
+FLOOD_SECONDS = 15.0
+"""Seconds of a flood, and those after it, in which memory goes back."""
 
 SHOWN = 5
 """Faults of each kind that are printed."""
@@ -63,7 +67,7 @@ async def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fuzz")
     parser.add_argument("--bodies", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=1_000)
-    parser.add_argument("--streams", type=int, default=1_500, help="streams at once")
+    parser.add_argument("--streams", type=int, default=1_500, help="streams, or bodies that do not end, at once")
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
     wrong = 0
@@ -76,6 +80,7 @@ async def main() -> int:
                 begun = time.monotonic()
                 if script == "quick":
                     found = await hostile(server, wanted.bodies, wanted.connections, wanted.seed)
+                    found |= await flood(server, wanted.streams, FLOOD_SECONDS)
                 else:
                     found = await many_streams(server, wanted.streams)
                 wrong += tell(found, begun)

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tests.bench.fuzz import fire
 from tests.bench.fuzz.__main__ import hostile, many_streams
+from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
 from tests.bench.fuzz.sockets import attack_sockets, measured_process
 from tests.support.api_clients import ApiClient
@@ -42,6 +43,14 @@ async def test_attacks_on_sockets_end_as_they_must_and_disturb_no_other_client(t
         found = await attack_sockets(server)
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
     assert found["the ordinary client"].statuses["completed"] > 0
+
+
+async def test_ordinary_client_goes_on_beside_bodies_that_do_not_end(tmp_path: Path) -> None:
+    async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "quick") as server:
+        unfinished, ordinary, afterwards = (await flood(server, 20, 0.5)).values()
+    assert unfinished.statuses == {"open until the client left": 20}
+    assert ordinary.statuses.keys() == {"200"}
+    assert unfinished.faults + ordinary.faults + afterwards.faults == []
 
 
 # Faults are found
