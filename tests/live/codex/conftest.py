@@ -78,11 +78,12 @@ def changed(text: str, sign: str, **values: str | int) -> str:
 
 @pytest.fixture
 def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
-    """Run a server with a store of its own for the length of a block, and again with the same store."""
+    """Run a server without a search, for the length of a block, on a store that the next one uses again."""
 
     @contextmanager
     def run() -> Iterator[str]:
-        command = [*shlex.split(request.config.getoption("--serve")), f"--store={tmp_path}/store.sqlite3"]
+        options = [f"--store={tmp_path}/store.sqlite3", "--leave-out-tool=web_search"]
+        command = [*shlex.split(request.config.getoption("--serve")), *options]
         with running(command, tmp_path / "serve.log") as address:
             yield f"{address}/v1"
 
