@@ -27,7 +27,7 @@ class Heap:
     """The heap of this process.  Without glibc 2.33 or later it is never trimmed."""
 
     _least_free: int = 0
-    """The fewest bytes that were free since the heap was trimmed, when as many were free but not in memory."""
+    """The fewest bytes that have been free since the heap was trimmed: they are not in memory."""
 
     def __post_init__(self) -> None:
         library: Any = ctypes.CDLL(None)
