@@ -225,6 +225,10 @@ class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the model continues the prompt's last message, and so does not think first."""
 
 
+Channel: TypeAlias = Literal["analysis", "commentary", "final"]
+"""The channel of a Harmony message."""
+
+
 class Prompt(_Frame, frozen=True):
     """The prompt of a turn."""
 
@@ -241,6 +245,8 @@ class Prompt(_Frame, frozen=True):
     """Data URLs, in the order of their placeholders."""
     chat: ChatTurn | None = None
     """Set for models with a chat template."""
+    channel: Channel | None = None
+    """For Harmony: the channel of the prompt's last message, if the model is to continue it."""
 
 
 class GenerationStarted(_Frame, frozen=True):
@@ -257,6 +263,8 @@ class GenerationStarted(_Frame, frozen=True):
     """The same as in the prompt."""
     prompt: TokenIds = ()
     """The tokens of the prompt, if ``chat`` is set: they show whether the model is in the middle of a thought."""
+    channel: Channel | None = None
+    """The same as in the prompt."""
 
 
 AnyFrame = TypeVar("AnyFrame", bound=msgspec.Struct | CreateResponse)

@@ -42,6 +42,7 @@ class Generate:
                     held_to_grammar=prompt.grammar is not None,
                     chat=prompt.chat,
                     prompt=() if prompt.chat is None else prompt.token_ids,
+                    channel=prompt.channel,
                 )
                 del prompt  # free it: it may be long, and the generation may take long
                 frame: EngineFrame | None = None

@@ -278,6 +278,7 @@ def any_turn_start(draw: st.DrawFn) -> frames.GenerationStarted:
         tools=draw(st.sampled_from(TOOLSETS)),
         stop=draw(st.sampled_from([(), ("e",), (" the", "ing", "\n"), ("��",)])),
         raw_messages=draw(st.sampled_from([None, ()])),
+        channel=draw(st.sampled_from([None, "analysis", "commentary", "final"])),
     )
 
 

@@ -49,7 +49,7 @@ _State: TypeAlias = HarmonyHeader | _OpenItem | None
 
 
 class HarmonyParser(TurnParser):
-    """Parses one generation, whose prompt ended in ``<|start|>assistant``."""
+    """Parses one generation, whose prompt ended in ``<|start|>assistant``, or in the text of an unfinished message."""
 
     def __init__(self, encoding: vocabulary.HarmonyEncoding, started: frames.GenerationStarted) -> None:
         super().__init__()
@@ -58,12 +58,16 @@ class HarmonyParser(TurnParser):
         self._stop = started.facts.sampling.stop
         self._held_to_grammar = started.held_to_grammar
         self._raw_messages: list[dict[str, Any]] | None = None if started.raw_messages is None else []
+        self._continued = started.channel
+        """The channel of the prompt's unfinished message, which the first tokens continue."""
         self._state: _State = HarmonyHeader()
         self._began_at = 0  # the position of the latest message, after its <|start|>
         self._has_logprobs = False
 
     def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
+        if self._continued and chunk.token_ids and not self._tokens:
+            yield from self._open(Reading(channel=self._continued))
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             self._tokens.append(token)
             if token < vocabulary.TEXT_TOKENS and isinstance(self._state, _OpenItem):
@@ -163,5 +167,5 @@ class HarmonyParser(TurnParser):
         """Return the message's tokens after ``<|start|>assistant``; empty if it begins in another way."""
         message = tuple(self._tokens[self._began_at :])
         if self._began_at == 0:
-            return message
+            return () if self._continued else message
         return message[1:] if self._encoding.token_texts.get(message[0]) == "assistant" else ()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from penstock.pipeline.frames import Channel
 from penstock.stages.models.harmony.raw_message import raw_message
 from penstock.stages.models.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, START
 
@@ -17,7 +18,6 @@ Segment: TypeAlias = int | str
 """A special token, or a text to encode as a whole."""
 
 Author: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
-Channel: TypeAlias = Literal["analysis", "commentary", "final"]
 
 
 @dataclass(frozen=True)

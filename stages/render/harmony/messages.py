@@ -8,13 +8,13 @@ from itertools import chain, pairwise
 
 from msgspec import UNSET
 
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import Channel, ResolvedRequest
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import behind_calls, callers_of
 from penstock.pipeline.protocol.tools import HostedTool
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import head
-from penstock.stages.render.harmony.message import Channel, HarmonyMessage
+from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.item_texts import (
     PENDING,
     arguments_of,
@@ -42,6 +42,15 @@ class Layout:
     def messages(self) -> tuple[HarmonyMessage, ...]:
         """The messages of all items."""
         return tuple(chain.from_iterable(self.spoken))
+
+    @property
+    def unfinished(self) -> Channel | None:
+        """The channel of the last message if its text was cut; the model can continue it."""
+        match self.history[-1:], self.spoken[-1:]:
+            case (items.Message(role="assistant") | items.Reasoning() as item,), ((message,),):
+                return message.channel if item.status in {"in_progress", "incomplete"} else None
+            case _:
+                return None
 
 
 def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> Layout:

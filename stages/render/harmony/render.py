@@ -64,7 +64,10 @@ class RenderHarmony:
             encoder.item(messages, request.tokens.get(item.id, ()))
             for item, messages in zip(layout.history, layout.spoken, strict=True)
         ]
-        tail = [START, *self.encoding.encode("assistant")]
+        channel = layout.unfinished if rules is None else None  # a grammar begins at the header of a message
+        tail = [START, *self.encoding.encode("assistant")] if channel is None else []
+        if channel is not None:
+            items[-1] = items[-1][:-1]  # without its end
         dropped: frozenset[int] = frozenset()
         if may_drop:
             length = sum(map(len, (*head, *items, tail)))
@@ -78,6 +81,7 @@ class RenderHarmony:
             token_ids=tuple(chain.from_iterable(kept)),
             stop_token_ids=STOP_TOKENS,
             grammar=rules,
+            channel=channel,
             raw_messages=_raw_messages(layout, dropped) if request.facts.wants_raw_messages else None,
         )
 

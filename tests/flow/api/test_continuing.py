@@ -38,6 +38,18 @@ async def test_running_response_cannot_be_continued(served: PacedServer, way: di
     )
 
 
+@pytest.mark.parametrize(("channel", "kind"), [("analysis", "reasoning"), ("final", "message")])
+async def test_cut_text_is_continued(served: ScriptedServer, channel: str, kind: str) -> None:
+    served.engine.script = script(f"<|channel|>{channel}<|message|>It is", reason="length")
+    _, cut = await served.post({"input": "Hi"})
+    assert [(item["type"], item["status"]) for item in cut["output"]] == [(kind, "incomplete")]
+    served.engine.script = script(" sunny.<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>")
+    _, response = await served.post({"previous_response_id": cut["id"]})
+    assert served.prompt_text().endswith(f"<|start|>assistant<|channel|>{channel}<|message|>It is")
+    assert [item["content"][0]["text"] for item in response["output"]] == [" sunny.", "So."]
+    assert response["output"][0]["type"] == kind
+
+
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
 async def test_result_of_a_raw_message_is_read_again(served: ScriptedServer, way: dict[str, Any]) -> None:
     """Items of the browser do not hold it."""

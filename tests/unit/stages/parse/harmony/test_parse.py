@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from openai_harmony import Role
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
+    Channel,
     FinishReason,
     FunctionCallOpened,
     GenerationFinished,
@@ -339,6 +341,24 @@ def test_cut_text_ends_before_an_unfinished_character(
     parsed = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), reason)
     whole_characters = b"".join(encoding.token_bytes[token] for token in written[:kept]).decode(errors="ignore")
     assert "".join(item.text for item in parsed) == whole_characters
+
+
+# A continued message
+
+
+@given(st.sampled_from(["analysis", "commentary", "final"]), wellformed_completions(), st.sampled_from([1, 3, 1000]))
+def test_continuation_is_read_as_the_rest_of_its_message(channel: Channel, completion: str, size: int) -> None:
+    encoding = load_encoding()
+    rest = encoding.encode_markup(f" and so on<|end|><|start|>assistant{completion}")
+    chunks = [rest[at : at + size] for at in range(0, len(rest), size)]
+    whole = [*encoding.encode_markup(f"<|channel|>{channel}<|message|>"), *rest]
+    first, *others = joined_deltas(parse_harmony(encoding, [whole]))
+    expected = [replace(first, token_ids=()), *others]  # the tokens are not those of a whole message
+    assert joined_deltas(parse_harmony(encoding, chunks, channel=channel)) == expected
+
+
+def test_continuation_that_was_never_begun_is_no_item(encoding: HarmonyEncoding) -> None:
+    assert parse_harmony(encoding, [], "length", channel="final") == []
 
 
 # Counting

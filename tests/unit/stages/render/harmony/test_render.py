@@ -16,11 +16,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Prompt, ResolvedRequest
+from penstock.pipeline.frames import Channel, Prompt, ResolvedRequest, replace
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import Effort
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
-from penstock.stages.models.harmony.vocabulary import CALL, RETURN, HarmonyEncoding, load_encoding
+from penstock.stages.models.harmony.vocabulary import CALL, END, RETURN, HarmonyEncoding, load_encoding
 from penstock.stages.render.harmony.messages import lay_out
 from penstock.stages.render.harmony.render import _KEPT_BYTES, RenderHarmony, _kept, _texts
 from penstock.stages.render.item_texts import PENDING
@@ -223,6 +223,30 @@ VERBOSITIES = [
 def test_verbosity_ends_the_instructions(verbosity: str | None, instructions: str | None, known: str | None) -> None:
     prompt = prompt_ids(conversation(message("user", "?"), instructions=instructions, verbosity=verbosity))
     assert prompt == reference_ids([reference_system(), *([developer(known)] if known else []), read("user", "?")])
+
+
+UNFINISHED: dict[Channel, items.Item] = {
+    "analysis": replace(reasoning("Let me th"), status="incomplete"),
+    "commentary": replace(message("assistant", "I wi", phase="commentary"), status="incomplete"),
+    "final": replace(message("assistant", "It is"), status="in_progress"),
+}
+
+
+@pytest.mark.parametrize(("channel", "begun"), UNFINISHED.items(), ids=UNFINISHED)
+async def test_unfinished_message_is_left_open(channel: Channel, begun: items.Item, encoding: HarmonyEncoding) -> None:
+    user = message("user", "?")
+    closed = read("assistant", begun.text, channel) if isinstance(begun, items.Message | items.Reasoning) else None
+    assert closed is not None
+    history = reference_ids([reference_system(), read("user", "?"), closed])
+    *begins, _end = history[: history.index(END, history.index(END, history.index(END) + 1) + 1) + 1]
+    for request in (conversation(user, begun), conversation(history=[user, begun])):
+        prompt = await rendered(encoding, request)
+        assert (prompt.channel, list(prompt.token_ids)) == (channel, begins)
+    followed = await rendered(encoding, conversation(user, begun, user))
+    finished = await rendered(encoding, conversation(user, replace(begun, status="completed")))
+    held = await rendered(encoding, conversation(user, begun, text_format={"type": "json_object"}))
+    assert [prompt.channel for prompt in (followed, finished, held)] == [None, None, None]
+    assert held.token_ids == finished.token_ids == tuple(history)
 
 
 def test_call_names_its_recipient_before_the_channel() -> None:
