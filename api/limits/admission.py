@@ -52,7 +52,7 @@ class Admission:
     _known: dict[tuple[str, str], Allowance] = field(default_factory=dict)
     holds: Holds = field(default_factory=OwnHolds)
     _places: WeakValueDictionary[tuple[str, str], Places] = field(default_factory=WeakValueDictionary)
-    """The places that somebody uses, waits for, or gives back."""
+    """The places that are used, waited for, or given back."""
     _stored: dict[str, StoredBytes] = field(default_factory=dict)
     _queueing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -131,7 +131,7 @@ class Admission:
             places.close()
 
     async def forget_idle(self) -> None:
-        """Forget what would be the same if it were made anew."""
+        """Forget the allowances and stored bytes of idle owners, which would be the same if they were made anew."""
         may_yield = YieldPoint()
         for owner_and_kind, allowance in list(self._known.items()):
             if allowance.is_idle:

@@ -75,7 +75,7 @@ class Allowance:
 
     @property
     def is_idle(self) -> bool:
-        """True if all is left, and nobody takes any."""
+        """True if all is left, and no request is taking any."""
         return self._level_now >= self.most and self._taken >= 0 and not self._turn.locked()
 
     def refills_in(self, amount: float) -> float:
