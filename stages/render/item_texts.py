@@ -37,7 +37,7 @@ _VERBOSITIES: Mapping[str | None, str] = {
     "low": "Keep your answers short.",
     "high": "Give detailed answers.",
 }
-"""What the model reads about ``text.verbosity``.  It reads nothing about ``medium``, as that is the default."""
+"""The sentence of the model for each ``text.verbosity``; ``medium``, the default, has none."""
 
 
 def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
