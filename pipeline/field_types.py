@@ -15,11 +15,44 @@ from penstock.pipeline.secret import unwritten
 
 _IN_A_CALL = frozenset(kind for kind in DELTAS if kind.__struct_fields__ == (*ItemEvent.__struct_fields__, "delta"))
 
+_SHORT = frozenset({ItemDelta, TokenChunk, *DELTAS})
+
 _encode = msgspec.json.Encoder(enc_hook=unwritten).encode
+
+MOST_PARTS = 512
+"""Values of a frame that may be checked in the event loop."""
+
+CHARACTERS = 1024
+"""Characters of a text that count as one value."""
 
 
 class WrongType(TypeError):
     """A frame, or a field of it, has a value of a wrong type."""
+
+
+def is_large(frame: Any) -> bool:
+    """Return True if checking ``frame`` takes long; this counts its values, and stops at `MOST_PARTS`."""
+    if type(frame) in _SHORT:
+        return False
+    count, waiting = 0, [frame]
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        parts: Any = ()
+        if isinstance(value, str):
+            count += len(value) // CHARACTERS
+        elif isinstance(value, Struct):
+            parts = [getattr(value, name) for name in value.__struct_fields__]
+        elif isinstance(value, BaseModel):
+            parts = [*vars(value).values(), value.model_extra]
+        elif isinstance(value, dict):
+            parts = value.values()
+        elif isinstance(value, list | tuple):
+            parts = value
+        if count + len(waiting) + len(parts) > MOST_PARTS:
+            return True
+        waiting.extend(parts)
+    return False
 
 
 def check_fields(frame: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.pipeline.errors import StageError, StageFault
 from penstock.pipeline.faults import code_of, name_stage, note_stage
-from penstock.pipeline.field_types import WrongType, check_fields
+from penstock.pipeline.field_types import WrongType, check_fields, is_large
 from penstock.pipeline.frame_order import Order
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
@@ -98,7 +98,10 @@ class StageGuard:
                 try:
                     if type(frame) not in accepted:
                         self._check_class(frame)
-                    check_fields(frame)
+                    if is_large(frame):
+                        await asyncio.to_thread(check_fields, frame)
+                    else:
+                        check_fields(frame)
                     feed(frame)
                 except InvariantBroken as broken:
                     raise self._fault(f"broke a rule: {broken}", self.place(stream), last) from None

@@ -8,19 +8,21 @@ import sys
 from asyncio import CancelledError
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, TypeVar
 
 import pytest
 from msgspec import structs
 
-from penstock.pipeline import frames
+from penstock.pipeline import field_types, frames, stage_guard
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed, StageError, StageFault, error_named
 from penstock.pipeline.faults import name_stage
-from penstock.pipeline.field_types import WrongType, check_fields
+from penstock.pipeline.field_types import MOST_PARTS, WrongType, check_fields, is_large
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, ResolvedRequest, TokenChunk, TokenFrame
 from penstock.pipeline.plugins import guarded
 from penstock.pipeline.protocol.events import ResponseCompleted
+from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.recordings.format import FILES, read_frames
 from penstock.stages.converse.converse import Converse
@@ -328,3 +330,26 @@ async def test_fields_of_a_request_are_checked() -> None:
     check_fields(request)
     with pytest.raises(WrongType, match=r"(?s)CreateResponse: .*temperature"):
         check_fields(request.model_copy(update={"temperature": "hot"}))
+
+
+@pytest.mark.parametrize("most_parts", [0, MOST_PARTS])
+async def test_only_large_frames_are_checked_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, most_parts: int
+) -> None:
+    checked: set[tuple[bool, bool]] = set()
+
+    def note(frame: Any) -> None:
+        checked.add((is_large(frame), get_ident() != loop_thread))
+        check_fields(frame)
+
+    loop_thread = get_ident()
+    monkeypatch.setattr(field_types, "MOST_PARTS", most_parts)
+    monkeypatch.setattr(stage_guard, "check_fields", note)
+    await run_pipeline(after("parse", passed).through("mine"), TOKENS)
+    assert checked == ({(False, False)} if most_parts else {(True, True), (False, False)})
+
+
+@pytest.mark.parametrize("part", [{"input": [{"role": "user", "content": "hi"}] * MOST_PARTS}, {"input": "x" * 2**20}])
+def test_a_request_is_large_by_its_items_or_its_text(part: dict[str, Any]) -> None:
+    assert not is_large(CreateResponse(model="m", input="hi"))
+    assert is_large(CreateResponse(model="m", **part))
