@@ -130,7 +130,8 @@ LOCAL_OUTPUT = {"type": "function_call_output", "call_id": "l", "output": "a"}
 )
 async def test_second_output_of_a_call_is_refused(store: Store, call: Any, output: Any) -> None:
     await store_answer(store, "1", answer("Hello."), input=[call, output])
-    sent, stored = {"input": [call, output, output]}, {"previous_response_id": "resp_1", "input": [USER, output]}
+    sent: dict[str, Any] = {"input": [call, output, output]}
+    stored: dict[str, Any] = {"previous_response_id": "resp_1", "input": [USER, output]}
     for request, position in ((sent, 2), (stored, 1)):
         with pytest.raises(InvalidRequest, match=f"{output['call_id']}' has an output already") as caught:
             await normalize(store, "2", **request)
