@@ -49,9 +49,11 @@ def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
     leading = tuple(takewhile(_is_leading, request.items))
     added = (item.text for item in leading if isinstance(item, items.Message))
     response = request.facts.response
+    parts = [part for part in (response.instructions, *added) if part]
     verbosity = _VERBOSITIES.get(response.text.get("verbosity"))
-    instructions = "\n\n".join(filter(None, (response.instructions, *added, verbosity)))
-    return instructions, request.items[len(leading) :]
+    if verbosity and not (parts and parts[-1].endswith(verbosity)):  # raw messages of an earlier response have it
+        parts.append(verbosity)
+    return "\n\n".join(parts), request.items[len(leading) :]
 
 
 def _is_leading(item: items.Item) -> bool:
