@@ -165,9 +165,12 @@ async def _answering(
     try:
         async for frame in source:
             match frame:
-                case frames.GenerationStarted() if not facts.wants_raw_messages:
-                    yield replace(frame, facts=facts, raw_messages=None)
-                case frames.GenerationStarted() | frames.ResponseStarted():
+                case frames.GenerationStarted():
+                    # a request that only names the recording has no tools, and its calls are to be read all the same
+                    tools = facts.tools if facts.tools.tools else frame.facts.tools
+                    raw_messages = frame.raw_messages if facts.wants_raw_messages else None
+                    yield replace(frame, facts=replace(facts, tools=tools), raw_messages=raw_messages)
+                case frames.ResponseStarted():
                     yield replace(frame, facts=facts)
                 case frames.TurnFinished() if not facts.wants_raw_messages:
                     yield replace(frame, raw_messages=None)

@@ -92,6 +92,13 @@ async def test_recording_is_requested_by_its_name(server: ServerProcess, name: s
     assert comparable(response) == comparable(response_of(name))
 
 
+async def test_calls_of_a_recording_need_no_tools_in_a_request_that_names_it(server: ServerProcess) -> None:
+    """The page of the server sends such requests."""
+    status, response = await server.post({"model": "weather", "input": "Who are you?"})
+    assert status == 200
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+
+
 async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
     by_request = defaultdict(list)
     for name in CASES:

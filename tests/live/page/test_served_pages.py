@@ -51,8 +51,10 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, Path]]:
             with suppress(URLError), urlopen(f"{url}/health"):
                 break
             time.sleep(0.1)
-        yield url, log
-        process.terminate()
+        try:
+            yield url, log
+        finally:
+            process.terminate()
 
 
 @pytest.fixture
