@@ -212,11 +212,13 @@ def _check_parsers(settings: Settings) -> None:
     for name, value in pairwise(options):
         if name.replace("_", "-") in _PLUGINS and not Path(value).is_file():
             raise CannotStart(f"{name} {value}: there is no such file")
-    names = {"--reasoning-parser": settings.reasoning_parser, "--tool-call-parser": settings.tool_call_parser}
-    for place, (option, parser) in enumerate(names.items()):
-        if parser not in (None, NO_PARSER) and find_spec("vllm") is not None:
+    for option, names in (
+        ("--reasoning-parser", (settings.reasoning_parser, None)),
+        ("--tool-call-parser", (None, settings.tool_call_parser)),
+    ):
+        if {*names} - {None, NO_PARSER} and find_spec("vllm") is not None:
             try:
-                check_names((None, parser) if place else (parser, None))
+                check_names(names)
             except UnknownParser as error:
                 raise CannotStart(f"{option}: {error}") from error
 

@@ -138,24 +138,23 @@ class ToolLoop:
         yield frames.McpCallOpened(approval.server_label, approval.name, approval.id)
         if approval.arguments:
             yield frames.ItemDelta(approval.arguments)
-        if self._may_call(approval):
+        refusal = self._refusal(approval)
+        if not refusal:
             call = ToolCall(approval.server_label, approval.name, approval.arguments)
             yield from self._sessions.call(call).frames(frames.ItemClosed(complete=True))
             return
         yield frames.CallStarted()
-        used_by = self._used.get(approval.id)
-        made = f"The approval was used already, by the response {used_by}."
-        yield frames.CallFinished(error=made if used_by else "The servers of this request offer no such tool.")
+        yield frames.CallFinished(error=refusal)
         yield frames.ItemClosed(complete=True)
 
-    def _may_call(self, approval: McpApprovalRequest) -> bool:
-        """Return True if the request offers this MCP tool, and no other response has made the call."""
-        if approval.id in self._used:
-            return False
-        key = (approval.server_label, approval.name)
-        return any(
-            isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in self.request.facts.tools.tools
-        )
+    def _refusal(self, approval: McpApprovalRequest) -> str:
+        """Return why an approved call is not made; empty if it is: approval alone does not permit a call."""
+        if used_by := self._used.get(approval.id):
+            return f"The approval was used already, by the response {used_by}."
+        key, tools = (approval.server_label, approval.name), self.request.facts.tools.tools
+        if any(isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in tools):
+            return ""
+        return "The servers of this request offer no such tool."
 
     # Compaction
 
