@@ -26,14 +26,14 @@ async def stage_behind(replay: Replay, junction: str, is_recorded: IsRecorded) -
     What each of these stages took goes once more through the server's own stages after it.  If that gives the
     recorded frames, the stages before it are right.  No stage of the operator's runs again.
     """
-    behind = ""
+    found = ""
     for at, step in enumerate(replay.ran.steps):
         taken = replay.trace.junctions[at]
         if step.guard and not taken.raised and is_recorded(await _given(replay, taken, at, junction)):
-            behind = step.name
+            found = step.name
         if step.name == junction:
             break
-    return behind
+    return found
 
 
 async def _given(replay: Replay, taken: Crossed, at: int, junction: str) -> Crossed:

@@ -16,13 +16,13 @@ import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from penstock.stages.services.json_size import JsonSize, at_most, exceeds
+from penstock.stages.services.json_size import JsonSize, exceeds, may_exceed
 
 LARGEST_BYTES: Final = 16 * 2**20
 """Bytes of a message: the body of an answer, or one event of a stream."""
 
 LARGEST: Final = JsonSize(containers=15_000, commas=50_000)
-"""Objects and arrays, and values, in a message: the SDK takes some ten milliseconds of the event loop for so many."""
+"""The size of a message.  The SDK takes some ten milliseconds of the event loop for one of this size."""
 
 MOST_ENTRIES: Final[Mapping[str, int]] = {"content": 1_000, "tools": 2_000, "inputRequests": 100}
 """Entries of the lists in a result, each of which the SDK makes an object of."""
@@ -101,10 +101,7 @@ def _lines_of(events: bytes) -> bytes:
 
 async def _check(message: bytes) -> None:
     """Raise `TooMuch` for a message that would take the SDK long; a thread counts those that look so."""
-    size = at_most(message)
-    if (size.containers > LARGEST.containers or size.commas > LARGEST.commas) and await asyncio.to_thread(
-        exceeds, message, LARGEST
-    ):
+    if may_exceed(message, LARGEST) and await asyncio.to_thread(exceeds, message, LARGEST):
         raise TooMuch(f"more than {LARGEST.containers} objects and arrays, or {LARGEST.commas} values")
 
 

@@ -1,4 +1,4 @@
-"""What restricts an answer and cannot be obeyed is refused at every door."""
+"""A restriction of an answer that cannot be obeyed is refused at every door."""
 
 from __future__ import annotations
 

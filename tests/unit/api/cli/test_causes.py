@@ -67,7 +67,7 @@ def installing(stages: Sequence[Own], numbers: Sequence[int]) -> Install:
 
 
 def junction(replay: Replay, place: str) -> list[Any]:
-    """What crosses the junction after ``emit``, or what comes out last."""
+    """The frames that cross the junction after ``emit``, or that come out last."""
     return replay.trace.after("emit").frames if place == "emit" else replay.trace.junctions[-1].frames
 
 
@@ -95,7 +95,7 @@ async def test_first_stage_that_changes_the_recorded_frames_is_named(
 
 @pytest.mark.parametrize("name", NAMES[:3])
 async def test_text_comes_from_the_recorded_tokens_that_hold_it(name: str) -> None:
-    """Where no character is made of several tokens: the parser waits for the last one."""
+    """No character here is made of several tokens: the parser would wait for the last one."""
     replay = await replay_of(HARMONY / name, install=installing([Own("parse", "")], [0]))
     for stage in ("emit", "persist"):
         frames = replay.trace.after(stage).frames

@@ -33,7 +33,7 @@ def test_memory_goes_back_after_a_peak() -> None:
 
 
 class Scripted(Heap):
-    """A heap of which so many bytes are free."""
+    """A heap with a number of free bytes."""
 
     free = 0
 
