@@ -21,6 +21,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, check_names
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.models.vllm_private import Greeting, greeted
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.render.harmony.grammar import WARM_UP
@@ -44,7 +45,7 @@ from penstock.stages.services.engines.vllm import (
     plan_vllm,
     speaks_harmony,
 )
-from penstock.stages.services.engines.vllm_cores import CoreClient, greeted
+from penstock.stages.services.engines.vllm_cores import CoreClient
 from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -111,11 +112,11 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, N
 
 @asynccontextmanager
 async def of_frontend(
-    settings: Settings, client: CoreClient, watch: Watch, greetings: list[tuple[bytes, bytes]]
+    settings: Settings, client: CoreClient, watch: Watch, greetings: list[Greeting]
 ) -> AsyncGenerator[RunningEngine, None]:
     """Use the engine's cores, which the supervisor has started; ``greetings`` gets their first messages."""
     plan, model = planned(settings, client.index)
-    with greeted(client) as heard:
+    with greeted(client.greetings) as heard:
         engine = plan.start(client, watch)
     greetings.extend(heard)
     try:

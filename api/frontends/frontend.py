@@ -31,6 +31,7 @@ from penstock.api.http.connections import Runner, take
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import StoreFailed
+from penstock.stages.models.vllm_private import Greeting
 from penstock.stages.services.engines.vllm import VllmEngine
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Frontend:
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
         self.link = Link(seat.link)
-        self.greetings: list[tuple[bytes, bytes]] = []
+        self.greetings: list[Greeting] = []
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._slot = seat.share.board[seat.share.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -26,6 +27,15 @@ class VllmSource:
         """True if ``name`` can be imported from ``module``."""
         file = self.module(module)
         return file is not None and (name in _bound(file) or self.module(f"{module}.{name}") is not None)
+
+    def attributes(self, module: str, owner: str) -> frozenset[str]:
+        """Return the names of a class's methods and fields, and of what its methods set."""
+        file = self.module(module)
+        assert file
+        (found,) = (
+            node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == owner
+        )
+        return frozenset(_attributes(found))
 
     def registered(self, package: str, table: str) -> frozenset[str]:
         """Return the keys of the dictionary ``table`` in the package ``package``."""
@@ -55,6 +65,17 @@ def _bound(file: Path) -> frozenset[str]:
             case _:
                 pass
     return frozenset(found)
+
+
+def _attributes(owner: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(owner):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.AnnAssign(ast.Name(name)):
+                yield name
+            case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                yield name
+            case _:
+                pass
 
 
 def _sources() -> list[VllmSource]:

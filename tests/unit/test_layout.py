@@ -50,9 +50,9 @@ def test_client_suites_need_no_penstock(name: str) -> None:
 
 
 def test_no_import_is_hidden_in_a_string() -> None:
-    """The import contract sees only statements; the stages of an operator are the exception."""
+    """The import contract sees only statements.  Plug-ins, and the parts of vLLM that are checked, are exceptions."""
     product = [path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py")]
     hiding = {
         str(path.relative_to(ROOT)) for path in product if re.search("import_module|__import__", path.read_text())
     }
-    assert hiding == {"pipeline/plugins.py"}
+    assert hiding == {"pipeline/plugins.py", "stages/models/vllm_private.py"}

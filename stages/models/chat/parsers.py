@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,14 @@ from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
 from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
+from penstock.stages.models.vllm_private import (
+    changes_input,
+    check_parser_parts,
+    only_delegates,
+    parser_engine,
+    reads_arguments_once,
+    takes_any_name,
+)
 
 if TYPE_CHECKING:
     from vllm.parser.abstract_parser import Parser
@@ -88,7 +95,8 @@ class UnknownParser(CannotStart):
 class VllmParsers:
     """The parsers of one model, by their names in vLLM; either may be absent.
 
-    Raises `UnknownParser` for a name that vLLM does not have, or a parser that does not fit the tokenizer.
+    Raises `UnknownParser` for a name that vLLM does not have, or a parser that does not fit the tokenizer, and
+    `UnknownVllm` if vLLM is not a release that penstock knows.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class VllmParsers:
         tool_call_parser: str | None = None,
         model_config: Any = None,
     ) -> None:
+        check_parser_parts()
         self._tokenizer = tokenizer
         self._model_config = model_config
         self._marks = frozenset({*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids})
@@ -173,12 +182,11 @@ class VllmParsers:
             return None
         tools = request.tools if request else []
         made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
-        for engine in filter(None, (getattr(part, "_parser_engine", None) for part in (made.tool_parser, made))):
-            # by itself, it drops calls of unknown functions, or makes a name of the rest of a sentence
+        for engine in filter(None, map(parser_engine, (made.tool_parser, made))):
             if engine.parser_engine_config.validate_tool_names or names[1] == "mistral":
-                engine._is_valid_tool_name = _may_be_name  # noqa: SLF001 - there is no option for it
-        if names[1] == "poolside_v1":  # for each token, it reads all arguments again, for a result that is unused
-            made.tool_parser._complete_json_prefix = lambda *_: None  # noqa: SLF001
+                takes_any_name(engine)
+        if names[1] == "poolside_v1":
+            reads_arguments_once(made.tool_parser)
         return made
 
     def _request(
@@ -207,11 +215,6 @@ class VllmParsers:
         if names not in self._traits:
             self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
         return self._traits[names]
-
-
-def _may_be_name(name: str) -> bool:
-    """Return True if ``name`` may be that of a function, declared or not; the rest of a sentence is none."""
-    return re.fullmatch(r"[\w.:/-]+", name.strip()) is not None
 
 
 def own_syntax(calls: CallSyntax, form: CallForm | None, functions: Sequence[Function]) -> Syntax | None:
@@ -277,18 +280,11 @@ def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
     known = [some for some in letters if some is not None]
     return Traits(
         marks=marks,
-        triggers=frozenset().union(*known) if _is_composed(parser) and len(known) == len(letters) else None,
+        triggers=frozenset().union(*known) if only_delegates(parser) and len(known) == len(letters) else None,
         takes_batches=is_engine or names[1] in _TAKES_BATCHES,
         speaks_on=names[1] in _SPEAKS_ON,
         mends=calls is not None and not is_engine,
     )
-
-
-def _is_composed(parser: Parser) -> bool:
-    """True if the parser only delegates to its two parts, so that their marks are all its marks."""
-    from vllm.parser.abstract_parser import DelegatingParser
-
-    return type(parser).parse_delta is DelegatingParser.parse_delta
 
 
 def _first_letters(name: str, part: Any) -> frozenset[str] | None:
@@ -296,13 +292,12 @@ def _first_letters(name: str, part: Any) -> frozenset[str] | None:
 
     vLLM's engine-based parsers declare their marks.  For others, `_FIRST_LETTERS` lists them.
     """
-    from vllm.parser.engine.parser_engine import ParserEngine
     from vllm.parser.engine.parser_engine_config import ParserState
 
-    engine = getattr(part, "_parser_engine", None)
+    engine = parser_engine(part)
     if engine is None:
         return _FIRST_LETTERS.get(name)
-    if type(engine)._preprocess_feed is not ParserEngine._preprocess_feed:  # noqa: SLF001 - no other way to know
+    if changes_input(engine):
         return None
     config = engine.parser_engine_config
     if config.initial_state not in (ParserState.CONTENT, ParserState.REASONING):

@@ -8,13 +8,12 @@ never waits.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from penstock.stages.models.vllm_private import set_stream_interval
 
 MOST = 8
 """Maximum tokens per output, under the highest load."""
@@ -59,16 +58,8 @@ class StreamInterval:
 async def adapt_stream_interval(states: Mapping[str, Any]) -> None:
     """Set the stream interval of running requests by this loop's load, until cancelled.
 
-    ``states`` are the request states of vLLM's output processor.  They are not a public interface: if they are not as
-    expected, an error is logged, and streams keep their interval.
+    ``states`` are the request states of vLLM's output processor.
     """
-    try:
-        await _adapt(states)
-    except Exception:
-        logger.exception("The stream interval stays as it is, whatever the load: vLLM's output processor has changed")
-
-
-async def _adapt(states: Mapping[str, Any]) -> None:
     controller, was = StreamInterval(), 1
     while True:
         worked, looked = time.thread_time(), time.monotonic()
@@ -77,18 +68,3 @@ async def _adapt(states: Mapping[str, Any]) -> None:
         interval = controller.feed((time.thread_time() - worked) / passed, passed - PERIOD)
         if max(interval, was) > 1:
             was = max([set_stream_interval(state, interval) for state in states.values()], default=1)
-
-
-def set_stream_interval(state: Any, interval: int) -> int:
-    """Set the stream interval of a request; return the interval set.
-
-    With an interval of one, vLLM neither sends the tokens held back nor counts the tokens it sends.  So the count is
-    caught up when leaving that interval, and an interval of at least two is kept while tokens are held back.
-    """
-    generated = state.detokenizer.num_output_tokens()
-    if state.stream_interval == 1:
-        state.sent_tokens_offset = generated
-    elif state.sent_tokens_offset < generated:
-        interval = max(interval, 2)
-    state.stream_interval = interval
-    return interval

@@ -1,8 +1,8 @@
 """vLLM in this process: `AsyncLLM`, with token ids in and out.
 
-vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So only this module and four
-of ``stages.models.chat`` (templates and parsers) import it, and only inside functions; the import contract in
-``pyproject.toml`` lists them.  Written against vLLM 0.32.
+vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So few modules import it, and
+only inside functions; the import contract in ``pyproject.toml`` lists them.  The parts of it that are not public are
+in ``stages.models.vllm_private``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.models.vllm_private import (
+    abort_everywhere,
+    check_engine_parts,
+    lose,
+    pass_tokens_on,
+    set_process,
+)
 from penstock.stages.services.engines.engine import PARAMETERS, sampling_parameters
 from penstock.stages.services.engines.stream_interval import adapt_stream_interval
 from penstock.stages.services.engines.vllm_cores import (
     CoreClient,
     Cores,
     StartProcess,
-    abort_everywhere,
     launched,
-    lose,
     reached,
 )
-from penstock.stages.services.engines.vllm_outputs import pass_tokens_on
 from penstock.stages.services.engines.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -456,7 +460,8 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
 
     ``process`` is the number of this one among the ``processes`` that share the engine, or -1 if it only starts them.
 
-    Raises `WrongOption` for arguments that vLLM does not take, and `NoVllm` if vLLM is not installed.
+    Raises `WrongOption` for arguments that vLLM does not take, `NoVllm` if vLLM is not installed, and `UnknownVllm` if
+    it is not a release that penstock knows.
     """
     if find_spec("vllm") is None:
         raise NoVllm(
@@ -464,11 +469,12 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
         )
     from vllm.usage.usage_lib import UsageContext
 
+    check_engine_parts()
     engine_args, modules = _read_arguments(["--model", model, *arguments])
     is_paced = engine_args.stream_interval is None
     if is_paced:
         engine_args.stream_interval = 1
-    engine_args._api_process_count, engine_args._api_process_rank = processes, process  # noqa: SLF001 - as vllm serve
+    set_process(engine_args, processes, process)
     return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
 
 

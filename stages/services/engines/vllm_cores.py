@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.stages.models.vllm_private import Greeting
 from penstock.stages.services.engines.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class CoreClient:
     count: int
     addresses: dict[str, Any] = field(default_factory=dict)
     """vLLM's ``client_addresses``: listening sockets, and memory that all processes share."""
-    greetings: Sequence[tuple[bytes, bytes]] = ()
-    """The identity and the first message of each core, if a process before this one has received them."""
+    greetings: Sequence[Greeting] = ()
+    """The first message of each core, if a process before this one has received them."""
 
 
 class Cores:
@@ -51,7 +52,7 @@ class Cores:
         """Return the way of a process to the cores."""
         return self._clients[index]
 
-    def greeted(self, index: int, greetings: Sequence[tuple[bytes, bytes]]) -> None:
+    def greeted(self, index: int, greetings: Sequence[Greeting]) -> None:
         """Keep the first messages of the cores for the process that may follow: they are sent only once."""
         self._clients[index] = replace(self._clients[index], greetings=greetings)
 
@@ -123,43 +124,6 @@ def _shared(config: VllmConfig, count: int, launch: Any) -> dict[str, Any]:
     return shared
 
 
-@contextmanager
-def greeted(client: CoreClient) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Collect the first message of each core while vLLM's client of them is made, or give it those of before.
-
-    A core greets each socket once, when it starts, and vLLM waits for that.
-    """
-    import zmq
-    import zmq.asyncio
-
-    heard: list[tuple[bytes, bytes]] = []
-    shadow: Any = zmq.Socket.shadow
-
-    class Hearing:
-        """A socket whose messages are kept, or those of before."""
-
-        def __init__(self, address: Any) -> None:
-            self._socket: Any = shadow(address)
-            self._before = list(client.greetings)
-
-        def poll(self, timeout: int) -> Any:
-            return bool(self._before) or self._socket.poll(timeout=timeout)
-
-        def recv_multipart(self) -> Any:
-            identity, message = self._before.pop(0) if self._before else self._socket.recv_multipart()
-            heard.append((identity, message))
-            return identity, message
-
-    def hearing(address: Any) -> Any:
-        return Hearing(address) if isinstance(address, zmq.asyncio.Socket) else shadow(address)
-
-    zmq.Socket.shadow = hearing  # type: ignore[method-assign]
-    try:
-        yield heard
-    finally:
-        zmq.Socket.shadow = shadow  # type: ignore[method-assign]
-
-
 async def reached(llm: AsyncLLM) -> None:
     """Wait until all cores answer: they connect again to the sockets of a process that has died."""
     while True:
@@ -169,21 +133,3 @@ async def reached(llm: AsyncLLM) -> None:
         except TimeoutError:
             continue
         return
-
-
-async def abort_everywhere(llm: AsyncLLM, request_ids: Sequence[str]) -> None:
-    """Abort requests of a process that has died, by vLLM's own ids."""
-    from vllm.v1.engine import EngineCoreRequestType
-
-    core: Any = llm.engine_core
-    for engine in core.core_engines:
-        await core._send_input(EngineCoreRequestType.ABORT, list(request_ids), engine)  # noqa: SLF001
-
-
-def lose(llm: AsyncLLM) -> None:
-    """Have vLLM's client raise that the cores have died: only the process that starts them would notice."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    core: Any = llm.engine_core
-    core.resources.engine_dead = True
-    core.outputs_queue.put_nowait(EngineDeadError())

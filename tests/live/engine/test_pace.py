@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.stream_interval import MOST, set_stream_interval
+from penstock.stages.models.vllm_private import set_stream_interval
+from penstock.stages.services.engines.stream_interval import MOST
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore")  # vLLM's imports warn

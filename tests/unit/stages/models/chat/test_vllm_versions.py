@@ -12,6 +12,7 @@ import pytest
 from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
+from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES, VllmSource
 
@@ -61,16 +62,9 @@ def test_names_that_the_product_imports_exist(source: VllmSource) -> None:
     ] == []
 
 
-def test_attributes_of_the_output_processor_exist(source: VllmSource) -> None:
-    """`pass_tokens_on` and `set_stream_interval` use them; without them, tokens take longer."""
-    file = source.module("vllm.v1.engine.output_processor")
-    assert file
-    nodes = list(ast.walk(ast.parse(file.read_text())))
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    methods = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    state = {"detokenizer", "is_prefilling", "queue", "sent_tokens_offset", "stream_interval"}
-    assert {"request_states", "output", "ready", *state} - attributes == set()
-    assert {"process_outputs", "_update_stats_from_output"} - methods == set()
+@pytest.mark.parametrize("part", [*ENGINE_PARTS, *PARSER_PARTS], ids=lambda part: part.owner)
+def test_private_parts_exist(part: PrivatePart, source: VllmSource) -> None:
+    assert set(part.attributes) - source.attributes(part.module, part.owner) == set()
 
 
 def test_parsers_of_vllm_are_those_that_are_known(source: VllmSource) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.stages.models.vllm_private import set_stream_interval
 from penstock.stages.services.engines import stream_interval
 from tests.support.clock import Clock
 
@@ -148,7 +149,7 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
     request: Any = Request()
     for kind, number in steps:
         if kind == "pace":
-            stream_interval.set_stream_interval(request, number)
+            set_stream_interval(request, number)
         else:
             request.generate(number)
             assert request.sent
@@ -174,13 +175,3 @@ async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -
     pacing.cancel()
     request.generate(1, finished=True)
     assert [token for tokens in request.sent for token in tokens] == request.tokens
-
-
-async def test_unknown_vllm_leaves_stream_intervals_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    pacing = asyncio.create_task(stream_interval.adapt_stream_interval({"one": SimpleNamespace()}))
-    await load.pass_period(1.0, 0.0)
-    assert pacing.done()
-    assert pacing.exception() is None
-    assert [record.message for record in caplog.records] == [
-        "The stream interval stays as it is, whatever the load: vLLM's output processor has changed"
-    ]

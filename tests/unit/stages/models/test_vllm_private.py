@@ -1,17 +1,19 @@
-"""Token ids that are passed on: beside vLLM's own output processor, which gets the same outputs of the engine core."""
+"""Private parts of vLLM: that they are there, and tokens that are passed on, beside vLLM's own output processor."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.stages.services.engines.stream_interval import MOST, set_stream_interval
-from penstock.stages.services.engines.vllm_outputs import pass_tokens_on
+from penstock.stages.models import vllm_private
+from penstock.stages.models.vllm_private import PrivatePart, UnknownVllm, pass_tokens_on, set_stream_interval
+from penstock.stages.services.engines.stream_interval import MOST
 
 pytestmark = [
     pytest.mark.vllm,
@@ -166,16 +168,22 @@ def test_no_token_follows_an_error() -> None:
     assert frontend.read["one"] == [1, 2]
 
 
-def test_changed_vllm_keeps_all_outputs(caplog: pytest.LogCaptureFixture) -> None:
-    from vllm.v1.engine import EngineCoreOutput  # noqa: PLC0415 - takes seconds
+def test_installed_vllm_has_all_parts() -> None:
+    vllm_private.check_engine_parts()
+    vllm_private.check_parser_parts()
 
-    frontend = Frontend()
-    frontend.add("one")
-    frontend.process([EngineCoreOutput("one", [1])], 1.0)
-    del frontend.processor.request_states["one"].sent_tokens_offset  # at this interval, vLLM does not read it
-    for token in (2, 3):
-        frontend.process([EngineCoreOutput("one", [token])], token)
-    frontend.take("one")
-    assert frontend.read["one"] == [1, 2, 3]
-    assert frontend.passed_on == 0
-    assert [record.message for record in caplog.records] == ["Tokens take longer: vLLM's output processor has changed"]
+
+@pytest.mark.parametrize("check", [vllm_private.check_engine_parts, vllm_private.check_parser_parts])
+def test_start_ends_with_one_sentence_about_all_that_is_missing(
+    check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (
+        PrivatePart("vllm.v1.engine.output_processor", "RequestState", ("queue", "pace")),
+        PrivatePart("vllm.v1.engine.output_processor", "Outputs", ("queue",)),
+        PrivatePart("vllm.engine.outputs", "Outputs", ("queue",)),
+    )
+    monkeypatch.setattr(vllm_private, "ENGINE_PARTS", parts)
+    monkeypatch.setattr(vllm_private, "PARSER_PARTS", parts)
+    missing = "RequestState.pace, vllm.v1.engine.output_processor.Outputs, vllm.engine.outputs.Outputs"
+    with pytest.raises(UnknownVllm, match=rf"^This penstock works with vLLM .* lacks {re.escape(missing)}$"):
+        check()

@@ -1,0 +1,272 @@
+"""The parts of vLLM that are used without being its public interface, each checked when the server starts.
+
+vLLM may change them in any release.  So only this module uses them, and `check_engine_parts` and `check_parser_parts`
+end the start with one sentence that names what is missing.  Written against vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.errors import CannotStart
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+VERSIONS = "0.32 and 0.33"
+"""Releases of vLLM whose private parts are known."""
+
+Greeting = tuple[bytes, bytes]
+"""The identity and the first message of an engine core."""
+
+
+class UnknownVllm(CannotStart):
+    """A private part of vLLM is not what it was in the releases that are known."""
+
+
+@dataclass(frozen=True)
+class PrivatePart:
+    """Attributes of a class of vLLM: methods, fields, and what ``__init__`` sets."""
+
+    module: str
+    owner: str
+    attributes: Sequence[str]
+
+    def missing(self) -> Iterator[str]:
+        """Yield the dotted name of each attribute that the installed vLLM does not have."""
+        try:
+            owner: type = getattr(import_module(self.module), self.owner)
+        except (ImportError, AttributeError):
+            yield f"{self.module}.{self.owner}"
+            return
+        yield from (f"{self.owner}.{name}" for name in self.attributes if not _has(owner, name))
+
+
+ENGINE_PARTS = (
+    PrivatePart(
+        "vllm.v1.engine.output_processor",
+        "OutputProcessor",
+        ("process_outputs", "request_states", "_update_stats_from_output"),
+    ),
+    PrivatePart(
+        "vllm.v1.engine.output_processor",
+        "RequestState",
+        ("detokenizer", "is_prefilling", "queue", "sent_tokens_offset", "stream_interval"),
+    ),
+    PrivatePart("vllm.v1.engine.output_processor", "RequestOutputCollector", ("output", "ready")),
+    PrivatePart("vllm.v1.engine.detokenizer", "IncrementalDetokenizer", ("num_output_tokens", "token_ids")),
+    PrivatePart("vllm.v1.engine.core_client", "AsyncMPClient", ("_send_input", "outputs_queue")),
+    PrivatePart("vllm.v1.engine.core_client", "MPClient", ("core_engines", "resources")),
+    PrivatePart("vllm.v1.engine.core_client", "BackgroundResources", ("engine_dead",)),
+    PrivatePart("vllm.engine.arg_utils", "EngineArgs", ("_api_process_count", "_api_process_rank")),
+)
+"""Parts that an engine in this process uses."""
+
+PARSER_PARTS = (
+    PrivatePart(
+        "vllm.parser.engine.parser_engine",
+        "ParserEngine",
+        ("_is_valid_tool_name", "_preprocess_feed", "parser_engine_config"),
+    ),
+    PrivatePart("vllm.parser.engine.adapters", "ParserEngineReasoningAdapter", ("_parser_engine",)),
+    PrivatePart("vllm.parser.engine.adapters", "ParserEngineToolAdapter", ("_parser_engine",)),
+    PrivatePart("vllm.parser.abstract_parser", "DelegatingParser", ("parse_delta",)),
+    PrivatePart("vllm.tool_parsers.poolside_v1_tool_parser", "PoolsideV1ToolParser", ("_complete_json_prefix",)),
+)
+"""Parts that the parsers of chat models use."""
+
+
+def check_engine_parts() -> None:
+    """Raise `UnknownVllm` if the installed vLLM lacks a part that an engine in this process uses."""
+    _check(ENGINE_PARTS)
+
+
+def check_parser_parts() -> None:
+    """Raise `UnknownVllm` if the installed vLLM lacks a part that the parsers of chat models use."""
+    _check(PARSER_PARTS)
+
+
+def _check(parts: Sequence[PrivatePart]) -> None:
+    missing = [name for part in parts for name in part.missing()]
+    if missing:
+        installed = import_module("vllm").__version__
+        raise UnknownVllm(
+            f"This penstock works with vLLM {VERSIONS}: the installed vLLM {installed} lacks {', '.join(missing)}"
+        )
+
+
+def _has(owner: type, name: str) -> bool:
+    return hasattr(owner, name) or any(name in _declared(base) for base in owner.__mro__)
+
+
+def _declared(owner: type) -> Iterator[str]:
+    """Yield the names of a class's fields, and those that its ``__init__`` uses."""
+    yield from vars(owner).get("__annotations__", ())
+    if code := getattr(inspect.unwrap(owner.__init__), "__code__", None):  # type: ignore[misc]
+        yield from code.co_names
+
+
+# The engine
+
+
+def set_process(arguments: AsyncEngineArgs, count: int, number: int) -> None:
+    """Make the engine of ``arguments`` one of ``count`` processes that share the cores, as ``vllm serve`` does."""
+    arguments._api_process_count, arguments._api_process_rank = count, number  # noqa: SLF001
+
+
+def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
+    """Let vLLM's output ``processor`` append token ids to the list of their request in ``unread``, and wake its reader.
+
+    For each output of an engine core, vLLM builds a `RequestOutput` and a `CompletionOutput`.  Without text and log
+    probabilities, that is most of its work, and penstock's streams read only the token ids.
+
+    Some outputs still go vLLM's way: those of requests that are not in ``unread``, the first of a request, which has
+    facts about its prompt, the last, and any while the request's collector holds one.  So the ids in ``unread`` precede
+    the output in the collector.  What vLLM keeps of a request is the same either way: its statistics, its tokens, and
+    the number of tokens sent.
+    """
+    process = processor.process_outputs
+
+    def is_passed_on(output: Any, timestamp: Any, statistics: Any) -> bool:
+        tokens, state = unread.get(output.request_id), processor.request_states.get(output.request_id)
+        if tokens is None or state is None or state.is_prefilling or output.finish_reason is not None:
+            return False
+        generated, collector = state.detokenizer.token_ids, state.queue
+        interval, sent = state.stream_interval, state.sent_tokens_offset
+        if collector.output is not None:
+            return False
+        if statistics is not None:
+            processor._update_stats_from_output(state, output, timestamp, statistics)  # noqa: SLF001
+        new = output.new_token_ids
+        generated += new
+        if interval > 1:  # the rule of `RequestState.make_request_output` in vllm/v1/engine/output_processor.py
+            if sent and len(generated) - sent < interval:
+                return True
+            new, state.sent_tokens_offset = generated[sent:], len(generated)
+        if new:
+            tokens += new
+            collector.ready.set()
+        return True
+
+    def processed(outputs: Sequence[Any], timestamp: Any = None, statistics: Any = None, **options: Any) -> Any:
+        others = [output for output in outputs if not is_passed_on(output, timestamp, statistics)]
+        return process(others, timestamp, statistics, **options)
+
+    processor.process_outputs = processed
+
+
+def set_stream_interval(state: Any, interval: int) -> int:
+    """Set the stream interval of a request by its ``state`` in vLLM's output processor; return the interval set.
+
+    With an interval of one, vLLM neither sends the tokens held back nor counts the tokens it sends.  So the count is
+    caught up when leaving that interval, and an interval of at least two is kept while tokens are held back.
+    """
+    generated = state.detokenizer.num_output_tokens()
+    if state.stream_interval == 1:
+        state.sent_tokens_offset = generated
+    elif state.sent_tokens_offset < generated:
+        interval = max(interval, 2)
+    state.stream_interval = interval
+    return interval
+
+
+async def abort_everywhere(llm: AsyncLLM, request_ids: Sequence[str]) -> None:
+    """Abort requests of a process that has died, by vLLM's own ids."""
+    from vllm.v1.engine import EngineCoreRequestType
+
+    core: Any = llm.engine_core
+    for engine in core.core_engines:
+        await core._send_input(EngineCoreRequestType.ABORT, list(request_ids), engine)  # noqa: SLF001
+
+
+def lose(llm: AsyncLLM) -> None:
+    """Have vLLM's client raise that the cores have died: only the process that starts them would notice."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    core: Any = llm.engine_core
+    core.resources.engine_dead = True
+    core.outputs_queue.put_nowait(EngineDeadError())
+
+
+@contextmanager
+def greeted(before: Sequence[Greeting]) -> Iterator[list[Greeting]]:
+    """Collect the first message of each core while vLLM's client of them is made, or give it those of ``before``.
+
+    A core greets each socket once, when it starts, and vLLM waits for that.
+    """
+    import zmq
+    import zmq.asyncio
+
+    heard: list[Greeting] = []
+    shadow: Any = zmq.Socket.shadow
+
+    class Hearing:
+        """A socket whose messages are kept, or those of before."""
+
+        def __init__(self, address: Any) -> None:
+            self._socket: Any = shadow(address)
+            self._before = list(before)
+
+        def poll(self, timeout: int) -> Any:
+            return bool(self._before) or self._socket.poll(timeout=timeout)
+
+        def recv_multipart(self) -> Any:
+            identity, message = self._before.pop(0) if self._before else self._socket.recv_multipart()
+            heard.append((identity, message))
+            return identity, message
+
+    def hearing(address: Any) -> Any:
+        return Hearing(address) if isinstance(address, zmq.asyncio.Socket) else shadow(address)
+
+    zmq.Socket.shadow = hearing  # type: ignore[method-assign]
+    try:
+        yield heard
+    finally:
+        zmq.Socket.shadow = shadow  # type: ignore[method-assign]
+
+
+# The parsers of chat models
+
+
+def parser_engine(part: Any) -> Any:
+    """Return the engine of a reasoning or tool parser that is one of vLLM's engine-based ones, or else None."""
+    return getattr(part, "_parser_engine", None)
+
+
+def takes_any_name(engine: Any) -> None:
+    """Let an engine read calls of functions that the request does not declare.
+
+    By itself, it drops them, or makes a name of the rest of a sentence.
+    """
+    engine._is_valid_tool_name = _may_be_name  # noqa: SLF001
+
+
+def _may_be_name(name: str) -> bool:
+    """Return True if ``name`` may be that of a function, declared or not; the rest of a sentence is none."""
+    return re.fullmatch(r"[\w.:/-]+", name.strip()) is not None
+
+
+def reads_arguments_once(tool_parser: Any) -> None:
+    """Keep the parser ``poolside_v1`` from reading all arguments again for each token, for an unused result."""
+    tool_parser._complete_json_prefix = lambda *_: None  # noqa: SLF001
+
+
+def changes_input(engine: Any) -> bool:
+    """True if an engine changes the text before it looks for its marks, so that they may begin with any character."""
+    from vllm.parser.engine.parser_engine import ParserEngine
+
+    return type(engine)._preprocess_feed is not ParserEngine._preprocess_feed  # noqa: SLF001
+
+
+def only_delegates(parser: Any) -> bool:
+    """True if the parser only delegates to its two parts, so that their marks are all its marks."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    return type(parser).parse_delta is DelegatingParser.parse_delta
