@@ -150,7 +150,8 @@ class Scheduler:
         """
         for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
             metrics.PARAMETERS.labels(name).inc()
-        self._check_engine()
+        if not self.engine.is_alive:  # it may take prompts all the same
+            raise errors.EngineDead("The engine has died.")
         if not self.store.keeps:
             create_request = _unstored(create_request)
         elif create_request.store is not False:
@@ -178,12 +179,11 @@ class Scheduler:
     async def queue(self, request: ResolvedRequest) -> Run:
         """Queue a response for the background; it is stored before this returns.
 
-        Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
+        Raises the errors of its prompt, `EngineOverloaded` and `StoreFailed`.
         """
         queued = replace(request.facts.response, status="queued")
         owner = request.facts.origin.owner
         with self._unlocking(queued):
-            self._check_engine()
             self.background.check(owner)
             await self._check_prompt(request)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
@@ -196,11 +196,6 @@ class Scheduler:
         run = self.runs.queue(stored)
         self.background.add(run, request.facts.tools.servers)
         return run
-
-    def _check_engine(self) -> None:
-        """Raise `EngineDead` if the engine says that it is dead: it may take prompts all the same."""
-        if not self.engine.is_alive:
-            raise errors.EngineDead("The engine has died.")
 
     async def _check_prompt(self, request: ResolvedRequest) -> None:
         """Render the prompt once, if a stage renders, to raise its errors now rather than when its turn comes.
