@@ -87,7 +87,7 @@ def _declared(tools: Toolset, kind: HostedKind, declaration: Declaration | None,
     if declaration is None and allowed is None:
         return tools
     offered = tuple(tool for tool in tools.tools if tool.namespace == kind)
-    functions = declaration.tools if declaration else HOSTED[kind]
+    functions = callable_tools(declaration.tools if declaration else HOSTED[kind])
     may_call = tuple(
         tool for tool in functions if allowed is None or allowed.names is None or tool.name in allowed.names
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
@@ -205,7 +205,10 @@ class Toolbox:
             await host.close()
 
 
-def callable_tools(listed: Iterable[ListedTool]) -> Iterator[ListedTool]:
+_Named = TypeVar("_Named", ListedTool, HostedTool)
+
+
+def callable_tools(listed: Iterable[_Named]) -> Iterator[_Named]:
     """Yield the tools of a server that the model can call: those with a name that it can write, each name once."""
     names: set[str] = set()
     for tool in listed:

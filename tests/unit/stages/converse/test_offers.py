@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
-from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
+from penstock.pipeline.protocol.tools import HostedTool, McpServer, McpTool, ToolFilter, Toolset
 from penstock.stages.converse.tool_loop import Limits
+from penstock.stages.services.tools import Declaration
 from tests.support import scripted_tools
 
 
@@ -179,3 +180,21 @@ async def test_approval_is_limited_to_tools_of_the_request() -> None:
     assert scripted_tools.frame_kinds(yielded)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
     assert frames.CallFinished(error="The servers of this request offer no such tool.") in yielded
     assert not table.servers.tool.calls
+
+
+# Built-in tools that their host declares
+
+
+class Declarer(scripted_tools.ScriptedTool):
+    """A host of Python that declares functions of its own."""
+
+    async def declaration(self, request: frames.ResolvedRequest, seconds: float) -> Declaration:
+        names = ("python", "reset", "reset", "not a name")
+        return Declaration(tuple(HostedTool("python", name) for name in names))
+
+
+async def test_host_offers_only_names_that_the_model_can_write() -> None:
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())], tool=Declarer())
+    given = Toolset(tools=(HostedTool("python", "python"),))
+    await table.talk(scripted_tools.conversation(tools=given))
+    assert [tool.name for tool in table.model.read[0].facts.tools.tools] == ["python", "reset"]
