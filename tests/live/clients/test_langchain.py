@@ -3,9 +3,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel, Field
 
 
@@ -62,11 +65,52 @@ def test_model_calls_a_tool_in_a_stream(url: str) -> None:
     assert model.invoke(messages).text == "It is 18 °C in Paris right now."
 
 
-def test_structured_output_is_an_instance(url: str) -> None:
-    assert isinstance(chat(url).with_structured_output(Person).invoke("Say hello."), Person)
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_structured_output_is_an_instance(url: str, method: Any) -> None:
+    assert isinstance(chat(url).with_structured_output(Person, method=method).invoke("Say hello."), Person)
 
 
 def test_required_tool_is_called(url: str) -> None:
     message = chat(url).bind_tools([get_weather], tool_choice="any", strict=True).invoke("Say hello.")
     assert message.tool_calls[0]["name"] == "get_weather"
     assert message.tool_calls[0]["args"]["city"] in {"Paris", "Rome"}
+
+
+# Agents, which run in LangGraph
+
+
+def asked(question: str) -> Any:
+    return {"messages": [{"role": "user", "content": question}]}
+
+
+@pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
+def test_agent_calls_a_tool(url: str, by_id: bool) -> None:
+    agent = create_agent(chat(url, use_previous_response_id=by_id), tools=[get_weather])
+    result = agent.invoke(asked("What is the weather in Paris?"))
+    assert [message.type for message in result["messages"]] == ["human", "ai", "tool", "ai"]
+    assert result["messages"][-1].text == "It is 18 °C in Paris right now."
+
+
+def test_agent_streams_its_answer(url: str) -> None:
+    agent = create_agent(chat(url), tools=[get_weather])
+    chunks = agent.stream(asked("What is the weather in Paris?"), stream_mode="messages")
+    texts = [chunk.text for chunk, _ in chunks if chunk.type == "AIMessageChunk"]
+    assert len(texts) > 2
+    assert "".join(texts) == "It is 18 °C in Paris right now."
+
+
+@pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
+def test_thread_keeps_the_conversation(url: str, by_id: bool) -> None:
+    agent = create_agent(chat(url, use_previous_response_id=by_id), tools=[], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "one"}}
+    agent.invoke(asked("Remember the number seven."), thread)
+    result = agent.invoke(asked("What did I say before?"), thread)
+    assert result["messages"][-1].text == "You asked me to remember the number seven."
+
+
+@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
+def test_agent_answers_in_its_format(url: str, strategy: Any) -> None:
+    """The tools of a `ToolStrategy` are forced, and not strict."""
+    agent = create_agent(chat(url), tools=[], response_format=strategy(Person))
+    result = agent.invoke(asked("Say hello."), {"recursion_limit": 5})
+    assert isinstance(result["structured_response"], Person)
