@@ -21,7 +21,7 @@ from penstock.stages.services.tracing import fail, tool_span
 
 logger = logging.getLogger(__name__)
 
-GRACE = 5.0
+GRACE = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
 OUTPUTS = "code_interpreter_call.outputs"

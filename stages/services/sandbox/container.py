@@ -18,8 +18,8 @@ from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.tools import ToolResult
 
-_GRACE_SECONDS: Final = 2.0
-"""Seconds that the sandbox may take to end a command after its time is up."""
+_GRACE_SECONDS: Final = 10.0
+"""Seconds that the sandbox may take to end a command after its time is up: a fork bomb slows it down, too."""
 _NOTHING: Final = "(The command wrote nothing.)"
 
 Output = dict[str, Any]

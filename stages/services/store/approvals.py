@@ -33,13 +33,14 @@ class StoredApprovals:
 
     async def use(self, owner: str, approval_id: str, response_id: str) -> str:
         """Use an approval for a response, unless another response has used it; return the one that has it now."""
-        used = self._here.setdefault((owner, approval_id), response_id)
+        used = response_id
+        if (owner, approval_id) not in self._here:
+            with suppress(StoreFailed):
+                await self._context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
+                used = (await self._stored(owner, [approval_id])).get(approval_id, used)
+        used = self._here.setdefault((owner, approval_id), used)
         if len(self._here) > _REMEMBERED:
             self._here.popitem(last=False)
-        with suppress(StoreFailed):
-            await self._context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
-            used = (await self._stored(owner, [approval_id])).get(approval_id, used)
-            self._here[owner, approval_id] = used
         return used
 
     async def used(self, owner: str, approval_ids: Collection[str]) -> Mapping[str, str]:

@@ -43,6 +43,9 @@ HELD = re.compile(r"The loop was held for (\d+) ms$", re.MULTILINE)
 
 MEGABYTES = 2**20
 
+ANSWER = re.compile(rb'"type":"(response\.(completed|incomplete|failed|steer\.failed)|error)"')
+"""The end of a response, or an error: a response that is steered may end as incomplete."""
+
 ANSWERED, BROKEN_OFF = "answered", "broken off"
 """The ends of attacks besides the code with which the server closes the connection."""
 
@@ -94,7 +97,7 @@ async def read_to_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             writer.write(frame_of(payload, PONG))
         if opcode == CLOSE:
             return str(int.from_bytes(payload[:2], "big") or WSCloseCode.OK.value)
-        if b'"type":"response.completed"' in payload or b'"type":"error"' in payload:
+        if ANSWER.search(payload):
             return ANSWERED
 
 
