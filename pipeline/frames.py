@@ -555,10 +555,12 @@ Repair: TypeAlias = Literal[
     "stray marker",
     "unexpected header",
     "unread output",
+    "wrapped input",
 ]
 """An error in the model's markup that `parse` has repaired.
 
 ``unread output`` is text that vLLM's parser leaves out, such as that after a mark in the middle of a sentence.
+``wrapped input`` is a custom tool's input that gpt-oss wrote as the JSON arguments of a function.
 """
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames
 from penstock.stages.models.harmony import vocabulary
+from penstock.stages.parse.harmony.custom_input import CustomInput
 from penstock.stages.parse.harmony.header import HarmonyHeader, Reading, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
@@ -42,6 +43,22 @@ class _OpenItem:
     text: TokenText
     opened_at: int
     """The position after the token that opened it."""
+    custom: CustomInput | None
+    """Unwraps the input of a custom tool that takes any text."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the next token's text can be emitted as it is."""
+        return self.text.is_plain and (self.custom is None or self.custom.is_plain)
+
+    def passed(self, deltas: Iterator[frames.ItemDelta]) -> Iterator[frames.ItemDelta]:
+        """Yield those of its deltas that may be passed on."""
+        if self.custom is None:
+            yield from deltas
+            return
+        for delta in deltas:
+            if text := self.custom.feed(delta.text):
+                yield frames.ItemDelta(text)
 
 
 _State: TypeAlias = HarmonyHeader | _OpenItem | None
@@ -76,8 +93,8 @@ class HarmonyParser(TurnParser):
                 yield from self._read_markup(token)
         self._plain_texts = None
         if isinstance(self._state, _OpenItem):
-            yield from self._state.text.delta()
-            self._plain_texts = self._encoding.token_texts if self._state.text.is_plain else None
+            yield from self._state.passed(self._state.text.delta())
+            self._plain_texts = self._encoding.token_texts if self._state.is_plain else None
 
     def _finish(self, finished: frames.GenerationFinished) -> Iterator[frames.ParsedFrame]:
         yield from self._end("final", complete=finished.reason not in ("length", "cancelled"), is_marked=False)
@@ -89,7 +106,7 @@ class HarmonyParser(TurnParser):
         """Take a token that is not the text of an open item."""
         state = self._state
         if isinstance(state, _OpenItem):
-            yield from state.text.delta()
+            yield from state.passed(state.text.delta())
         if token in _CLOSING:
             self._check_end(token)
             yield from self._end("final")
@@ -133,9 +150,10 @@ class HarmonyParser(TurnParser):
             keeps=self._raw_messages is not None,
         )
         text.write(reading.text_after)
-        self._state = _OpenItem(opening, reading, text, len(self._tokens))
+        custom = CustomInput() if self._recipients.takes_any_text(opening) else None
+        item = self._state = _OpenItem(opening, reading, text, len(self._tokens), custom)
         yield opening
-        yield from text.delta()
+        yield from item.passed(text.delta())
 
     def _end(self, channel: str = "", *, complete: bool = True, is_marked: bool = True) -> Iterator[frames.ParsedFrame]:
         """End the open message, if there is one; ``is_marked`` is True if a token ends it.
@@ -147,7 +165,13 @@ class HarmonyParser(TurnParser):
         item, self._state = self._state, None
         if not isinstance(item, _OpenItem):
             return
-        yield from item.text.close(cut=not complete)
+        yield from item.passed(item.text.close(cut=not complete))
+        if item.custom is not None:
+            rest, is_unwrapped = item.custom.end()
+            if is_unwrapped:
+                item.reading.repairs.setdefault("wrapped input")
+            if rest:
+                yield frames.ItemDelta(rest)
         repairs = tuple(item.reading.repairs)
         yield frames.ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
         if isinstance(item.opening, frames.ReasoningOpened):

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
-from penstock.pipeline.frames import ReasoningOpened
+from penstock.pipeline.frames import CustomToolCallOpened, ReasoningOpened
 from penstock.pipeline.protocol import tools
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
 from penstock.stages.models.refusals import refusal_of
-from penstock.stages.parse.parser import CallOpened, call_of
+from penstock.stages.parse.parser import CallOpened, Opening, call_of
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """The content types of headers.  Models sometimes append one to the recipient without a space."""
@@ -59,6 +59,14 @@ class Recipients:
         """Return True for the exact name of a tool; of a hosted one the full name, as ``open`` is also a word."""
         tool = self._tools.get(word)
         return tool is not None and (not isinstance(tool, tools.HostedTool) or word == recipient_of(tool))
+
+    def takes_any_text(self, opening: Opening) -> bool:
+        """Return True for a call of a custom tool whose input has no grammar."""
+        if not isinstance(opening, CustomToolCallOpened):
+            return False
+        key = (opening.namespace, opening.name)
+        customs = (tool for tool in self._toolset.tools if isinstance(tool, tools.CustomTool))
+        return any(tools.tool_key(tool) == key and tool.grammar is None for tool in customs)
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
         """Return the frame that opens a message to ``recipient``: reasoning if it is not a tool that may be called."""

@@ -23,13 +23,16 @@ HARMONY = sorted((FIXTURES / "harmony").glob("*/"), key=lambda case: case.name)
 CHAT = sorted((FIXTURES / "chat").glob("deepseek_*/"), key=lambda case: case.name)
 
 SPELLED_OTHERWISE = {
+    "custom_tool_call_in_json",
     "logprobs_of_recovered_text",
     "stop_text_in_reasoning",
     "stop_text_inside_a_token",
     "text_behind_channel",
     "text_behind_constrain",
 }
-"""Cases with an item whose text differs from its tokens: it is cut inside a token, or is in several places."""
+"""Cases with an item whose text differs from its tokens: it is cut inside a token, unwrapped, or in several
+places.
+"""
 
 TOOLS = (frames.CallStarted, frames.CallFinished, frames.AnnotationAdded)
 

@@ -101,7 +101,7 @@ def kinds(recorded: list[Any], folder: Path) -> list[Any]:
             case frames.ItemDelta():
                 found += [frames.ItemDelta] if found[-1] != frames.ItemDelta else []
             case frames.ItemClosed(complete, repairs):
-                found.append((complete, repairs))
+                found.append((complete, set(repairs) - {"wrapped input"}))  # the words around that input are redacted
             case frames.FunctionCallOpened(name, namespace) if folder.name not in WITHOUT_NAME:
                 found.append((name, namespace))
             case _:
