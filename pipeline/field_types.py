@@ -62,7 +62,12 @@ def check_fields(frame: Any) -> None:
         if type(frame.text) is str and frame.text.isascii() and frame.logprobs == ():
             return
     elif kind is TokenChunk:
-        if frame.logprobs == () and _are_ints(frame.token_ids):
+        if (
+            frame.logprobs == ()
+            and frame.cached_tokens == 0
+            and frame.prompt_tokens is None
+            and _are_ints(frame.token_ids)
+        ):
             return
     elif kind in DELTAS and _is_plain(frame):
         return

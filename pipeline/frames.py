@@ -325,6 +325,10 @@ class TokenChunk(_Frame, frozen=True):
     """Never empty."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each token; empty if the request does not want them."""
+    cached_tokens: int = 0
+    """The same as in `GenerationFinished`, in the first chunk, if the engine knows it by then."""
+    prompt_tokens: int | None = None
+    """The same as in `GenerationFinished`, in the first chunk, if the engine knows it by then."""
 
 
 FinishReason: TypeAlias = Literal[

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from penstock.pipeline.core import Pipeline, Stage
-from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -23,6 +23,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_
 from penstock.stages.normalize.normalize import CacheSharing, ModelTraits, Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.parse.parser import ParseStage
 from penstock.stages.persist import Persist
 from penstock.stages.recordings.converse import ConverseAsRecorded, RenderIfRecorded
 from penstock.stages.recordings.recordings import Recordings
@@ -74,7 +75,8 @@ def responses_pipeline(
     else:
         render = model.render(engine.context_length)
         prompt = Pipeline.start("summarize", Summarize(engine.context_length, render)).then("render", render)
-        turn = prompt.then("generate", Generate(engine)).then("parse", model.parse)
+        parse = replace(model.parse, tallies=runs.tallies)
+        turn = prompt.then("generate", Generate(engine)).then("parse", parse)
     return (
         Pipeline.start("normalize", normalize)
         .then("converse", model.converse(turn, toolbox, limits, Steering(runs.is_steered, engine.cancel)))
@@ -109,7 +111,7 @@ class ModelStages:
     description: str
     traits: ModelTraits
     render: Callable[[int], Stage[ResolvedRequest, Prompt]]
-    parse: Stage[TokenFrame, ParsedFrame]
+    parse: ParseStage
     decode: Callable[[Sequence[int]], str]
     converse: MakeConverse = Converse
 

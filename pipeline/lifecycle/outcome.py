@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseFailed, ResponseIncomplete, TerminalEvent
 from penstock.pipeline.protocol.items import OutputItem
-from penstock.pipeline.protocol.response import ErrorDetails, Response
+from penstock.pipeline.protocol.response import ErrorDetails, Response, Usage
 
 _NO_OUTCOME: dict[str, Any] = {
     "completed_at": None,
@@ -45,9 +45,9 @@ def failed_response(response: Response, error: Exception, output: tuple[OutputIt
     )
 
 
-def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Response:
-    """Return ``response``, cancelled."""
-    return replace(response, status="cancelled", output=output)
+def cancelled_response(response: Response, output: tuple[OutputItem, ...], usage: Usage | None) -> Response:
+    """Return ``response``, cancelled; ``usage`` is None if it is not known."""
+    return replace(response, status="cancelled", output=output, usage=usage)
 
 
 def last_event(number: int, response: Response) -> TerminalEvent:

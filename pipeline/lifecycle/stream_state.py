@@ -21,7 +21,7 @@ from penstock.pipeline.lifecycle.outcome import begun, cancelled_response, faile
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import OutputItemDone, OutputTextDelta, ResponseEvent, TextDelta
 from penstock.pipeline.protocol.items import CallStatus, Logprob, OutputItem, OutputText
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import Response, Usage
 
 
 class StreamState:
@@ -53,15 +53,18 @@ class StreamState:
 
     # The next event
 
-    def ending(self, error: Exception | None) -> ResponseEvent:
-        """Return the next event of an early end: the response fails with ``error``, or is cancelled if that is None."""
+    def ending(self, error: Exception | None, usage: Usage | None = None) -> ResponseEvent:
+        """Return the next event of an early end.
+
+        The response fails with ``error``, or is cancelled if that is None, and has this ``usage``.
+        """
         if self.response is None:
             raise RuntimeError("a response that has not begun cannot end") from error
         if self._item is not None:
             return self._closing(self._item, "incomplete")
         output = tuple(self._output)
         if error is None:
-            return last_event(self._next, cancelled_response(self.response, output))
+            return last_event(self._next, cancelled_response(self.response, output, usage))
         return last_event(self._next, failed_response(self.response, error, output))
 
     def end(self, error: Exception | None) -> Iterator[ResponseEvent]:

@@ -117,7 +117,7 @@ class ResponseWriter:
                 completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
                 response = replace(response, status="completed", completed_at=completed_at)
             case "cancelled":
-                response = cancelled_response(response, response.output)
+                response = cancelled_response(response, response.output, response.usage)
             case "length":
                 response = _incomplete(response, "max_output_tokens")
             case "content_filter" | "max_tool_calls" | "max_turns" | "steered" as reason:

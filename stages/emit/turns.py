@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from penstock.pipeline.frames import GenerationStarted, RawMessages, TurnFinished
-from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from penstock.pipeline.protocol.response import Usage
+from penstock.stages.services.usage import TurnTokens, usage_of
 
 
 class Turns:
@@ -45,26 +44,8 @@ class Turns:
 
     def usage(self) -> Usage:
         """Return the usage, summed over all turns; with the numbers of each turn if the request wants raw messages."""
-        prompts = tuple(self._prompts)
-        cached = tuple(turn.cached_tokens for turn in self.finished)
-        outputs = tuple(turn.output_tokens for turn in self.finished)
-        reasoning_tokens = sum(turn.reasoning_tokens for turn in self.finished)
-        from_tools = tuple(_from_tools(prompts, outputs))
-        read = InputTokensDetails(sum(cached))
-        written = OutputTokensDetails(reasoning_tokens, sum(from_tools))
-        if self._are_listed:
-            read = replace(read, input_tokens_per_turn=prompts, cached_tokens_per_turn=cached)
-            written = replace(written, output_tokens_per_turn=outputs, tool_output_tokens_per_turn=from_tools)
-        return Usage(
-            input_tokens=sum(prompts),
-            input_tokens_details=read,
-            output_tokens=sum(outputs),
-            output_tokens_details=written,
-            total_tokens=sum(prompts) + sum(outputs),
-        )
-
-
-def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
-    """Return, per turn, the tokens that its prompt adds to the previous prompt and output; 0 if it was truncated."""
-    turns = zip(prompts[1:], prompts, outputs, strict=False)
-    return [0, *(max(0, prompt - previous - output) for prompt, previous, output in turns)]
+        turns = [
+            TurnTokens(prompt, turn.cached_tokens, turn.output_tokens, turn.reasoning_tokens)
+            for prompt, turn in zip(self._prompts, self.finished, strict=True)
+        ]
+        return usage_of(turns, lists_turns=self._are_listed)

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -22,18 +23,23 @@ from penstock.pipeline.protocol.tools import (
     Tool,
     tool_key,
 )
+from penstock.stages.services.usage import Tallies, Tally, TurnTokens
 
 CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
 
 Opening: TypeAlias = frames.ReasoningOpened | frames.MessageOpened | CallOpened
 
 
+@dataclass(frozen=True)
 class ParseStage(ABC):
-    """The pipeline stage around a parser for the models of one kind."""
+    """The pipeline stage around a parser for the models of one kind; ``tallies`` count the tokens that it reads."""
+
+    tallies: Tallies = field(default_factory=Tallies, kw_only=True, compare=False, repr=False)
 
     async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
         """Parse one generation, or several in a row."""
         parser: TurnParser | None = None
+        tally = Tally()
         async for frame in source:
             if parser is not None:
                 delta = parser.feed_text(frame)  # hot path: see `penstock.pipeline.core`
@@ -42,6 +48,8 @@ class ParseStage(ABC):
                     continue
             if isinstance(frame, frames.GenerationStarted):
                 parser = await self._begin(frame)
+                tally = self.tallies.of(frame.facts.response.id)
+                tally.begin(parser, lists_turns=frame.facts.wants_raw_messages)
                 yield frame
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
@@ -49,6 +57,8 @@ class ParseStage(ABC):
                 read = parser.feed(frame)
                 for parsed in await asyncio.to_thread(tuple, read) if parser.is_slow(frame) else read:
                     yield parsed
+                if isinstance(frame, frames.GenerationFinished):
+                    tally.end()
 
     @abstractmethod
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
@@ -57,7 +67,9 @@ class ParseStage(ABC):
 class TurnParser(ABC):
     """The base of the state machines: each parses one generation, after its `GenerationStarted`."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: frames.GenerationStarted) -> None:
+        self._prompt_tokens = started.prompt_tokens
+        self._cached_tokens = 0
         self._plain_texts: Mapping[int, str] | None = None
         """The tokens whose text is passed on unchanged in the present state; None if there are none."""
         self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
@@ -86,11 +98,23 @@ class TurnParser(ABC):
 
     def feed(self, frame: frames.EngineFrame) -> Iterator[ParsedFrame]:
         """Take one frame and return the frames that follow from it."""
+        self._cached_tokens = frame.cached_tokens or self._cached_tokens
+        self._prompt_tokens = frame.prompt_tokens or self._prompt_tokens
         return self._read(frame) if isinstance(frame, TokenChunk) else self._finish(frame)
 
     def is_slow(self, frame: frames.EngineFrame) -> bool:
         """Return True if a frame may take so long to read that other responses would wait for it."""
         return False
+
+    def tokens_so_far(self) -> TurnTokens:
+        """Return the tokens of the turn until now, as its `TurnFinished` would count them."""
+        reasoning = self._reasoning_tokens + self._open_reasoning_tokens
+        return TurnTokens(self._prompt_tokens, self._cached_tokens, len(self._tokens), reasoning)
+
+    @property
+    @abstractmethod
+    def _open_reasoning_tokens(self) -> int:
+        """The tokens of reasoning that are not in `_reasoning_tokens` yet."""
 
     @abstractmethod
     def _read(self, chunk: TokenChunk) -> Iterator[ParsedFrame]: ...

@@ -18,6 +18,7 @@ from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from penstock.stages.parse.parser import TurnParser
+from penstock.stages.services.usage import TurnTokens
 from tests.support.chat_families import FAMILIES, family_model
 from tests.support.stored_responses import facts
 
@@ -104,6 +105,18 @@ def _parsed(
         delta = None if is_slow else parser.feed_text(frame)
         parsed += (delta,) if delta else parser.feed(frame)
     return parsed
+
+
+def counted_tokens(parser: TurnParser, chunks: Iterable[frames.TokenChunk]) -> list[TurnTokens]:
+    """The tokens of a turn that is cancelled: before its end, after it, and as its last frame counts them."""
+    for chunk in chunks:
+        if parser.feed_text(chunk) is None:
+            list(parser.feed(chunk))
+    before = parser.tokens_so_far()
+    *_, last = parser.feed(frames.GenerationFinished("cancelled", before.cached, 0.0))
+    assert isinstance(last, frames.TurnFinished)
+    counted = TurnTokens(before.prompt, last.cached_tokens, last.output_tokens, last.reasoning_tokens)
+    return [before, parser.tokens_so_far(), counted]
 
 
 def parse_harmony(

@@ -88,7 +88,7 @@ class ChatParser(TurnParser):
     """Parses one generation."""
 
     def __init__(self, chat: ChatModel, started: frames.GenerationStarted) -> None:
-        super().__init__()
+        super().__init__(started)
         self._chat = chat
         self._started = started
         self._names = ToolNames(started.facts.tools)
@@ -180,6 +180,13 @@ class ChatParser(TurnParser):
             if isinstance(self._state, _OpenText):
                 self._state.is_whole = self._state.kind is ReasoningPiece
             self._count()
+
+    @property
+    def _open_reasoning_tokens(self) -> int:
+        if self._latest is not ReasoningPiece:
+            return 0
+        plain = 0 if self._plain_texts is None else len(self._tokens) - self._plain_from
+        return plain + self._uncounted
 
     def _count(self) -> None:
         if self._latest is ReasoningPiece:

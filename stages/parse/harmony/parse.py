@@ -69,7 +69,7 @@ class HarmonyParser(TurnParser):
     """Parses one generation, whose prompt ended in ``<|start|>assistant``, or in the text of an unfinished message."""
 
     def __init__(self, encoding: vocabulary.HarmonyEncoding, started: frames.GenerationStarted) -> None:
-        super().__init__()
+        super().__init__(started)
         self._encoding = encoding
         self._recipients = Recipients(started.facts.tools)
         self._stop = started.facts.sampling.stop
@@ -95,6 +95,15 @@ class HarmonyParser(TurnParser):
         if isinstance(self._state, _OpenItem):
             yield from self._state.passed(self._state.text.delta())
             self._plain_texts = self._encoding.token_texts if self._state.is_plain else None
+
+    @property
+    def _open_reasoning_tokens(self) -> int:
+        item = self._state
+        return self._reasoning_of(item) if isinstance(item, _OpenItem) else 0
+
+    def _reasoning_of(self, item: _OpenItem) -> int:
+        """Return the tokens of an item that are reasoning."""
+        return len(self._tokens) - item.opened_at if isinstance(item.opening, frames.ReasoningOpened) else 0
 
     def _finish(self, finished: frames.GenerationFinished) -> Iterator[frames.ParsedFrame]:
         yield from self._end("final", complete=finished.reason not in ("length", "cancelled"), is_marked=False)
@@ -174,9 +183,8 @@ class HarmonyParser(TurnParser):
                 yield frames.ItemDelta(rest)
         repairs = tuple(item.reading.repairs)
         yield frames.ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
-        if isinstance(item.opening, frames.ReasoningOpened):
-            reasoning = len(self._tokens) - item.opened_at - is_marked
-            self._reasoning_tokens += max(0, reasoning)  # a bare message ends at the token that opens it
+        # a bare message ends at the token that opens it
+        self._reasoning_tokens += max(0, self._reasoning_of(item) - is_marked)
         if self._raw_messages is not None:
             self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
 

@@ -260,7 +260,7 @@ class _Reading:
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Yield all tokens, then the end.  Those that were not read in time come in one chunk."""
-        cached_tokens, prompt_tokens, unread = 0, None, self.unread
+        cached_tokens, prompt_tokens, unread, has_begun = 0, None, self.unread, False
         with _faults():
             while not self.is_finished:
                 token_ids: TokenIds = tuple(unread)
@@ -275,8 +275,11 @@ class _Reading:
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
-                if token_ids:
+                if token_ids and has_begun:
                     yield TokenChunk(token_ids, logprobs)
+                elif token_ids:
+                    yield TokenChunk(token_ids, logprobs, cached_tokens, prompt_tokens)
+                    has_begun = True
                 elif not output:
                     self.collector.ready.clear()
                     await self.collector.ready.wait()

@@ -32,7 +32,7 @@ from penstock.pipeline.protocol.events import (
     TerminalEvent,
 )
 from penstock.pipeline.protocol.items import Logprob
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import Response, Usage
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -123,8 +123,10 @@ class EventLog:
         events, self.fresh = self.fresh, []
         return self._block(events, self._entries(events))
 
-    def end_early(self, error: Exception | None) -> Block | None:
-        """Close the open item and the stream, and seal the log; without ``error``, the response is cancelled.
+    def end_early(self, error: Exception | None, usage: Usage | None) -> Block | None:
+        """Close the open item and the stream, and seal the log.
+
+        Without ``error``, the response is cancelled, and has this ``usage``.
 
         An empty log gets its first events, too.
         Returns None if there were no events to seal.
@@ -134,7 +136,7 @@ class EventLog:
         events, self.fresh = self.fresh, []
         entries = self._entries(events)
         while not self._state.ended:
-            events.append(self._state.ending(error))
+            events.append(self._state.ending(error, usage))
             entries += self._entries(events[-1:])
         return self._block(events, entries)
 

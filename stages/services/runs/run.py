@@ -28,6 +28,7 @@ from penstock.stages.services.runs.ended import count_response
 from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.tracing import store_span
+from penstock.stages.services.usage import Tallies
 
 FLUSH_SECONDS = 0.25
 """Maximum seconds before an event goes to the store."""
@@ -74,6 +75,7 @@ class Run:
         """The headers of W3C Trace Context that name its span, once it has begun; else those of its client."""
         self._registry = registry
         self._log = log
+        self._tally = registry.tallies.of(stored.response.id)
         self._next = log.next_number
         self._released = False
         self._news: asyncio.Event | None = None  # created by the first waiting reader, as most runs have none
@@ -137,7 +139,7 @@ class Run:
             self._close()
 
     def cancel(self) -> None:
-        """End the run as cancelled, unless it has ended.
+        """End the run as cancelled, unless it has ended.  Its usage is what was counted until now.
 
         Later events of its pipeline are ignored.  The end is stored without waiting for the commit.
         """
@@ -151,7 +153,7 @@ class Run:
         if self.ended:
             return
         try:
-            self._end(self._log.end_early(error))
+            self._end(self._log.end_early(error, self._tally.usage()))
         finally:
             self._close()
 
@@ -254,6 +256,8 @@ class RunRegistry:
         self.store = store
         self.when_ended: Callable[[Run], None] = lambda _: None
         """Called with each run that has ended."""
+        self.tallies = Tallies()
+        """The tokens of the responses that run."""
         self._measures_keys = measures_keys
         self._runs: dict[str, Run] = {}
 

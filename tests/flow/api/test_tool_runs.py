@@ -14,6 +14,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
 from penstock.stages.converse.converse import Converse
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.tools import Toolbox
 from tests.support.api_clients import PATIENCE, StreamReader, wait_until
@@ -70,6 +71,11 @@ async def busy(request: pytest.FixtureRequest, store_at: str, tool: ScriptedTool
         yield Busy(served, stream, response_id, not detaches and "background" not in body)
 
 
+def turn_of(served: ScriptedServer) -> tuple[int, int]:
+    """The tokens of the turn that called the tool: its prompt, and its output."""
+    return len(served.engine.prompts[0].token_ids), len(load_encoding().encode_markup(CODE))
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "CANCEL_WAIT", 3600)
@@ -86,6 +92,7 @@ async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> Non
     assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
     assert answer["output"][-1]["type"] == "code_interpreter_call"
     assert answer["output"][-1]["status"] == "incomplete"
+    assert (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]) == turn_of(served)
     if response.store:
         assert await served.get_response(response_id) == answer
     await wait_until(lambda: (len(served.scheduler.runs), served.scheduler.in_flight.count) == (0, 0))
@@ -109,6 +116,10 @@ async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTo
     if busy.needs_client:
         await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
         await wait_until(lambda: len(busy.served.scheduler.runs) == 0)
+        status, response = await busy.served.get(f"/v1/responses/{busy.response_id}")
+        assert status == 404 or (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == turn_of(
+            busy.served
+        )
     else:
         await asyncio.sleep(0.1)
         assert (tool.running, (await busy.served.get_response(busy.response_id))["status"]) == (1, "in_progress")

@@ -139,4 +139,6 @@ async def test_leaving_client_cancels_a_foreground_response(cell: Cell) -> None:
         await wait_until(lambda: cell.served.engine.running == 0)
     finished = await cell.check("completed" if goes_on else "cancelled")
     assert finished.text.startswith("1 2 3 ")
+    assert finished.response["usage"]["input_tokens"] == len(cell.served.engine.prompts[0].token_ids)
+    assert finished.response["usage"]["output_tokens"] > 20
     assert cell.served.engine.aborted == (not goes_on)

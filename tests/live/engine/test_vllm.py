@@ -79,6 +79,16 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
     assert [type(frame) for frame in slow] == [frames.TokenChunk, frames.TokenChunk, frames.GenerationFinished]
 
 
+async def test_first_chunk_has_the_cached_tokens(engine: VllmEngine) -> None:
+    wanted = prompt("Count from 1 to 100. " * 40, max_tokens=20)
+    await generate(engine, wanted)
+    first, *others, finished = await generate(engine, wanted)
+    assert isinstance(first, frames.TokenChunk)
+    assert isinstance(finished, frames.GenerationFinished)
+    assert first.cached_tokens == finished.cached_tokens > 0
+    assert not any(frame.cached_tokens for frame in others)
+
+
 @pytest.mark.parametrize(
     ("sampling", "passed_on"), [({}, True), ({"logprobs": 0}, False), ({"stop": ("20 21",)}, False)], ids=str
 )

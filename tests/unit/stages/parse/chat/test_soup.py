@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenFrame, TokenLogprob
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.parse.chat.parse import ChatParser
 from tests.support.chat_families import FAMILIES, family_model, load_model
 from tests.support.examples import examples
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     ParsedItem,
     chat_turn_started,
+    counted_tokens,
     joined_deltas,
     parse_chat_frames,
     parsed_items,
@@ -137,6 +139,15 @@ def test_hot_path_equals_slow_path(family: str, data: st.DataObject) -> None:
     frames: list[TokenFrame] = [started, *chunks, GenerationFinished(data.draw(st.sampled_from(REASONS)), 0, 0.0)]
     model = family_model(family)
     assert parse_chat_frames(model, frames) == parse_chat_frames(model, frames, is_slow=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@examples(10)
+def test_tokens_are_counted_before_the_end(family: str, data: st.DataObject) -> None:
+    chunks = token_chunks(data.draw(soup(family)), data.draw(st.integers(1, 3)))
+    parser = ChatParser(family_model(family), chat_turn_started(family, **data.draw(requests())))
+    assert len(set(counted_tokens(parser, chunks))) == 1
 
 
 @given(noise(), st.sampled_from(REASONS))

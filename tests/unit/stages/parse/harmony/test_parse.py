@@ -44,6 +44,7 @@ from tests.support.parsed_output import (
     EVERY_TOOL,
     any_harmony_tokens,
     any_turn_start,
+    counted_tokens,
     cut_chunks,
     joined_deltas,
     parse_harmony,
@@ -196,6 +197,14 @@ def test_hot_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, 
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
     frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
     assert parse_harmony_frames(load_encoding(), frames) == parse_harmony_slowly(load_encoding(), frames)
+
+
+@given(any_harmony_tokens(), any_turn_start(), st.data())
+@examples(200)
+def test_tokens_are_counted_before_the_end(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
+    parser = HarmonyParser(load_encoding(), begun)
+    assert len(set(counted_tokens(parser, cut_chunks(tokens, cuts, likely=False)))) == 1
 
 
 @pytest.mark.defect("26")

@@ -12,9 +12,10 @@ from penstock.pipeline.errors import RunInterrupted, StageError
 from penstock.pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.lifecycle.outcome import begun
 from penstock.pipeline.protocol.events import Delta, ResponseCreated, ResponseEvent, to_sse
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
+from penstock.stages.services.usage import TurnTokens, usage_of
 from tests.support import frames
 from tests.support.event_streams import checked, final
 from tests.support.examples import examples
@@ -29,6 +30,9 @@ EVENTS_IN_A_BLOCK = 5
 """The number of events of one response in a quarter of a second, at twenty tokens per second."""
 
 
+USAGE = usage_of([TurnTokens(prompt=9, cached=3, output=5, reasoning=2)], lists_turns=False)
+
+
 class Logged(EventLog):
     """A log that remembers what it sealed."""
 
@@ -39,8 +43,8 @@ class Logged(EventLog):
     def seal(self) -> Block | None:
         return self._remembered(super().seal())
 
-    def end_early(self, error: Exception | None) -> Block | None:
-        return self._remembered(super().end_early(error))
+    def end_early(self, error: Exception | None, usage: Usage | None) -> Block | None:
+        return self._remembered(super().end_early(error, usage))
 
     def _remembered(self, block: Block | None) -> Block | None:
         self.blocks += [block] if block else []
@@ -199,17 +203,17 @@ def test_reader_that_keeps_up_decodes_nothing() -> None:
 
 @pytest.mark.defect("V2", "B15")
 @examples(150)
-@given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]))
+@given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]), st.sampled_from([USAGE, None]))
 def test_log_can_be_ended_after_any_event(
-    events: Events, sealed_at: set[int], at: int, error: StageError | None
+    events: Events, sealed_at: set[int], at: int, error: StageError | None, usage: Usage | None
 ) -> None:
     head = events[: at % (len(events) - 1) + 1]
     log = logged(head, sealed_at)
-    log.end_early(error)
+    log.end_early(error, usage)
     ended = checked(log.read())
     assert ended[: len(head)] == head
     assert log.response == final(ended)
-    assert log.response.status == ("failed" if error else "cancelled")
+    assert (log.response.status, log.response.usage) == (("failed", None) if error else ("cancelled", usage))
     assert on_the_wire(read_blocks(log.response, log.blocks)) == on_the_wire(ended)
 
 
@@ -224,7 +228,7 @@ def test_log_can_be_ended_after_any_event(
 )
 def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], expected: list[str]) -> None:
     log = EventLog(frames.started(**fields).facts.response)
-    log.end_early(RunInterrupted())
+    log.end_early(RunInterrupted(), None)
     assert frames.event_types(checked(log.read())) == expected
 
 
@@ -262,7 +266,7 @@ def test_call_arguments_take_their_length(call: Callable[..., frames.Frames]) ->
 def test_log_without_its_result_marks_the_item(call: frames.Frames, done: str) -> None:
     events = frames.written_events((frames.started(), *call, frames.finished()))
     log = logged(events[: frames.event_types(events).index(done) + 1])
-    log.end_early(RunInterrupted())
+    log.end_early(RunInterrupted(), None)
     ended = checked(log.read())
     assert frames.event_types(ended)[-3:] == [done, "output_item.done", "failed"]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import EngineFailed, RunInterrupted, StageError
 from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
+from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 from penstock.stages.services.runs.event_log import read_blocks
 from penstock.stages.services.runs.run import (
     COMMIT_WAIT,
@@ -25,6 +27,7 @@ from penstock.stages.services.runs.run import (
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.store.writer import PAUSES
+from penstock.stages.services.usage import TurnTokens
 from tests.support import frames
 from tests.support.clock import Clock
 from tests.support.event_streams import checked, final
@@ -275,6 +278,16 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
 # Interrupted runs
 
 
+@dataclass
+class Counted:
+    """A turn that is being generated."""
+
+    tokens: TurnTokens
+
+    def tokens_so_far(self) -> TurnTokens:
+        return self.tokens
+
+
 def end_early(run: Run, error: StageError | None) -> None:
     if error is None:
         run.cancel()
@@ -299,6 +312,18 @@ async def test_run_ended_early_has_a_terminal_event(
     assert (run.response.status, run.response.usage) == (status, None)
     assert await stored_events(runs.store) == received
     assert len(runs) == 0
+
+
+async def test_cancelled_run_has_the_tokens_counted_so_far(runs: RunRegistry) -> None:
+    """The tally may be older than the run, and another response does not count."""
+    tallies = [runs.tallies.of(name) for name in ("resp_1", "resp_2")]
+    run = begun(runs, EVENTS[:8])
+    for tally, output in zip(tallies, (5, 70), strict=True):
+        tally.begin(Counted(TurnTokens(9, 3, output, 2)), lists_turns=False)
+    run.cancel()
+    received = checked(await read(run))
+    assert final(received).usage == Usage(9, InputTokensDetails(3), 5, OutputTokensDetails(2), 14)
+    assert await stored_events(runs.store) == received
 
 
 @pytest.mark.defect("B22")
