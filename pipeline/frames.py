@@ -57,7 +57,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     """The same seed and prompt give the same tokens, as far as the engine can."""
     stop: tuple[str, ...] = ()
-    """Texts that end generation; they are cut off."""
+    """Texts that end a message, and the turn with it; they are cut off.  The parsers search for them."""
     logprobs: int | None = None
     """The number of alternatives to report with each token; None reports no log probabilities."""
     stop_token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -580,6 +580,8 @@ class ItemClosed(_Frame, frozen=True):
     that later prompts render it in correct markup. For models with a chat template, the tokens of a turn's items
     add up to all that the model generated in the turn; a token between two items may belong to either.
     """
+    stopped: bool = False
+    """True if a text of `Sampling.stop` ended the message, and the turn with it: no further item follows."""
 
 
 class TurnFinished(_Frame, frozen=True):

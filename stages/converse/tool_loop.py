@@ -67,6 +67,7 @@ class ToolLoop:
         self._clock = clock
         self._is_steered = partial(is_steered, request.facts.response.id)
         self._is_cut = False  # the rest of the turn is dropped
+        self._is_stopped = False  # a stop string has ended the turn
         self._has_stopped = False
         self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
@@ -214,6 +215,7 @@ class ToolLoop:
         self._goes_on = False
         self._turns += 1
         self._turn = ModelTurn(self._sessions.source)
+        self._is_stopped = False
         self.is_plain = self._turn.is_plain
         self.request = self._transcript.continued(self.request)
         if self._tokens_left is not None:
@@ -232,6 +234,7 @@ class ToolLoop:
             self.is_plain = False
             self._turn.finished = frame if isinstance(frame, frames.TurnFinished) else None
             return iter(())
+        self._is_stopped |= isinstance(frame, frames.ItemClosed) and frame.stopped
         passed = self._turn.feed(frame)
         self.is_plain = self._turn.is_plain
         return map(self.note, passed)
@@ -244,10 +247,9 @@ class ToolLoop:
         return not turn.calls and not turn.waits_for_client and self._is_steered()
 
     def stops_now(self) -> bool:
-        """Return True, once, when the engine's output begins to be dropped."""
-        stops = self._is_cut and not self._has_stopped
-        self._has_stopped = self._is_cut
-        return stops
+        """Return True, once a turn, when the engine's output begins to be dropped."""
+        had_stopped, self._has_stopped = self._has_stopped, self._is_cut or self._is_stopped
+        return self._has_stopped and not had_stopped
 
     def end_turn(self) -> Iterator[Step]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeAlias
 
+from msgspec import UNSET
+
 from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
@@ -23,6 +25,7 @@ from penstock.pipeline.protocol.tools import (
     Tool,
     tool_key,
 )
+from penstock.stages.parse.text import StopStrings
 from penstock.stages.services.usage import Tallies, Tally, TurnTokens
 
 CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
@@ -68,6 +71,9 @@ class TurnParser(ABC):
     """The base of the state machines: each parses one generation, after its `GenerationStarted`."""
 
     def __init__(self, started: frames.GenerationStarted) -> None:
+        self._sampling = started.facts.sampling
+        self._is_stopped = False
+        """True if a stop string ended the turn; the engine may still generate."""
         self._prompt_tokens = started.prompt_tokens
         self._cached_tokens = 0
         self._plain_texts: Mapping[int, str] | None = None
@@ -100,7 +106,9 @@ class TurnParser(ABC):
         """Take one frame and return the frames that follow from it."""
         self._cached_tokens = frame.cached_tokens or self._cached_tokens
         self._prompt_tokens = frame.prompt_tokens or self._prompt_tokens
-        return self._read(frame) if isinstance(frame, TokenChunk) else self._finish(frame)
+        if not isinstance(frame, TokenChunk):
+            return self._finish(frame)
+        return iter(()) if self._is_stopped else self._read(frame)
 
     def is_slow(self, frame: frames.EngineFrame) -> bool:
         """Return True if a frame may take so long to read that other responses would wait for it."""
@@ -122,11 +130,20 @@ class TurnParser(ABC):
     @abstractmethod
     def _finish(self, finished: frames.GenerationFinished) -> Iterator[ParsedFrame]: ...
 
+    def _stop_strings(self, opening: Opening) -> StopStrings | None:
+        """Return what cuts the text of an item at the stop strings of the request, which are for messages alone."""
+        if not self._sampling.stop or not isinstance(opening, frames.MessageOpened):
+            return None
+        return StopStrings(self._sampling.stop, self._has_min_tokens)
+
+    def _has_min_tokens(self) -> bool:
+        return self._sampling.min_tokens is UNSET or len(self._tokens) > self._sampling.min_tokens
+
     def _turn_finished(
         self, finished: frames.GenerationFinished, raw_messages: frames.RawMessages | None
     ) -> frames.TurnFinished:
         return frames.TurnFinished(
-            reason=finished.reason,
+            reason="stop" if self._is_stopped else finished.reason,
             cached_tokens=finished.cached_tokens,
             output_tokens=len(self._tokens),
             reasoning_tokens=self._reasoning_tokens,

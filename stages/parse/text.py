@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -42,9 +42,9 @@ class ItemText:
     """The text of one item, written in pieces and read as deltas; ``keeps`` is True if `written` will be read."""
 
     def __init__(
-        self, stop: tuple[str, ...] = (), logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
+        self, stop: StopStrings | None = None, logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
     ) -> None:
-        self._stop = StopStrings(stop) if stop else None
+        self._stop = stop
         self.logprobs = logprobs
         """The log probabilities to report; None if the deltas report none."""
         self._keeps = keeps
@@ -70,9 +70,15 @@ class ItemText:
         return "".join(self._kept)
 
     def write(self, text: str) -> None:
-        """Append ``text``."""
-        self._pieces.append(text)
+        """Append ``text``, up to the first stop string."""
         self.length += len(text)
+        if self._keeps:
+            self._kept.append(text)
+        self._pieces.append(self._stop.feed(text) if self._stop else text)
+
+    def would_be_cut_by(self, text: str) -> bool:
+        """Return True if a stop string ends within ``text``, if this is written next."""
+        return self._stop is not None and self._stop.ends_within(text)
 
     def delta(self) -> Iterator[ItemDelta]:
         """Yield a delta of the text that may pass since the last call, if there is any."""
@@ -89,9 +95,7 @@ class ItemText:
     def _passing(self) -> str:
         text = "".join(self._pieces)
         self._pieces.clear()
-        if self._keeps:
-            self._kept.append(text)
-        return self._stop.feed(text) if self._stop else text
+        return text
 
     def _delta(self, text: str) -> ItemDelta:
         self._passed += len(text)
@@ -102,7 +106,7 @@ class TokenText(ItemText):
     """The text of an item, written as tokens; ``reports`` adds their log probabilities to the deltas."""
 
     def __init__(
-        self, tokens: TokenVocabulary, stop: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
+        self, tokens: TokenVocabulary, stop: StopStrings | None = None, *, reports: bool = False, keeps: bool = False
     ) -> None:
         super().__init__(stop, AlignedLogprobs(tokens) if reports else None, keeps=keeps)
         self._decoder = TokenDecoder(tokens)
@@ -131,12 +135,13 @@ class TokenText(ItemText):
 class StopStrings:
     """Cuts one text before its first stop string.  The result does not depend on how the text is split into pieces.
 
-    The engine ends generation at a stop string by itself, but by then its tokens have been streamed.  Text that may be
-    the beginning of a stop string is therefore held back, so that the client never sees part of one.
+    Text that may be the beginning of a stop string is held back, so that the client never sees part of one.  Text
+    that is fed while ``is_due`` returns False is not searched.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], is_due: Callable[[], bool] = lambda: True) -> None:
         self._stops = stops
+        self._is_due = is_due
         self._first_character = re.compile(f"[{re.escape(''.join(stop[0] for stop in stops))}]")
         self._held_back = ""
         self.found = False
@@ -149,6 +154,8 @@ class StopStrings:
         """
         if self.found:
             return ""
+        if not self._is_due():
+            return text
         # The fast path: no stop string can begin here.
         if not self._held_back and not self._first_character.search(text):
             return text
@@ -164,6 +171,10 @@ class StopStrings:
         """Return the text that is still held back: it did not become a stop string."""
         held_back, self._held_back = self._held_back, ""
         return held_back
+
+    def ends_within(self, text: str) -> bool:
+        """Return True if a stop string ends within ``text``, if this is fed next."""
+        return self._is_due() and bool(self._ends(self._held_back + text))
 
     def _ends(self, text: str) -> list[tuple[int, int]]:
         starts = ((stop, text.find(stop)) for stop in self._stops)

@@ -70,8 +70,14 @@ def parsed_items(sequence: Iterable[frames.ParsedFrame]) -> list[ParsedItem]:
 ONE_FUNCTION = Toolset((FunctionTool("f"),))
 
 
-def turn_started(tools: Toolset = ONE_FUNCTION, stop: tuple[str, ...] = (), **fields: Any) -> frames.GenerationStarted:
-    return frames.GenerationStarted(facts(tools=tools, sampling=frames.Sampling(1.0, 1.0, stop=stop)), 0, **fields)
+def turn_started(
+    tools: Toolset = ONE_FUNCTION,
+    stop: tuple[str, ...] = (),
+    sampling: frames.Sampling | None = None,
+    **fields: Any,
+) -> frames.GenerationStarted:
+    sampling = sampling or frames.Sampling(1.0, 1.0, stop=stop)
+    return frames.GenerationStarted(facts(tools=tools, sampling=sampling), 0, **fields)
 
 
 def parse_harmony_frames(

@@ -142,6 +142,8 @@ class ChatParser(TurnParser):
             self._unclaimed = UnclaimedTokens()
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             yield from self._read_token(token, logprob)
+            if self._is_stopped:
+                break
         if not isinstance(self._state, _NoItem):
             yield from self._state.text.delta()
         if isinstance(self._state, _OpenText) and self._is_plain(self._state):
@@ -196,6 +198,8 @@ class ChatParser(TurnParser):
     # All transitions between the states
 
     def _take(self, piece: Piece) -> Iterator[frames.ParsedFrame]:
+        if self._is_stopped:
+            return
         self._latest = CallPiece if isinstance(piece, ArgumentsPiece) else type(piece)
         self._count()
         match piece:
@@ -233,6 +237,10 @@ class ChatParser(TurnParser):
         written = text.rstrip()
         item.margin, item.is_whole = text[len(written) :], False
         self._write(item, written)
+        if item.text.would_be_cut_by(item.margin):
+            self._write(item, item.margin)
+        if item.text.is_cut:
+            yield from self._close(complete=True, upto=item.read_upto)
 
     def _call(self, name: str) -> Iterator[frames.ParsedFrame]:
         tool = self._names.tool(name)
@@ -260,7 +268,7 @@ class ChatParser(TurnParser):
     def _finish(self, finished: frames.GenerationFinished) -> Iterator[frames.ParsedFrame]:
         self._end_plain_text()
         is_cut = finished.reason in ("length", "cancelled")
-        for piece in self._parser.finish(cut=is_cut):  # an unfinished character is dropped
+        for piece in () if self._is_stopped else self._parser.finish(cut=is_cut):  # an unfinished character is dropped
             yield from self._take(piece)
         if isinstance(self._state, _OpenText) and self._state.kind is ContentPiece:
             self._write(self._state, self._state.margin)
@@ -277,9 +285,10 @@ class ChatParser(TurnParser):
         if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
             item.text.write(rest)
         yield from item.text.close()
-        is_as_written = complete and not item.repairs and not item.text.is_cut
+        self._is_stopped = item.text.is_cut
+        is_as_written = complete and not item.repairs and not self._is_stopped
         tokens = self._tokens[item.began_at : upto] if is_as_written else ()
-        yield frames.ItemClosed(complete, item.repairs, tuple(tokens))
+        yield frames.ItemClosed(complete, item.repairs, tuple(tokens), self._is_stopped)
 
     # The open item
 
@@ -293,7 +302,7 @@ class ChatParser(TurnParser):
 
     def _text_of(self, opening: Opening) -> ItemText:
         reports = self._unclaimed is not None and isinstance(opening, frames.MessageOpened)
-        return ItemText(self._started.facts.sampling.stop, AlignedLogprobs(self._chat.vocabulary) if reports else None)
+        return ItemText(self._stop_strings(opening), AlignedLogprobs(self._chat.vocabulary) if reports else None)
 
     def _write(self, item: _OpenText | _OpenCall, text: str) -> None:
         if not text:

@@ -72,7 +72,6 @@ class HarmonyParser(TurnParser):
         super().__init__(started)
         self._encoding = encoding
         self._recipients = Recipients(started.facts.tools)
-        self._stop = started.facts.sampling.stop
         self._held_to_grammar = started.held_to_grammar
         self._raw_messages: list[dict[str, Any]] | None = None if started.raw_messages is None else []
         self._continued = started.channel
@@ -91,6 +90,10 @@ class HarmonyParser(TurnParser):
                 self._state.text.add(token, logprob)
             else:
                 yield from self._read_markup(token)
+            if isinstance(self._state, _OpenItem) and self._state.text.is_cut:
+                yield from self._end(is_marked=False)
+            if self._is_stopped:
+                break
         self._plain_texts = None
         if isinstance(self._state, _OpenItem):
             yield from self._state.passed(self._state.text.delta())
@@ -154,7 +157,7 @@ class HarmonyParser(TurnParser):
         opening = reading.opening(self._recipients)
         text = TokenText(
             self._encoding,
-            self._stop,
+            self._stop_strings(opening),
             reports=self._has_logprobs and isinstance(opening, frames.MessageOpened),
             keeps=self._raw_messages is not None,
         )
@@ -182,7 +185,9 @@ class HarmonyParser(TurnParser):
             if rest:
                 yield frames.ItemDelta(rest)
         repairs = tuple(item.reading.repairs)
-        yield frames.ItemClosed(complete, repairs, self._message_tokens() if is_marked and not repairs else ())
+        self._is_stopped = item.text.is_cut
+        token_ids = self._message_tokens() if is_marked and not repairs and not self._is_stopped else ()
+        yield frames.ItemClosed(complete, repairs, token_ids, self._is_stopped)
         # a bare message ends at the token that opens it
         self._reasoning_tokens += max(0, self._reasoning_of(item) - is_marked)
         if self._raw_messages is not None:

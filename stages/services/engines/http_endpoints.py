@@ -237,7 +237,7 @@ def _generate_body(prompt: Prompt) -> dict[str, Any]:
     """
     top = prompt.facts.sampling.logprobs
     sampling = _sampling(prompt, top and max(top, min(top + 1, _MAX_LOGPROBS)))
-    sampling["detokenize"] = bool(prompt.facts.sampling.stop)  # vLLM needs text only to search for stop strings
+    sampling["detokenize"] = False
     body = _request(prompt) | {"token_ids": prompt.token_ids, "sampling_params": sampling}
     if prompt.grammar is not None:
         body["reasoning_ended"] = True

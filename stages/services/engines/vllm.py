@@ -190,7 +190,7 @@ class VllmEngine:
         started = time.monotonic()
         collector = await self._add(prompt)
         facts, unread = prompt.facts, list[int]()
-        if facts.sampling.logprobs is None and not facts.sampling.stop:  # only the token ids are read
+        if facts.sampling.logprobs is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
         return _Reading(facts.response.id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
 
@@ -316,7 +316,7 @@ def sampling_params(prompt: Prompt) -> SamplingParams:
         # A new object for each request, as vLLM modifies it.
         structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
         output_kind=RequestOutputKind.DELTA,
-        detokenize=bool(prompt.facts.sampling.stop),  # only needed to search for stop strings
+        detokenize=False,
         skip_special_tokens=False,
     )
 

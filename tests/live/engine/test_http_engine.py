@@ -111,12 +111,6 @@ def _with_grammar(wanted: Prompt, grammar: str) -> Prompt:
     return replace(wanted, grammar=grammar)
 
 
-async def test_stop_text_ends_the_generation(elsewhere: VllmHttpEngine) -> None:
-    frames = await ask(elsewhere, sampled(prompt("Say hello."), stop=("ell",)))
-    assert "ell" in load_encoding().decode(token_ids(frames))
-    assert last(frames).reason == "stop"
-
-
 async def test_prefix_cache_is_reported_and_salted(elsewhere: VllmHttpEngine) -> None:
     wanted, salt = prompt("Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
     salted = [scheduled(wanted, cache_salt=one) for one in (salt, salt, f"another {salt}")]

@@ -107,3 +107,11 @@ def test_steered_response_is_the_beginning_of_the_other(turns: list[Turn], after
     if steered != whole:
         assert steered.incomplete_details == STEERED
         assert "function_call" not in [item.__struct_config__.tag for item in steered.output]
+
+
+async def test_engine_stops_once_in_each_turn_that_a_stop_string_ends() -> None:
+    client = Client(after=1_000)
+    stopped = [*answer("b")[:-1], frames.ItemClosed(True, stopped=True)]
+    response, _, turns = await client.talk(turn(code("1 + 1"), stopped), turn(thought("a"), stopped))
+    assert (response.status, texts(response.output)) == ("completed", ["1 + 1", "b", "a", "b"])
+    assert (client.stopped, turns) == (["resp_1", "resp_1"], 2)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.pipeline import frames
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.parse.text import StopStrings
-from tests.support.parsed_output import parse_harmony_text
+from tests.support.parsed_output import (
+    cut_chunks,
+    parse_harmony,
+    parse_harmony_frames,
+    parse_harmony_slowly,
+    parse_harmony_text,
+    parsed_items,
+    token_chunks,
+    turn_finished,
+    turn_started,
+)
+from tests.support.stop_strings import check_turn, ended
 
 letters = st.text("ab", max_size=30)
 stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
-
-
-def ended(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` before the first complete stop string, found by trying every position."""
-    for end in range(1, len(text) + 1):
-        if found := [stop for stop in stops if text[:end].endswith(stop)]:
-            return text[: end - max(map(len, found))]
-    return text
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -49,22 +54,59 @@ def test_only_the_beginning_of_a_stop_string_is_held(text: str, stops: tuple[str
 
 
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+THOUGHT = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
 
 
-@pytest.mark.parametrize(
-    ("header", "kind"),
-    [
-        ("<|channel|>final<|message|>", "Message"),
-        ("<|channel|>analysis<|message|>", "Reasoning"),
-        (CALL, "FunctionCall"),
-        ("<|message|>", "Message"),
-        ("<|channel|>final ", "Message"),
-    ],
-)
-@pytest.mark.parametrize("end", ["", "<|return|>"])
-def test_every_item_ends_at_a_stop_string(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
+@pytest.mark.parametrize("header", [FINAL, "<|channel|>commentary<|message|>", "<|message|>", "<|channel|>final "])
+@pytest.mark.parametrize("end", ["", "<|return|>", f"<|end|><|start|>assistant{CALL}{{}}<|call|>"])
+def test_turn_ends_with_a_message_at_its_stop_string(header: str, end: str, encoding: HarmonyEncoding) -> None:
     (item,) = parse_harmony_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
-    assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
+    assert (item.kind, item.text, item.complete) == ("Message", "one two ", True)
+
+
+@pytest.mark.parametrize(("header", "end"), [(THOUGHT, "<|end|>"), (CALL, "<|call|>")])
+def test_thoughts_and_arguments_have_no_stop_strings(header: str, end: str, encoding: HarmonyEncoding) -> None:
+    (item,) = parse_harmony_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
+    assert (item.text, item.complete) == ("one two STOP three", True)
+
+
+Items: TypeAlias = list[tuple[str, str]]
+
+harmony_items = st.lists(st.tuples(st.sampled_from([THOUGHT, CALL, FINAL]), st.text("ab é👩", max_size=12)), max_size=5)
+chunk_ends = st.lists(st.integers(0, 300))
+any_stops = st.lists(st.text("ab é👩", min_size=1, max_size=3), min_size=1, max_size=3).map(tuple)
+
+
+@given(harmony_items, any_stops, chunk_ends)
+def test_only_messages_of_harmony_are_cut(items: Items, stops: tuple[str, ...], ends: list[int]) -> None:
+    encoding = load_encoding()
+    text = "<|end|><|start|>assistant".join(f"{header}{text}" for header, text in items)
+    tokens = encoding.encode_markup(f"{text}<|end|>" if items else "")
+    chunks = cut_chunks(tokens, [end % (len(tokens) + 1) for end in ends], likely=False)
+    last = frames.GenerationFinished("length", 0, 0.0)
+    whole = parsed_items(parse_harmony_frames(encoding, [turn_started(), *chunks, last]))
+    for read in (parse_harmony_frames, parse_harmony_slowly):
+        check_turn(read(encoding, [turn_started(stop=stops), *chunks, last]), whole, stops)
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a "), (5, "a END b "), (8, "a END b END c")])
+def test_first_tokens_have_no_stop_strings(min_tokens: int, text: str, encoding: HarmonyEncoding) -> None:
+    sampling = frames.Sampling(1.0, 1.0, stop=("END",), min_tokens=min_tokens)
+    tokens = encoding.encode_markup(f"{FINAL}a END b END c<|return|>")
+    assert len(tokens) == 9
+    (item,) = parse_harmony(encoding, ([token] for token in tokens), sampling=sampling)
+    assert item.text == text
+
+
+def test_later_tokens_are_neither_read_nor_counted(encoding: HarmonyEncoding) -> None:
+    tokens = encoding.encode_markup(f"{FINAL}a END b<|end|><|start|>assistant{CALL}{{}}<|call|>")
+    parsed = parse_harmony_frames(
+        encoding,
+        [turn_started(stop=("END",)), *token_chunks(tokens, 3), frames.GenerationFinished("cancelled", 4, 1.0)],
+    )
+    finished = turn_finished(parsed)
+    assert (finished.reason, finished.output_tokens, finished.cached_tokens) == ("stop", 5, 4)
 
 
 def test_stop_string_does_not_span_two_items(encoding: HarmonyEncoding) -> None:

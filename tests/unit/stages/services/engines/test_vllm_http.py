@@ -204,11 +204,10 @@ async def test_generate_endpoint_gets_the_whole_prompt() -> None:
         "repetition_penalty": 1.0,
         "seed": 5,
         "max_tokens": 100,
-        "stop": ["END"],
         "stop_token_ids": [200002],
         "logprobs": None,
         "skip_special_tokens": False,
-        "detokenize": True,
+        "detokenize": False,
         "structured_outputs": {"grammar": "%llguidance {}\nstart: /x/"},
     }
     del body["sampling_params"]
