@@ -223,6 +223,8 @@ class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """The syntax of calls."""
     continues: bool = False
     """True if the model continues the prompt's last message, and so does not think first."""
+    thinks: bool = False
+    """True if the model continues the prompt's last thought, which was cut."""
 
 
 Channel: TypeAlias = Literal["analysis", "commentary", "final"]

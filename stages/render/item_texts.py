@@ -56,6 +56,24 @@ def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
     return "\n\n".join(parts), request.items[len(leading) :]
 
 
+def is_cut(item: items.Item) -> bool:
+    """Return True for a message or a thought of the model whose text was cut, so that the model can continue it."""
+    match item:
+        case items.Message(role="assistant", status=status) | items.Reasoning(status=status):
+            return status in ("in_progress", "incomplete")
+        case _:
+            return False
+
+
+def is_continuation(item: items.Item, before: items.Item) -> bool:
+    """Return True if the model wrote the text of ``item`` to continue that of the item ``before`` it."""
+    match before, item:
+        case (items.Message(), items.Message(role="assistant")) | (items.Reasoning(), items.Reasoning()):
+            return is_cut(before)
+        case _:
+            return False
+
+
 def _is_leading(item: items.Item) -> bool:
     is_message = isinstance(item, items.Message) and item.role in {"system", "developer"}
     return is_message or isinstance(item, items.AdditionalTools)

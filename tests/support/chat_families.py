@@ -204,11 +204,13 @@ def chat_grammar(
     prompt: str = USER_TURN,
     chat: ChatModel | None = None,
     continues: bool = False,
+    thinks: bool = False,
 ) -> ChatGrammar:
     chat, tools = chat or load_model(), tools or Toolset()
     request = with_facts(conversation(tools=tools, text_format=text_format), structured=structured or {})
     shown = functions(tools, ToolNames(tools))
-    return ChatGrammar(chat, *grammar(chat, request, shown, tuple(chat.vocabulary.encode(prompt)), continues=continues))
+    prompt_ids = tuple(chat.vocabulary.encode(prompt))
+    return ChatGrammar(chat, *grammar(chat, request, shown, prompt_ids, continues=continues, thinks=thinks))
 
 
 def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:

@@ -114,7 +114,8 @@ def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatM
     """A model with this template; its output cannot be parsed."""
     words = vocabulary()
     ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
-    return ChatModel(words, JinjaTemplate(template), NoParsers(), ends, settings.pop("variables", {}), **settings)
+    parsers, variables = settings.pop("parsers", NoParsers()), settings.pop("variables", {})
+    return ChatModel(words, JinjaTemplate(template), parsers, ends, variables, **settings)
 
 
 async def prompt(

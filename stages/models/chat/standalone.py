@@ -223,7 +223,7 @@ class OwnParsers:
         syntax = own_syntax(chat.calls, self._form, functions)
         if self._reasoning and not chat.continues:
             calls = self._form.begins if self._form and self._reasoning in _ENDED_BY_CALLS else ()
-            syntax = ThoughtsFirst(syntax, calls, is_open=self._is_open(turn.prompt))
+            syntax = ThoughtsFirst(syntax, calls, is_open=chat.thinks or self._is_open(turn.prompt))
         return ParsedOutput(None, None, turn.prompt, Traits(frozenset(self._marks.values())), syntax)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:

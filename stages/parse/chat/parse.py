@@ -227,7 +227,7 @@ class ChatParser(TurnParser):
             if text.isspace():
                 self._blank = kind(text)
                 return
-            if kind is ReasoningPiece or not isinstance(item, _NoItem) or item.follows_markup:
+            if not self._is_at_beginning(kind, item):
                 text = _after_line_breaks(text)
             opening = frames.ReasoningOpened() if kind is ReasoningPiece else frames.MessageOpened(self._phase)
             yield from self._close(complete=True, upto=item.read_upto)
@@ -241,6 +241,12 @@ class ChatParser(TurnParser):
             self._write(item, item.margin)
         if item.text.is_cut:
             yield from self._close(complete=True, upto=item.read_upto)
+
+    def _is_at_beginning(self, kind: type[TextPiece], item: _State) -> bool:
+        """Return True for the text at the very beginning of a turn; a thought is one only if it goes on."""
+        is_first = isinstance(item, _NoItem) and not item.follows_markup
+        thinks = self._started.chat is not None and self._started.chat.thinks
+        return is_first and (thinks or kind is ContentPiece)
 
     def _call(self, name: str) -> Iterator[frames.ParsedFrame]:
         tool = self._names.tool(name)

@@ -39,10 +39,12 @@ def grammar(
     prompt_ids: TokenIds,
     *,
     continues: bool = False,
+    thinks: bool = False,
 ) -> tuple[str | None, CallSyntax]:
     """Return the grammar of the next turn, or None if there is nothing to enforce, and the syntax of its calls.
 
-    ``functions`` are all functions that the prompt shows.  A custom tool's Lark grammar is shown to the model with the
+    ``functions`` are all functions that the prompt shows.  With ``continues``, the turn begins in an answer, and with
+    ``thinks`` in a thought.  A custom tool's Lark grammar is shown to the model with the
     tool, but not enforced: the tool's text is an argument within JSON.  Raises `InvalidRequest` for a constraint that
     cannot be enforced.
     """
@@ -51,7 +53,7 @@ def grammar(
     tag = structured.get(STRUCTURAL_TAG)
     if not answer and tag is None and not constraint.is_bound(tools):
         return None, "native"
-    opening = partial(_opening, chat=chat, prompt_ids=prompt_ids) if not continues else _no_opening
+    opening = partial(_opening, chat=chat, prompt_ids=prompt_ids, thinks=thinks) if not continues else _no_opening
     is_forced = tools.choice == "required"
     try:
         return _Turn(chat, tools, answer, is_forced=is_forced).made(opening, functions, tag)
@@ -65,16 +67,16 @@ def _no_opening(rules: Rules) -> list[Part]:
     return []
 
 
-def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
+def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds, *, thinks: bool) -> list[Part]:
     """Return the parts for the thought before all else, and for the white space after it; none if it has ended."""
     if chat.parsers.thinking is None:
         return []
     begin, end = chat.parsers.thinking
     tail = chat.vocabulary.decode(prompt_ids[-_TAIL:]).rstrip()
-    if tail.endswith(end.strip()):
+    if tail.endswith(end.strip()) and not thinks:
         return []
     rest: list[Part] = [Free(), *rules.literal(end), rules.body(SPACE)]
-    if begin and tail.endswith(begin.strip()):
+    if thinks or (begin and tail.endswith(begin.strip())):
         return rest
     return [rules.either([[*rules.literal(begin), *rest]], "?")]
 

@@ -77,6 +77,11 @@ class Guard:
         return text
 
 
+def unused_in(*values: Any) -> str:
+    """Return a private-use character that is not in the texts of ``values``."""
+    return _unused("\0".join(_texts(values)))
+
+
 def _unused(text: str) -> str:
     """Return a private-use character that is not in ``text``."""
     taken = {ord(char) if char else int(code, 16) for char, code in _TAKEN.findall(text)}

@@ -21,6 +21,8 @@ from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.item_texts import (
     PENDING,
     arguments_of,
+    is_continuation,
+    is_cut,
     json_text,
     output_of,
     refusals_in,
@@ -132,13 +134,15 @@ class Layout:
     """A conversation as messages.
 
     ``turns`` are the tokens of the turns that the engine generated, in order.  ``images`` are data URLs in the order of
-    their placeholders.  ``continues`` is True if the model is to continue the last message.
+    their placeholders.  ``continues`` is True if the model is to continue the last message, and ``thinks`` if it is to
+    continue the thought of that message, which has nothing else.
     """
 
     messages: tuple[ChatMessage, ...]
     turns: tuple[TokenIds, ...]
     images: tuple[str, ...]
     continues: bool
+    thinks: bool
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,19 @@ def lay_out(instructions: str, history: Sequence[items.Item], around: Surroundin
     for at, item in enumerate(history):
         messages.read(item, at)
     messages.close()
-    last = history[-1] if history else None
-    continues = isinstance(last, items.Message) and last.role == "assistant" and last.status != "completed"
-    return Layout(tuple(messages.added), tuple(messages.turns), tuple(messages.images), continues)
+    is_open = bool(history) and is_cut(history[-1])
+    thinks = is_open and isinstance(history[-1], items.Reasoning)
+    return Layout(
+        tuple(messages.added),
+        tuple(messages.turns),
+        tuple(messages.images),
+        continues=is_open and not thinks,
+        thinks=thinks and _only_thinks(messages.added[-1]),
+    )
+
+
+def _only_thinks(message: ChatMessage) -> bool:
+    return "reasoning" in message and message["content"] is None and "tool_calls" not in message
 
 
 class _Messages:
@@ -195,11 +209,11 @@ class _Messages:
     def read(self, item: items.Item, at: int) -> None:
         match item:
             case items.Message(role="assistant"):
-                self._written(item).texts.append(item.text)
+                self._write(self._written(item).texts, item.text, at)
             case items.Message():
                 self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
             case items.Reasoning():
-                self._think(item)
+                self._think(item, at)
             case _ if isinstance(item, items.Call):
                 self._call(item, self._outputs.get(at))
             case _ if isinstance(item, items.CallOutput):
@@ -227,10 +241,18 @@ class _Messages:
         turn.is_over = written[-1] in self._around.stops if written else None
         return turn
 
-    def _think(self, item: items.Reasoning) -> None:
+    def _write(self, texts: list[str], text: str, at: int) -> None:
+        """Add the text of an item to the ``texts`` of its turn, or to the one that it continues."""
+        if at and texts and is_continuation(self._history[at], self._history[at - 1]):
+            texts[-1] += text
+        else:
+            texts.append(text)
+
+    def _think(self, item: items.Reasoning, at: int) -> None:
         if item.text or item.id in self._tokens:
-            turn = self._written(item)
-            turn.thoughts += [item.text] if item.text else []
+            thoughts = self._written(item).thoughts
+            if item.text:
+                self._write(thoughts, item.text, at)
 
     def _call(self, call: items.Call, output: items.Item | None) -> None:
         """Add a call, with its output if there is one anywhere in the conversation.

@@ -50,7 +50,9 @@ class RenderChat:
         else:
             layout, encoded = rendering.prompt(rendering.items)
         token_ids = tuple(encoded)
-        rules, calls = grammar(self.chat, request, rendering.functions, token_ids, continues=layout.continues)
+        rules, calls = grammar(
+            self.chat, request, rendering.functions, token_ids, continues=layout.continues, thinks=layout.thinks
+        )
         return Prompt(
             facts=request.facts,
             token_ids=token_ids,
@@ -58,7 +60,7 @@ class RenderChat:
             grammar=rules,
             raw_messages=(self.chat.raw_message(token_ids),) if request.facts.wants_raw_messages else None,
             images=layout.images,
-            chat=ChatTurn(variables=rendering.variables, calls=calls, continues=layout.continues),
+            chat=ChatTurn(rendering.variables, calls, layout.continues, layout.thinks),
         )
 
 

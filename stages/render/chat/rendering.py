@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.text_pieces import pieces
-from penstock.stages.render.chat.guard import Guard
+from penstock.stages.render.chat.guard import Guard, unused_in
 from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out
 from penstock.stages.render.chat.simplify import simplified
 from penstock.stages.render.chat.verbatim import spelled
@@ -58,18 +59,53 @@ class Rendering:
 
     def _prompt(self, items: Sequence[Item]) -> tuple[Layout, Sequence[int]]:
         layout = lay_out(self._instructions, items, self._around)
+        if layout.thinks:
+            if self._is_thinking and (token_ids := self._in_thought(layout)):
+                return layout, token_ids
+            layout = replace(layout, thinks=False)
         guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
         rendered = self._rendered(layout, guard.guarded())
         if rendered.token_ids and guard.is_needed:  # a renderer of tokens keeps marks and text apart itself
             rendered = self._rendered(layout, (layout.messages, self.functions, self.variables))
-        if rendered.token_ids:
-            return layout, rendered.token_ids
-        self._check_functions(rendered.text)
+        return layout, rendered.token_ids or self._encoded(rendered.text, layout, guard)
+
+    @property
+    def _is_thinking(self) -> bool:
+        """True if the marks of thoughts are known, unless the variables turn thinking off."""
+        is_off = False in (self.variables.get("enable_thinking"), self.variables.get("thinking"))
+        return self._chat.parsers.thinking is not None and not is_off
+
+    def _in_thought(self, layout: Layout) -> Sequence[int]:
+        """Return the prompt up to the end of the thought that was cut; empty if the model cannot continue it.
+
+        Many templates do not show a thought without an answer.  It then follows the beginning of a new turn.
+        """
+        *before, last = layout.messages
+        here = unused_in(layout.messages, self.functions, self.variables)
+        thought = f"{last['reasoning'].rstrip()}{here}"
+        shown = {**last, "reasoning": thought, "reasoning_content": thought}
+        guard = Guard(self._chat.vocabulary, before, shown, self.functions, self.variables)
+        before, shown, *others = guard.guarded()
+        text, is_shown, _ = self._rendered(layout, ([*before, shown], *others)).text.rpartition(here)
+        if not is_shown and before and (begun := self._begun(self._rendered(layout, (before, *others)).text)):
+            text = f"{begun}{shown['reasoning'].removesuffix(here)}"
+        return self._encoded(text, layout, guard) if text else ()
+
+    def _begun(self, prompt: str) -> str:
+        """Return a prompt that ends in the mark that begins a thought; empty if the template has ended the thought."""
+        begin, end = self._chat.parsers.thinking or ("", "")
+        tail = prompt.rstrip()
+        if not begin or not tail or tail.endswith(end.strip()):
+            return ""
+        return prompt if tail.endswith(begin.strip()) else f"{prompt}{begin}"
+
+    def _encoded(self, text: str, layout: Layout, guard: Guard) -> Sequence[int]:
+        self._check_functions(text)
         token_ids = array("I")  # four bytes for a token
-        for ids in spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary):
+        for ids in spelled(text, layout.turns, guard.cut, self._chat.vocabulary):
             token_ids.extend(ids)
             refuse_excess(len(token_ids), self._context_length)
-        return layout, token_ids
+        return token_ids
 
     def sizes(self) -> list[int]:
         """Estimate the numbers of tokens of all items.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from msgspec import UNSET
@@ -18,6 +18,8 @@ from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.item_texts import (
     PENDING,
     arguments_of,
+    is_continuation,
+    is_cut,
     output_of,
     refusals_in,
     result_of,
@@ -47,8 +49,8 @@ class Layout:
     def unfinished(self) -> Channel | None:
         """The channel of the last message if its text was cut; the model can continue it."""
         match self.history[-1:], self.spoken[-1:]:
-            case (items.Message(role="assistant") | items.Reasoning() as item,), ((message,),):
-                return message.channel if item.status in {"in_progress", "incomplete"} else None
+            case (item,), ((message,),) if is_cut(item):
+                return message.channel
             case _:
                 return None
 
@@ -59,7 +61,22 @@ def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> L
     rest = behind_calls(given)  # a message has no ``call_id``: the model tells by the order what an output belongs to
     built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
     first = head(request, instructions, in_system=system_instructions)
-    return Layout(tuple(first), rest, tuple(_Items(rest, request.results, built_in).spoken()))
+    spoken = [*_Items(rest, request.results, built_in).spoken()]
+    for at, (before, item) in enumerate(pairwise(rest)):
+        if is_continuation(item, before) and item.id not in request.tokens:  # else it has a header of its own
+            spoken[at : at + 2] = _joined(*spoken[at : at + 2])
+    return Layout(tuple(first), rest, tuple(spoken))
+
+
+def _joined(
+    begun: tuple[HarmonyMessage, ...], rest: tuple[HarmonyMessage, ...]
+) -> tuple[tuple[HarmonyMessage, ...], tuple[HarmonyMessage, ...]]:
+    """Join two messages of the same channel, each the only one of its item, to one of the second item."""
+    match begun, rest:
+        case (HarmonyMessage(channel=one) as first,), (HarmonyMessage(channel=other) as second,) if one == other:
+            return (), (replace(second, texts=(*first.texts, *second.texts)),)
+        case _:
+            return begun, rest
 
 
 class _Items:

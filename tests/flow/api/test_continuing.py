@@ -48,6 +48,9 @@ async def test_cut_text_is_continued(served: ScriptedServer, channel: str, kind:
     assert served.prompt_text().endswith(f"<|start|>assistant<|channel|>{channel}<|message|>It is")
     assert [item["content"][0]["text"] for item in response["output"]] == [" sunny.", "So."]
     assert response["output"][0]["type"] == kind
+    _, thanked = await served.post({"previous_response_id": response["id"], "input": "Thanks."})
+    assert thanked["status"] == "completed"
+    assert ("<|message|>It is sunny.<|end|>" in served.prompt_text()) == (kind == "message")
 
 
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)

@@ -44,3 +44,20 @@ async def test_function_is_called_and_answered(model: engine_requests.ChatEngine
         output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
         answered = final(await run_request(pipeline, body | {"input": [output], "previous_response_id": called.id}))
         assert engine_requests.answer(answered) == "It is 18 °C in Paris right now."
+
+
+async def test_cut_thought_goes_on_as_if_it_had_not_been_cut(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
+    question = "Think hard about the answer."
+    whole = await model.respond(question)
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
+        pipeline = model.pipeline(store)
+        body: dict[str, Any] = {"input": question}
+        thoughts = list[str]()
+        for tokens in (16, 40, 400):
+            response = final(await run_request(pipeline, body | {"temperature": 0, "max_output_tokens": tokens}))
+            thought, *answers = response.output
+            assert isinstance(thought, Reasoning)
+            thoughts.append(thought.text)
+            body = {"previous_response_id": response.id}
+    assert ["".join(thoughts), *map(engine_requests.spoken, answers)] == [*map(engine_requests.spoken, whole.output)]
+    assert len(answers) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -16,9 +17,10 @@ from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import Piece
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.output import ParsedOutput
+from penstock.stages.models.chat.standalone import THOUGHTS, OwnParsers
 from penstock.stages.parse.chat import parse
 from penstock.stages.parse.chat.parse import ParseChat
-from tests.support.chat_families import family_model
+from tests.support.chat_families import FAMILIES, family_model
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     chat_tokens,
@@ -26,6 +28,7 @@ from tests.support.parsed_output import (
     ended_chat_tokens,
     items_in_brief,
     parse_chat,
+    parse_chat_frames,
     parse_chat_tokens,
     parse_cut_chat,
     parsed_items,
@@ -57,31 +60,6 @@ CALLS = {
     "shell": ("FunctionCall", "shell"),
     "made_up": ("Reasoning", ""),
 }
-
-
-@pytest.mark.defect("B4", "B5")
-def test_reasoning_and_message_are_two_items() -> None:
-    assert items_in_brief(parse_chat("qwen3", THOUGHT + "Hello there!")) == [
-        LET_ME_SEE,
-        ("Message", "", "Hello there!"),
-    ]
-
-
-@pytest.mark.defect("B35")
-def test_markup_never_reaches_the_text() -> None:
-    assert items_in_brief(parse_chat("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
-        LET_ME_SEE,
-        ("Message", "", "Sure."),
-        IN_PARIS,
-        IN_PARIS,
-        ("Message", "commentary", "Done."),
-    ]
-
-
-@pytest.mark.defect("32")
-def test_call_arguments_stream() -> None:
-    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", PARIS))
-    assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -267,6 +245,56 @@ def test_reasoning_opened_by_the_prompt_is_reasoning() -> None:
     parsed = parse_chat_tokens("deepseek_r1", ended_chat_tokens("deepseek_r1", "Hm.</think>Hello"))
     assert items_in_brief(parsed_items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
     assert turn_finished(parsed).reasoning_tokens == len(chat_tokens("deepseek_r1", "Hm."))
+
+
+THINKING_FAMILIES = [
+    name for name, family in FAMILIES.items() if family.reasoning and name not in {"deepseek_v31", "mistral"}
+]
+"""The families whose prompts may end in a thought: the marks of the others are not known, or not in the prompt."""
+
+
+@pytest.mark.parametrize("family", THINKING_FAMILIES)
+@pytest.mark.parametrize("own", [False, True])
+def test_continued_thought_goes_on(family: str, own: bool) -> None:
+    """Its first text begins as it is, and the mark that begins it may be far back in the prompt."""
+    model = family_model(family)
+    if own and FAMILIES[family].reasoning in THOUGHTS:
+        model = replace(model, parsers=OwnParsers(model.vocabulary, FAMILIES[family].reasoning, None))
+    assert model.parsers.thinking is not None
+    begin, end = model.parsers.thinking
+    prompt = tuple(model.vocabulary.encode(f"Hi\n{begin}\n{'The user wants ' * 20}the"))
+    written = [*model.vocabulary.encode(f"\n\n weather.{end}Paris is warm."), model.stop_token_ids[0]]
+    started = chat_turn_started(family, ChatTurn(FAMILIES[family].variables, thinks=True), prompt=prompt)
+    frames = parse_chat_frames(model, [started, *token_chunks(written), GenerationFinished("stop", 0, 0.0)])
+    assert items_in_brief(parsed_items(frames)) == [
+        ("Reasoning", "", "\n\n weather."),
+        ("Message", "", "Paris is warm."),
+    ]
+
+
+@pytest.mark.defect("B4", "B5")
+def test_reasoning_and_message_are_two_items() -> None:
+    assert items_in_brief(parse_chat("qwen3", THOUGHT + "Hello there!")) == [
+        LET_ME_SEE,
+        ("Message", "", "Hello there!"),
+    ]
+
+
+@pytest.mark.defect("B35")
+def test_markup_never_reaches_the_text() -> None:
+    assert items_in_brief(parse_chat("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
+        LET_ME_SEE,
+        ("Message", "", "Sure."),
+        IN_PARIS,
+        IN_PARIS,
+        ("Message", "commentary", "Done."),
+    ]
+
+
+@pytest.mark.defect("32")
+def test_call_arguments_stream() -> None:
+    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", PARIS))
+    assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 
 @pytest.mark.defect("B27")

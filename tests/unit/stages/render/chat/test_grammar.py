@@ -125,6 +125,12 @@ def test_continued_message_has_no_reasoning() -> None:
     assert model.accepted(THOUGHT + JSON) == "..."
 
 
+def test_continued_thought_precedes_the_format() -> None:
+    model = chat_grammar(text_format=FORMAT, prompt=f"{THOUGHT_OPEN}Let me", thinks=True)
+    assert model.accepted(f" think.</think>\n\n{JSON}{TURN_END}") == f" think.</think>\n\n{JSON}{TURN_END}"
+    assert model.accepted(f"{JSON}{TURN_END}") == f"{JSON}..."
+
+
 @examples(60)
 @given(st.text(max_size=40), st.integers(), st.sampled_from([THINKING_OFF, THOUGHT_OPEN, ""]))
 def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
@@ -330,6 +332,20 @@ def test_results_follow_the_message_of_their_calls(history: list[items.Item]) ->
             awaited = [made["id"] for made in shown.get("tool_calls", ())]
     whole = "\n".join(f"{shown.get('content')} {shown.get('reasoning')}" for shown in messages)
     assert all(item.text in whole for item in history if isinstance(item, items.Message | items.Reasoning))
+
+
+CONTINUED: Mapping[str, tuple[items.Item, ...]] = {
+    "reasoning": tuple(replace(reasoning(text), status="incomplete") for text in ("Let ", "me ", "th")),
+    "content": tuple(replace(message("assistant", text), status="incomplete") for text in ("It ", "is ", "s")),
+}
+
+
+@pytest.mark.parametrize(("name", "cut"), CONTINUED.items(), ids=CONTINUED)
+def test_continued_text_is_one(name: str, cut: tuple[items.Item, ...]) -> None:
+    text = "".join(item.text for item in cut if isinstance(item, items.Message | items.Reasoning))
+    whole = [ASKED, *cut[:-1], replace(cut[-1], status="completed")]
+    assert lay_out_messages(conversation(*whole)).messages[1][name] == text
+    assert lay_out_messages(conversation(ASKED, *cut)).messages[1][name] == text
 
 
 def test_truncated_answer_is_left_open() -> None:

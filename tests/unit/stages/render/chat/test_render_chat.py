@@ -16,7 +16,8 @@ from penstock.stages.models import text_pieces
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.render import truncation as limits
 from tests.support import chat_templates
-from tests.support.harmony import call, conversation, function, message, output
+from tests.support.chat_families import UnknownCallSyntax
+from tests.support.harmony import call, conversation, function, message, output, reasoning
 
 pytestmark = pytest.mark.vllm
 
@@ -106,6 +107,52 @@ async def test_truncated_answer_is_continued() -> None:
     assert chat_templates.vocabulary().decode(rendered.token_ids).endswith("Hel")
     assert rendered.chat is not None
     assert rendered.chat.continues
+
+
+TURN = "<|im_start|>assistant\n"
+ASKED = "<|im_start|>user\nHello.<|im_end|>\n" + TURN
+THINKING_TEMPLATE = f"{chat_templates.TOOLLESS_TEMPLATE}{{{{- '<think>\n' -}}}}"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (chat_templates.QWEN_TEMPLATE, f"{ASKED}<think>\nLet me"),
+        (chat_templates.TOOLLESS_TEMPLATE, f"{ASKED}<think>Let me"),
+        (THINKING_TEMPLATE, f"{ASKED}<think>\nLet me"),
+    ],
+    ids=["shown", "hidden", "hidden and begun"],
+)
+async def test_truncated_thought_is_continued(template: str, shown: str) -> None:
+    """Many templates show no thought of a message that has no answer."""
+    begun = [msgspec.structs.replace(reasoning(text), status="incomplete") for text in ("Let", " me \n")]
+    request = conversation(HELLO, *begun)
+    rendered = await chat_templates.prompt(request, template, parsers=UnknownCallSyntax())
+    assert chat_templates.vocabulary().decode(rendered.token_ids).strip() == shown
+    assert rendered.chat is not None
+    assert (rendered.chat.thinks, rendered.chat.continues) == (True, False)
+
+
+async def test_mark_in_a_truncated_thought_is_text() -> None:
+    begun = msgspec.structs.replace(reasoning("The mark </think> ends it, <th"), status="incomplete")
+    for template in (chat_templates.QWEN_TEMPLATE, chat_templates.TOOLLESS_TEMPLATE):
+        rendered = await chat_templates.prompt(conversation(HELLO, begun), template, parsers=UnknownCallSyntax())
+        assert chat_templates.vocabulary().marks["</think>"] not in rendered.token_ids
+        assert chat_templates.vocabulary().decode(rendered.token_ids).endswith("The mark </think> ends it, <th")
+
+
+@pytest.mark.parametrize(
+    ("effort", "parsers"), [("none", UnknownCallSyntax()), (None, chat_templates.NoParsers())], ids=["off", "unmarked"]
+)
+async def test_thought_that_cannot_go_on_is_closed(effort: Any, parsers: Any) -> None:
+    begun = msgspec.structs.replace(reasoning("Let me"), status="incomplete")
+    rendered, closed = [
+        await chat_templates.prompt(conversation(HELLO, thought, effort=effort), parsers=parsers)
+        for thought in (begun, reasoning("Let me"))
+    ]
+    assert rendered.token_ids == closed.token_ids
+    assert rendered.chat is not None
+    assert not rendered.chat.thinks
 
 
 async def test_raw_messages_are_the_prompt() -> None:

@@ -396,6 +396,35 @@ def test_output_without_its_call_is_rendered() -> None:
     )
 
 
+CONTINUED: dict[Channel, tuple[items.Item, ...]] = {
+    "analysis": tuple(replace(reasoning(text), status="incomplete") for text in ("Let me", " th", "ink")),
+    "commentary": tuple(
+        replace(message("assistant", text, phase="commentary"), status="incomplete") for text in ("I", " wi", "ll")
+    ),
+    "final": tuple(replace(message("assistant", text), status="incomplete") for text in ("It", " is", " so")),
+}
+
+
+@pytest.mark.parametrize(("channel", "cut"), CONTINUED.items(), ids=CONTINUED)
+async def test_continued_text_is_one_message(
+    channel: Channel, cut: tuple[items.Item, ...], encoding: HarmonyEncoding
+) -> None:
+    user = message("user", "?")
+    texts = [item.text for item in cut if isinstance(item, items.Message | items.Reasoning)]
+    written = f"<|start|>assistant<|channel|>{channel}<|message|>{''.join(texts)}"
+    left_open = await rendered(encoding, conversation(user, *cut))
+    assert left_open.channel == channel
+    assert encoding.decode(left_open.token_ids).endswith(f"<|end|>{written}")
+    assert left_open.token_ids[-len(encoding.encode(texts[-1])) :] == tuple(encoding.encode(texts[-1]))
+    closed = prompt_text(conversation(user, *cut[:-1], replace(cut[-1], status="completed")))
+    assert f"<|end|>{written}<|end|>" in closed
+    has_header = {cut[-1].id: tuple(encoding.encode_markup(f"<|channel|>{channel}<|message|>{texts[-1]}<|end|>"))}
+    anew = await rendered(encoding, replace(conversation(user, *cut), tokens=has_header))
+    assert f"{texts[1]}<|end|><|start|>assistant<|channel|>{channel}<|message|>{texts[2]}" in encoding.decode(
+        anew.token_ids
+    )
+
+
 def test_truncated_call_is_omitted_unless_answered() -> None:
     cut = call("f", '{"city": "Ro', "a", status="incomplete")
     assert prompt_text(conversation(message("user", "?"), cut, call("f", "{}", "a"), output("1", "a"))) == (
