@@ -38,7 +38,7 @@ from penstock.api.assembly import (
     rehearsed,
     toolbox,
 )
-from penstock.api.backends import EngineStarter, ShownStart, loading, over_http, planned, start
+from penstock.api.backends import EngineStarter, loading, over_http, planned, reason_to_wait, start, start_shown
 from penstock.api.checks import Checks
 from penstock.api.cli.check import all_pass
 from penstock.api.cli.mistakes import placed
@@ -51,7 +51,7 @@ from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind, listen, serving
 from penstock.api.http.origins import Origins
-from penstock.api.http.starting import Progress, answering
+from penstock.api.http.starting import answering
 from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.metrics.scrape import serving_metrics
@@ -196,20 +196,16 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
     return app
 
 
-def _starting() -> str:
-    return "Starting"
-
-
-async def serve(settings: Settings, start_engine: EngineStarter = start, progress: Progress = _starting) -> None:
+async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run.
 
-    Until the engine runs, requests are answered with status 503, and ``/ready`` reports the ``progress``.
+    Until the engine runs, requests are answered with status 503, and ``/ready`` says what the server waits for.
     """
     keys = _preloaded(settings)
     async with AsyncExitStack() as closing:
         bound = closing.enter_context(bind(settings.host, settings.port))
         listen(bound)  # the address is ours alone before the other servers of the store learn it
-        with answering(bound, progress):
+        with answering(bound, reason_to_wait(settings)):
             scheduler = await closing.enter_async_context(open_scheduler(settings, keys, start_engine))
         port = bound.getsockname()[1]
         url = settings.reached_at(port)
@@ -259,7 +255,7 @@ def serve_frontends(settings: Settings) -> None:
         closing.enter_context(supervisor.prepared())
         is_ours = not settings.engine
         shown = closing.enter_context(loading(settings)) if is_ours else None
-        with answering(bound, lambda: shown.progress if shown else "Waiting for the engine"):
+        with answering(bound, reason_to_wait(settings)):
             if is_ours:
                 plan, model = planned(settings, process=-1)
                 rehearsed(settings, RunningEngine(ScriptedEngine(), model))
@@ -407,8 +403,7 @@ def main(arguments: Sequence[str]) -> None:
             elif settings.frontends > 1:
                 serve_frontends(settings)
             else:
-                shown = ShownStart()
-                uvloop.run(serve(settings, shown, lambda: shown.progress))
+                uvloop.run(serve(settings, start_shown))
     except UNSTARTABLE as error:
         cause = f"penstock: {placed(str(error), arguments)}"
     else:

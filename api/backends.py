@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.cli.loading import Loading
 from penstock.api.cli.mistakes import wrong_option
+from penstock.api.loading import Loading
 from penstock.api.settings import DEFAULT_MODEL, Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -69,26 +69,20 @@ def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     return over_http(settings) if settings.engine else in_this_process(settings)
 
 
-class ShownStart:
-    """An `EngineStarter` that shows on the terminal how far a model in this process is loaded."""
+@asynccontextmanager
+async def start_shown(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
+    """Start the engine as `start` does, and report for how long a model has been loading in this process."""
+    async with AsyncExitStack() as closing:
+        shown = None if settings.engine else closing.enter_context(loading(settings))
+        running = await closing.enter_async_context(start(settings))
+        if shown:
+            shown.finish()
+        yield running
 
-    def __init__(self) -> None:
-        self._shown: Loading | None = None
 
-    @property
-    def progress(self) -> str:
-        """The current step of the start, for people."""
-        return self._shown.progress if self._shown else "Waiting for the engine"
-
-    @asynccontextmanager
-    async def __call__(self, settings: Settings) -> AsyncGenerator[RunningEngine, None]:
-        """Start the engine for the length of a block."""
-        async with AsyncExitStack() as closing:
-            shown = self._shown = None if settings.engine else closing.enter_context(loading(settings))
-            running = await closing.enter_async_context(start(settings))
-            if shown:
-                shown.finish()
-            yield running
+def reason_to_wait(settings: Settings) -> str:
+    """Return what a server that starts waits for, for its clients."""
+    return "Waiting for the engine" if settings.engine else f"Loading {settings.model or DEFAULT_MODEL}"
 
 
 def loading(settings: Settings) -> Loading:

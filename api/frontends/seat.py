@@ -29,7 +29,7 @@ class Seat:
     """The URLs of the other frontends, for the other servers."""
     url: str
     output: tuple[Any, Any]
-    """The descriptors of the supervisor's stdout and stderr: its own may lead to the bar that shows a model load."""
+    """The descriptors of the supervisor's stdout and stderr: its own may be diverted while a model is loaded."""
     metrics: socket.socket | None = None
     """The socket of ``--metrics-port``, which all frontends have."""
     client: CoreClient | None = None

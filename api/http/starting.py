@@ -1,7 +1,7 @@
 """The answers of a server whose model is being loaded.
 
-Loading blocks the event loop for minutes, so a thread answers: that the server lives, how far it is, and when a client
-may come back.
+Loading blocks the event loop for minutes, so a thread answers: that the server lives, what it waits for and for how
+long, and when a client may come back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ RETRY_AFTER = "5"
 
 SECONDS = 5.0
 """Seconds for which a connection may be silent."""
-
-Progress = Callable[[], str]
-"""Describes what the server does at the moment, for people."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -69,9 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: probes come every few seconds."""
 
 
-def _answer_to(progress: Progress, began: float, path: str) -> object:
+def _answer_to(reason: str, began: float, path: str) -> object:
     """Return the body of an answer."""
-    step = f"{progress()}, for {duration(time.monotonic() - began)}"
+    step = f"{reason}, for {duration(time.monotonic() - began)}"
     match path.partition("?")[0]:
         case "/health":
             return Health("starting")
@@ -82,9 +79,9 @@ def _answer_to(progress: Progress, began: float, path: str) -> object:
 
 
 @contextmanager
-def answering(listening: socket.socket, progress: Progress) -> Iterator[None]:
-    """Answer every request on a listening socket with status 503, for the length of a block."""
-    server = _Server(listening, partial(_answer_to, progress, time.monotonic()))
+def answering(listening: socket.socket, reason: str) -> Iterator[None]:
+    """Answer every request on a listening socket with status 503 and a reason, for the length of a block."""
+    server = _Server(listening, partial(_answer_to, reason, time.monotonic()))
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="starting", daemon=True)
     thread.start()
     try:

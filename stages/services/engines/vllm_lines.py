@@ -1,41 +1,13 @@
-"""The lines that vLLM and its workers write while a model is loaded: how far it is, and why it failed.
-
-The steps run in child processes, and their log is the only report of them.  A line that is not recognized, for
-example after an upgrade of vLLM, leaves the last step as it is.  Written against vLLM 0.32.
-"""
+"""The lines that vLLM and its workers write while a model is loaded: their levels, and why loading failed."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from penstock.pipeline.protocol.params.json_body import shortened
 
-
-@dataclass(frozen=True)
-class Step:
-    """A step of loading a model, the ``number``-th of `STEPS`, and the part of it that is done, if that is known."""
-
-    number: int
-    name: str
-    percent: int | None = None
-
-
-STEPS: dict[str, str] = {
-    "reading the configuration": r"Resolved architecture",
-    "downloading": r"(?:Fetching \d+ files|Downloading.*|\.safetensors|\.bin):\s+(\d+)%",
-    "starting the engine": r"Initializing a V1 LLM engine",
-    "loading the weights": r"Starting to load model|(?:[Ll]oading .*(?:shards|loader|Streamer)):\s+(\d+)%",
-    "compiling": r"for vLLM's torch\.compile|Dynamo bytecode transform|Compiling a graph",
-    "reserving the KV cache": r"Available KV cache memory|KV cache size",
-    "capturing CUDA graphs": r"Capturing CUDA graphs.*:\s+(\d+)%",
-    "warming up": r"init engine \(",
-}
-"""The steps in order, each with the pattern of the lines that it writes; a group of the pattern is the percentage."""
-
-_PATTERNS = {Step(number, name): re.compile(STEPS[name]) for number, name in enumerate(STEPS, start=1)}
 _PREFIX = re.compile(r"\(\w\S* pid=\d+\) (?:(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ \[[^\]]+\] )?")
 _EXCEPTION = re.compile(r"((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (.+)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -52,15 +24,6 @@ OF_THE_HUB = {
     "LocalEntryNotFoundError": "it is no folder here, it was never downloaded, and huggingface.co cannot be reached",
 }
 """Exceptions of Hugging Face's client, with their causes in plain words."""
-
-
-def step_of(line: str) -> Step | None:
-    """Return the step that a line reports, or None if it reports none."""
-    for step, pattern in _PATTERNS.items():
-        if match := pattern.search(line):
-            percent = match[1] if pattern.groups else None
-            return Step(step.number, step.name, int(percent)) if percent else step
-    return None
 
 
 def level_of(line: str) -> str | None:

@@ -78,7 +78,7 @@ async def loading() -> AsyncGenerator[str, None]:
     """A server that is still loading, at the URL that is yielded."""
     with bind("127.0.0.1", 0) as bound:
         listen(bound)
-        with answering(bound, lambda: "Loading tiny: weights (2 of 5)"):
+        with answering(bound, "Loading tiny"):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
@@ -87,11 +87,11 @@ async def answered(method: str, url: str, **options: Any) -> tuple[int, Any, str
         return answer.status, await answer.json(), answer.headers["Retry-After"]
 
 
-async def test_server_that_loads_says_how_far_it_is() -> None:
+async def test_server_that_loads_says_for_how_long() -> None:
     async with loading() as url:
         status, answer, _ = await answered("GET", f"{url}/ready")
         assert (status, answer["status"]) == (503, "not ready")
-        assert answer["reasons"][0].startswith("Loading tiny: weights (2 of 5), for ")
+        assert answer["reasons"][0].startswith("Loading tiny, for ")
         assert (await answered("GET", f"{url}/health"))[:2] == (503, {"status": "starting"})
 
 

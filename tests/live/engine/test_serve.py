@@ -14,12 +14,10 @@ def client(server: Command) -> openai.OpenAI:
     return server.client
 
 
-def test_log_has_the_steps_of_loading_and_no_other_lines_of_vllm(server: Command) -> None:
-    """The steps are read from vLLM's lines, which a new version may change."""
+def test_log_has_the_time_of_loading_and_no_lines_of_vllm(server: Command) -> None:
     log = server.store.with_name("serve.log").read_text()
-    for step in ("starting the engine", "loading the weights", "reserving the KV cache", "warming up"):
-        assert f": {step}" in log
-    assert "Loaded " in log
+    assert re.search(r"Loading \S+\n", log)
+    assert re.search(r"Loaded \S+ in \S+ ", log)
     assert not re.search(r"pid=\d+\) INFO", log)
 
 

@@ -2,35 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.stages.services.engines.vllm_lines import Step, cause_of, is_explained, level_of, step_of
+from penstock.stages.services.engines.vllm_lines import cause_of, is_explained, level_of
 
 INFO = "(Worker pid=4659) INFO 11-22 23:53:24 [default_loader.py:501] "
 ERROR = "(EngineCore pid=4633) ERROR 11-22 23:53:25 [core.py:1510] "
 REFERRING = RuntimeError(
     "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
 )
-
-
-@pytest.mark.parametrize(
-    ("line", "step"),
-    [
-        ("(MainProcess pid=1) INFO 11-22 23:51:28 [model.py:733] Resolved architecture: X", (1, None)),
-        ("model-00001-of-00003.safetensors:  12%|█▏        | 600M/4.98G [00:10<01:02]", (2, 12)),
-        ("(EngineCore pid=1) INFO 11-22 23:51:49 [core.py:133] Initializing a V1 LLM engine (v0.32.0)", (3, None)),
-        (f"{INFO}Starting to load model tiny...", (4, None)),
-        ("Loading safetensors checkpoint shards:  67% Completed | 2/3 [00:01<00:00,  1.05s/it]", (4, 67)),
-        ("Multi-thread loading shards:  50% Completed | 1/2 [00:01<00:00,  1.05s/it]", (4, 50)),
-        (f"{INFO}Using cache directory: /x for vLLM's torch.compile", (5, None)),
-        (f"{INFO}GPU KV cache size: 102,300 tokens", (6, None)),
-        ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  40%|████      | 2/5 [00:01<00:01]", (7, 40)),
-        (f"{INFO}init engine (profile, create kv cache, warmup model) took 0.04 s", (8, None)),
-        (f"{INFO}Using MoEPrepareAndFinalizeNoDPEPModular", None),
-    ],
-)
-def test_line_reports_its_step(line: str, step: tuple[int, int | None] | None) -> None:
-    found = step_of(line)
-    assert (found and (found.number, found.percent)) == step
-    assert found is None or isinstance(found, Step)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The progress of loading a model in this process, instead of the lines that vLLM writes meanwhile.
+"""A line every few seconds while a model is loaded in this process, instead of the lines that vLLM writes meanwhile.
 
 Most of these lines come from child processes, and some from libraries in C, so stdout and stderr are replaced by a pipe
 as file descriptors.  A thread reads the pipe.  The child processes keep it as long as they live.
@@ -18,13 +18,9 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import IO, Self
 
-from rich.console import Console
-from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, duration, json_line, name_response
-from penstock.stages.services.engines.vllm_lines import STEPS, Step, cause_of, is_explained, level_of, step_of
+from penstock.stages.services.engines.vllm_lines import cause_of, is_explained, level_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +35,9 @@ STOPPED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
 
 PATIENCE = 10.0
 """The most seconds to wait for the thread."""
+
+PERIOD = 10.0
+"""Seconds between two lines about a model that is being loaded."""
 
 _LINE_END = re.compile(rb"\r*\n")
 
@@ -57,9 +56,8 @@ class Loading:
         self._is_kept = True
         """True while lines are kept."""
         self._kept: list[str] = []
-        self._step: tuple[int, int] = (0, 0)
-        """The number of the last step shown, and the quarter of it."""
         self._drained = Event()
+        self._ended = Event()
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
@@ -69,10 +67,10 @@ class Loading:
         source, self._pipe = os.pipe()
         os.dup2(self._pipe, 1)
         os.dup2(self._pipe, 2)
-        self._bar = None if self._is_verbose or not self._terminal.isatty() else _Bar(self._terminal, self._model)
-        self._log = _Diverted(self._bar.file if self._bar else self._terminal)
-        self._show(Step(1, next(iter(STEPS))))
-        Thread(target=self._pump, args=(source,), name="vLLM's output", daemon=True).start()
+        self._log = _Diverted(self._terminal)
+        logger.info("Loading %s", self._model)
+        Thread(target=self._read, args=(source,), name="vLLM's output", daemon=True).start()
+        Thread(target=self._report, name="loading", daemon=True).start()
         return self
 
     def __exit__(
@@ -90,13 +88,6 @@ class Loading:
             if not is_explained(error, self._kept):
                 traceback.print_exception(error)
             raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error
-
-    @property
-    def progress(self) -> str:
-        """The current step, for people."""
-        number, quarter = self._step
-        name = [*STEPS][max(number, 1) - 1]
-        return f"Loading {self._model}: {name}{f', {25 * quarter} %' if quarter else ''} ({number} of {len(STEPS)})"
 
     def finish(self) -> None:
         """Give stdout and stderr back to this process: the model is loaded."""
@@ -117,32 +108,24 @@ class Loading:
         self._kept.clear()
 
     def _restore(self) -> None:
+        self._ended.set()
         _flush()
         self._drain()
         self._is_kept = False
         for descriptor, saved in enumerate(self._saved, start=1):
             os.dup2(saved, descriptor)
         self._log.end()
-        if self._bar:
-            self._bar.end()
 
     def _drain(self) -> None:
         self._drained.clear()
         os.write(self._pipe, _DRAINED)
         self._drained.wait(PATIENCE)
 
-    # The thread
+    # The threads
 
-    def _pump(self, source: int) -> None:
-        try:
-            self._read(source)
-        except Exception:
-            logger.exception("The output of vLLM is shown as it is")
-            while chunk := os.read(source, 65536):  # a full pipe would stop the workers
-                with suppress(OSError):
-                    os.write(self._saved[1], chunk.replace(_DRAINED, b""))
-                if _DRAINED in chunk:
-                    self._drained.set()
+    def _report(self) -> None:
+        while not self._ended.wait(PERIOD):
+            logger.info("Loading %s, for %s", self._model, duration(time.monotonic() - self._started))
 
     def _read(self, source: int) -> None:
         rest = b""
@@ -154,7 +137,6 @@ class Loading:
                 self._take(line)
             if b"\r" in rest:  # a bar of tqdm: each state of it replaces the last one
                 rest = rest.rstrip(b"\r").rpartition(b"\r")[2]
-                self._report(rest)
             if is_drained:
                 if rest:  # the last words of a process that crashed may lack a line end
                     self._take(rest)
@@ -165,7 +147,6 @@ class Loading:
         text = line.rpartition(b"\r")[2].decode(errors="backslashreplace")
         if self._is_kept:
             self._kept.append(text)
-            self._report(text)
         if self._is_verbose or not (self._is_kept or level_of(text) in ("DEBUG", "INFO")):
             self._print([text])
 
@@ -175,54 +156,11 @@ class Loading:
         with suppress(OSError, ValueError):  # without a reader of stderr, the pipe must still be emptied
             self._terminal.write("".join(f"{line}\n" for line in lines))
 
-    def _report(self, line: bytes | str) -> None:
-        step = step_of(line if isinstance(line, str) else line.decode(errors="replace"))
-        if step and self._is_kept:
-            self._show(step)
-
-    def _show(self, step: Step) -> None:
-        if step.number < self._step[0]:
-            return
-        if self._bar:
-            self._bar.show(step)
-        at = (step.number, (step.percent or 0) // 25)
-        if at > self._step and not self._bar:
-            done = "" if step.percent is None else f", {step.percent} %"
-            logger.info("Loading %s: %s%s (%d of %d)", self._model, step.name, done, step.number, len(STEPS))
-        self._step = max(at, self._step)
-
-
-class _Bar:
-    """A progress bar over all steps, on a terminal."""
-
-    def __init__(self, terminal: IO[str], model: str) -> None:
-        columns = TextColumn(f"Loading {model}", markup=False), BarColumn(), TextColumn("{task.description}")
-        self._progress = Progress(
-            *columns,
-            TimeElapsedColumn(),
-            console=Console(file=terminal),
-            transient=True,
-            redirect_stdout=False,  # they lead into the pipe
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task("", total=len(STEPS))
-        self._progress.start()
-        self.file = FileProxy(self._progress.console, terminal)
-        """A file whose lines appear above the bar."""
-
-    def show(self, step: Step) -> None:
-        percent = step.percent or 0
-        done = "" if step.percent is None else f" {percent} %"
-        self._progress.update(self._task, completed=step.number - 1 + percent / 100, description=f"{step.name}{done}")
-
-    def end(self) -> None:
-        self._progress.stop()
-
 
 class _Diverted:
     """The log while stderr is a pipe: lines of penstock go to ``shown``, and all others into the pipe."""
 
-    def __init__(self, shown: IO[str] | FileProxy) -> None:
+    def __init__(self, shown: IO[str]) -> None:
         root = logging.getLogger()
         self._own = logging.StreamHandler(shown)
         self._own.addFilter(_is_ours)
