@@ -24,6 +24,9 @@ FILE = Path("penstock.toml")
 _KEY = re.compile(r"""\s*\[?["']?([\w-]+)["']?\s*[=.\]]""")
 """The beginning of a line that sets a key or begins a table."""
 
+OF_THE_SERVER = " (api/FROM_VLLM.md says what stands for the options of vllm serve)"
+"""The end of a message about an option that resembles none: it may be one of vLLM's HTTP server."""
+
 
 def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
     """Return the names of the settings; ``engine_arguments`` is no setting, but the rest of the command line."""
@@ -41,11 +44,17 @@ def flags(fields: Mapping[str, FieldInfo]) -> list[str]:
     return [f"--{key}" for key in dashed] + [f"--no-{key}" for key, annotation in dashed.items() if annotation is bool]
 
 
+def option_name(argument: str) -> str:
+    """Return the name of an option as it is documented: vLLM also takes underscores."""
+    name = argument.split("=", maxsplit=1)[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def unknown_option(argument: str, known: Iterable[str]) -> str:
     """Return the reason why an argument is refused that is not one of the ``known`` options."""
     if not argument.startswith("-"):
         return "it is neither an option nor the value of one, and MODEL is there already"
-    return f"there is no such option{nearest(argument, known)}"
+    return f"there is no such option{nearest(argument, known) or OF_THE_SERVER}"
 
 
 def unknown_variables(known: Iterable[str]) -> dict[str, str]:

@@ -11,10 +11,9 @@ from itertools import pairwise
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.api.cli.vllm_options import INSTEAD, needless, option_name
 from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, flags, keys, places, unknown_option, variable
+from penstock.api.sources import FILE, PREFIX, flags, keys, option_name, places, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.vllm import WrongOption, option_names
@@ -97,8 +96,6 @@ def _not_taken(name: str, known: Iterable[str], arguments: Sequence[str]) -> str
         return f"{key} in the table [vllm] of {FILE}: it is a setting of penstock: move it above the table"
     if better := KEY_PLACES.get(name):
         reason = f"it is not vLLM's engine that checks keys: use {better}"
-    elif advice := INSTEAD.get(name) or needless(name):
-        reason = f"this option of vllm serve is not taken: {advice}"
     else:
         reason = unknown_option(name, [*flags(Settings.model_fields), *known])
     return f"{placed(name, arguments)}: {reason}"

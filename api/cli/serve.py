@@ -13,11 +13,23 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
 from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistakes, place
-from penstock.api.cli.vllm_options import API_KEY, ENVIRONMENT, INSTEAD, needless, option_name
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
-from penstock.api.sources import FILE, flags, places
+from penstock.api.sources import FILE, flags, option_name, places
 from penstock.pipeline.errors import CannotRun
+
+API_KEY = "VLLM_API_KEY"
+"""The variable that holds the key of ``vllm serve``.  Without keys of its own, penstock does not start beside it."""
+
+ENVIRONMENT = {
+    API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
+    "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health is a 503",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
+}
+"""Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
@@ -25,8 +37,8 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     if {"-h", "--help"} & {*arguments}:
         print(help_text(command), end="")
         sys.exit(0)
-    _check_names([option_name(argument) for argument in arguments])
-    used = [_named(argument) for argument in arguments if not needless(option_name(argument))]
+    _refuse_keys([option_name(argument) for argument in arguments])
+    used = [_named(argument) for argument in arguments]
     try:
         settings = CliApp.run(Settings, cli_args=used)
     except ValidationError as error:
@@ -42,16 +54,10 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     return settings
 
 
-def _check_names(names: Sequence[str]) -> None:
-    """Refuse options that are not taken here, all at once, and print why others are not needed."""
+def _refuse_keys(names: Sequence[str]) -> None:
     reason = "a command line shows its keys to all processes"
-    keys = [f"{name}: {reason}: use {KEY_PLACES[name]}" for name in names if name in KEY_PLACES]
-    others = [f"{name} is an option of vllm serve. Instead: {INSTEAD[name]}" for name in names if name in INSTEAD]
-    if refused := [*keys, *others]:
+    if refused := [f"{name}: {reason}: use {KEY_PLACES[name]}" for name in names if name in KEY_PLACES]:
         raise CannotRun("\n".join(refused))
-    for name in names:
-        if cause := needless(name):
-            print(f"penstock: {name} is not needed: {cause}", file=sys.stderr)
 
 
 def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`api/SETTINGS.md` and the options in `api/FROM_VLLM.md`, which are made from the code; ``--regen`` writes them."""
+"""`api/SETTINGS.md` and the variables in `api/FROM_VLLM.md`, which are made from the code; ``--regen`` writes them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from pydantic_settings import CliApp
 
 from penstock.api.cli.sample_config import sample
-from penstock.api.cli.serve import read_settings
-from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS
+from penstock.api.cli.serve import ENVIRONMENT, read_settings
 from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT
+from tests.support.vllm_source import options_not_taken
 
 PAGE = ROOT / "api" / "SETTINGS.md"
 FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
@@ -130,20 +130,12 @@ def test_help_has_types_and_defaults_in_words(capsys: pytest.CaptureFixture[str]
     assert not re.search(r"\[str|null|lambda|2592000|\bNone\b", shown)
 
 
-def with_tables(page: str) -> str:
-    tables = {"### Left out": ("option", NEEDLESS), "### Refused": ("option", INSTEAD)}
-    tables |= {"### Variables": ("variable", ENVIRONMENT)}
-    for heading, (kind, table) in tables.items():
-        rows = f"| {kind} | |\n|---|---|\n" + "".join(f"| `{option}` | {text} |\n" for option, text in table.items())
-        before, after = page.split(heading)
-        old = re.search(r"(^\|[^\n]*\n)+", after, re.MULTILINE)
-        assert old, heading
-        page = before + heading + after.replace(old[0], rows)
-    return page
-
-
-def test_page_has_every_option_that_is_left_out_or_refused(pytestconfig: pytest.Config) -> None:
-    page = with_tables(FROM_VLLM.read_text())
+def test_page_has_every_variable_without_effect(pytestconfig: pytest.Config) -> None:
+    before, heading, after = FROM_VLLM.read_text().partition("### Variables")
+    old = re.search(r"(^\|[^\n]*\n)+", after, re.MULTILINE)
+    assert old
+    rows = "".join(f"| `{variable}` | {text} |\n" for variable, text in ENVIRONMENT.items())
+    page = before + heading + after.replace(old[0], f"| variable | |\n|---|---|\n{rows}")
     if pytestconfig.getoption("--regen"):
         FROM_VLLM.write_text(page)
     assert FROM_VLLM.read_text() == page
@@ -163,7 +155,7 @@ OF_KEYS = {"--file", "--limits", "--tools", "--expires"}
 @pytest.mark.parametrize("page", ["FROM_VLLM.md", "README.md", "SECURITY.md"])
 def test_other_options_on_a_page_exist(page: str) -> None:
     text = (ROOT / "api" / page).read_text()
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - NEEDLESS.keys() - INSTEAD.keys()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options_not_taken()
     ours = {option.flag for option in options()}
     assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM - OF_KEYS == set()
 

@@ -61,14 +61,8 @@ def mistake(*arguments: str) -> str:
             "MODEL is read as '2048', which follows --max-model-len: write MODEL first, or --max-model-len=2048",
         ),
         (
-            ("tiny", "--root-path", "/a", "--grpc"),
-            "--root-path is an option of vllm serve. Instead: end TLS, and rewrite paths, in a proxy before this "
-            "server\n--grpc is an option of vllm serve. Instead: use vllm serve: this server speaks HTTP only",
-        ),
-        (
             ("tiny", "--api-key=x", "--uds", "/a"),
-            "--api-key: a command line shows its keys to all processes: use --api-key-file or PENSTOCK_API_KEYS\n"
-            "--uds is an option of vllm serve. Instead: listen on an address of this machine by --host and --port",
+            "--api-key: a command line shows its keys to all processes: use --api-key-file or PENSTOCK_API_KEYS",
         ),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
@@ -299,8 +293,8 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     )
     of_server = WrongOption("unrecognized arguments: --enable-auto-tool-choice", ())
     assert wrong_option(of_server, []) == (
-        "--enable-auto-tool-choice: this option of vllm serve is not taken: "
-        "the model may always choose among the tools of a request"
+        "--enable-auto-tool-choice: there is no such option "
+        "(api/FROM_VLLM.md says what stands for the options of vllm serve)"
     )
     own = WrongOption("unrecognized arguments: --store-ttl=7d", ())
     above = "it is a setting of penstock: move it above the table"
@@ -309,7 +303,7 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     assert wrong_option(key, []).splitlines() == [
         "--api-key: it is not vLLM's engine that checks keys: use --api-key-file or PENSTOCK_API_KEYS",
         "--fre: there is no such option (did you mean --free?)",
-        "--uds: this option of vllm serve is not taken: listen on an address of this machine by --host and --port",
+        "--uds: there is no such option (api/FROM_VLLM.md says what stands for the options of vllm serve)",
     ]
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"

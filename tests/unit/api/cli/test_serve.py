@@ -8,35 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.api.cli.mistakes import wrong_option
-from penstock.api.cli.serve import greeting, read_settings
-from penstock.api.cli.vllm_options import ENVIRONMENT, INSTEAD, NEEDLESS, needless
+from penstock.api.cli.serve import ENVIRONMENT, greeting, read_settings
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.engines.vllm import WrongOption, option_names, plan_vllm
-
-
-@pytest.mark.parametrize("option", NEEDLESS)
-def test_needless_switch_of_vllm_is_left_out_with_its_reason(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = read_settings(["tiny", option.replace("-", "_").replace("__", "--", 1), "--port", "9000"])
-    assert (settings.model, settings.port, settings.engine_arguments) == ("tiny", 9000, [])
-    assert capsys.readouterr().err == f"penstock: {option} is not needed: {NEEDLESS[option]}\n"
-
-
-def test_opposite_of_an_option_that_is_not_here_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    switches = [f"--no-{option[2:]}" for option in ("--enable-auto-tool-choice", "--enable-log-requests")]
-    assert read_settings(["tiny", *switches]).engine_arguments == []
-    assert capsys.readouterr().err == (
-        "penstock: --no-enable-auto-tool-choice is not needed: there is no --enable-auto-tool-choice to turn off\n"
-        "penstock: --no-enable-log-requests is not needed: there is no --enable-log-requests to turn off\n"
-    )
-
-
-@pytest.mark.parametrize("option", INSTEAD)
-@pytest.mark.parametrize("value", ["", "=x"])
-def test_option_without_counterpart_ends_the_start_with_advice(option: str, value: str) -> None:
-    with pytest.raises(CannotRun) as refused:
-        read_settings(["tiny", option + value])
-    assert str(refused.value) == f"{option} is an option of vllm serve. Instead: {INSTEAD[option]}"
+from tests.support.vllm_source import options_not_taken
 
 
 @pytest.mark.parametrize("variable", ENVIRONMENT)
@@ -110,9 +86,14 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
 
     engine = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
     switches = options(make_arg_parser(FlexibleArgumentParser())) - engine
-    of_server = {option.replace("--no-", "--") for option in switches if not needless(option)}
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
-    assert of_server - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
+    of_server = {option for option in switches if not option.startswith("--no-")}
+    assert of_server - ours - options_not_taken() == set()
+
+
+@pytest.mark.vllm
+def test_options_that_are_not_taken_are_none_of_the_engine() -> None:
+    assert options_not_taken() & option_names() <= {"--enable-log-requests"}
 
 
 @pytest.mark.vllm

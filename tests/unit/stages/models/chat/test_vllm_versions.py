@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.cli.vllm_options import INSTEAD, NEEDLESS, needless
 from penstock.api.settings import Settings
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
 from tests.support.paths import ROOT
-from tests.support.vllm_source import SOURCES, VllmSource
+from tests.support.vllm_source import SOURCES, VllmSource, options_not_taken
 
 pytestmark = [
     pytest.mark.vllm,
@@ -84,4 +83,4 @@ def test_switches_of_the_http_server_are_known(source: VllmSource) -> None:
     options = {f"--{ast.unparse(field.target).replace('_', '-')}" for field in fields}
     assert "--tool-strict-level" in options
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
-    assert {option for option in options if not needless(option)} - ours - NEEDLESS.keys() - INSTEAD.keys() == set()
+    assert options - ours - options_not_taken() == set()
