@@ -1,0 +1,384 @@
+"""The verdict of each field of a request, as the SDK's types have it, and that the server keeps to it.
+
+What restricts or changes an answer is done, or is a 400 that names it.  A new version of the SDK with fields that stand
+in no table here fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import ResolvedRequest
+from penstock.stages.normalize.normalize import ModelTraits
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.tools import Toolbox
+from tests.support.paths import ROOT
+from tests.support.sdk_types import objects, probes
+from tests.support.server import ScriptedServer, running_server, script
+
+Json: TypeAlias = Any
+
+TAKEN: Mapping[str, str] = {
+    "ContextManagement": "compact_threshold type",
+    "PromptCacheOptions": "prewarm",
+    "Reasoning": "context effort generate_summary mode summary",
+    "ResponseConversationParamParam": "id",
+    "StreamOptions": "include_obfuscation",
+    "ResponseTextConfigParam": "format verbosity",
+    "ResponseFormatText": "type",
+    "ResponseFormatTextJSONSchemaConfigParam": "description name schema strict type",
+    "ResponseFormatJSONObject": "type",
+    "ToolChoiceAllowedParam": "mode tools type",
+    "ToolChoiceTypesParam": "type",
+    "ToolChoiceFunctionParam": "name type",
+    "ToolChoiceMcpParam": "name server_label type",
+    "ToolChoiceCustomParam": "name type",
+    "ToolChoiceApplyPatchParam": "type",
+    "ToolChoiceShellParam": "type",
+    **dict.fromkeys(
+        ("FunctionToolParam", "ToolFunction"),
+        "allowed_callers async defer_loading description name parameters strict type",
+    ),
+    "CustomToolParam": "allowed_callers async defer_loading description format name type",
+    "Text": "type",
+    "Grammar": "definition syntax type",
+    "NamespaceToolParam": "description name tools type",
+    "WebSearchToolParam": "external_web_access filters search_context_size type user_location",
+    "WebSearchPreviewToolParam": "search_content_types search_context_size type user_location",
+    "Filters": "allowed_domains",
+    "Mcp": "allowed_callers allowed_tools authorization connector_id defer_loading headers require_approval"
+    " server_description server_label server_url tunnel_id type",
+    "McpAllowedToolsMcpToolFilter": "read_only tool_names",
+    "McpRequireApprovalMcpToolApprovalFilter": "always never",
+    "McpRequireApprovalMcpToolApprovalFilterAlways": "read_only tool_names",
+    "McpRequireApprovalMcpToolApprovalFilterNever": "read_only tool_names",
+    "CodeInterpreter": "allowed_callers container type",
+    "CodeInterpreterContainerCodeInterpreterToolAuto": "file_ids memory_limit network_policy type",
+    "FunctionShellToolParam": "allowed_callers environment type",
+    "ContainerAutoParam": "file_ids memory_limit network_policy skills type",
+    "LocalEnvironmentParam": "skills type",
+    "ContainerNetworkPolicyDisabledParam": "type",
+    "LocalShell": "type",
+    "ApplyPatchToolParam": "allowed_callers type",
+    "AdditionalTools": "id role tools type",
+    "EasyInputMessageParam": "content phase role type",
+    "Message": "content role status type",
+    "ResponseOutputMessageParam": "content id phase role status type",
+    "ResponseInputTextParam": "text type",
+    "ResponseInputTextContentParam": "text type",
+    "ResponseInputImageParam": "file_id image_url type",
+    "ResponseInputImageContentParam": "file_id image_url type",
+    "ResponseOutputTextParam": "annotations logprobs text type",
+    "AnnotationFileCitation": "file_id filename index type",
+    "AnnotationURLCitation": "end_index start_index title type url",
+    "AnnotationContainerFileCitation": "container_id end_index file_id filename start_index type",
+    "AnnotationFilePath": "file_id index type",
+    "Logprob": "bytes logprob token top_logprobs",
+    "LogprobTopLogprob": "bytes logprob token",
+    "ResponseOutputRefusalParam": "refusal type",
+    "ResponseReasoningItemParam": "content encrypted_content id status summary type",
+    "Summary": "text type",
+    "Content": "text type",
+    "ResponseCompactionItemParamParam": "encrypted_content id type",
+    "CompactionTrigger": "id type",
+    "ItemReference": "id type",
+    "ResponseFunctionToolCallParam": "arguments async call_id id name namespace status type",
+    "FunctionCallOutput": "call_id id name namespace output status type",
+    "ResponseCustomToolCallParam": "async call_id id input name namespace type",
+    "ResponseCustomToolCallOutputParam": "call_id id output type",
+    "LocalShellCall": "action call_id id status type",
+    "LocalShellCallAction": "command env timeout_ms type user working_directory",
+    "LocalShellCallOutput": "id output status type",
+    "ShellCall": "action call_id environment id status type",
+    "ShellCallAction": "commands max_output_length timeout_ms",
+    "ShellCallOutput": "call_id id max_output_length output status type",
+    "ResponseFunctionShellCallOutputContentParam": "outcome stderr stdout",
+    "OutcomeTimeout": "type",
+    "OutcomeExit": "exit_code type",
+    "ApplyPatchCall": "call_id id operation status type",
+    "ApplyPatchCallOperationCreateFile": "diff path type",
+    "ApplyPatchCallOperationDeleteFile": "path type",
+    "ApplyPatchCallOperationUpdateFile": "diff path type",
+    "ApplyPatchCallOutput": "call_id id output status type",
+    "ResponseFunctionWebSearchParam": "action id status type",
+    "ActionSearch": "queries query sources type",
+    "ActionSearchSource": "type url",
+    "ActionOpenPage": "type url",
+    "ActionFind": "pattern type url",
+    "ResponseCodeInterpreterToolCallParam": "code container_id id outputs status type",
+    "OutputLogs": "logs type",
+    "OutputImage": "type url",
+    "McpListTools": "error id server_label tools type",
+    "McpListToolsTool": "annotations description input_schema name",
+    "McpApprovalRequest": "arguments id name server_label type",
+    "McpApprovalResponse": "approval_request_id approve id reason type",
+    "McpCall": "approval_request_id arguments error id name output server_label status type",
+    "McpProtocolError": "code message type",
+    "McpToolExecutionError": "content type",
+    "HTTPError": "code message type",
+}
+"""The fields of objects that have an effect, are part of what the model or the client reads, or are refused."""
+
+CALLED = ("FunctionCallOutput", "ShellCall", "ShellCallOutput", "ApplyPatchCall", "ApplyPatchCallOutput")
+
+IDLE: Mapping[str, str] = {
+    **dict.fromkeys(("FunctionToolParam.output_schema", "ToolFunction.output_schema"), "no model is told of it"),
+    **dict.fromkeys(
+        (f"{image}.detail" for image in ("ResponseInputImageParam", "ResponseInputImageContentParam")),
+        "vLLM sizes images by the model",
+    ),
+    **dict.fromkeys(
+        (
+            f"{part}.prompt_cache_breakpoint"
+            for kind in ("Text", "Image")
+            for part in (f"ResponseInput{kind}Param", f"ResponseInput{kind}ContentParam")
+        ),
+        "vLLM caches prefixes by itself",
+    ),
+    **dict.fromkeys(("PromptCacheBreakpoint.mode", "PromptCacheBreakpoint.ttl"), "vLLM caches prefixes by itself"),
+    **dict.fromkeys(
+        (f"PromptCacheOptions.{field}" for field in ("comparison_response_id", "mode", "ttl")),
+        "vLLM caches prefixes by itself",
+    ),
+    **dict.fromkeys(
+        (
+            f"{item}.caller"
+            for item in (
+                *(*CALLED, "ResponseFunctionToolCallParam", "ResponseCustomToolCallParam"),
+                "ResponseCustomToolCallOutputParam",
+            )
+        ),
+        "what was called is history",
+    ),
+    **dict.fromkeys(
+        (
+            f"{caller}{field}"
+            for kind in ("", *CALLED)
+            for caller, field in (
+                (f"{kind}CallerDirect", ".type"),
+                (f"{kind}CallerProgram", ".type"),
+                (f"{kind}CallerProgram", ".caller_id"),
+            )
+        ),
+        "what was called is history",
+    ),
+}
+"""The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
+
+NOT_RUN = (
+    *("FileSearchToolParam", "ComputerToolParam", "ComputerUsePreviewToolParam", "ToolSearchToolParam"),
+    *("ProgrammaticToolCalling", "ImageGeneration"),
+)
+"""The tools that this server does not run."""
+
+ALLOWLIST = "ContainerNetworkPolicyAllowlistParam"
+
+NOT_HERE: Mapping[str, str] = {
+    "AccessPrograms": "access_programs",
+    "Image": "image",
+    "Moderation": "moderation",
+    "ResponsePromptParam": "prompt",
+    "UserLocation": "tools[0].user_location",
+    "ToolChoiceSpecificProgrammaticToolCallingParam": "tool_choice",
+    **dict.fromkeys(NOT_RUN, "tools[0].type"),
+    **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam", "LocalSkillParam"), "tools[0].environment.skills"),
+    "ContainerReferenceParam": "tools[0].environment.container_id",
+    ALLOWLIST: "tools[0].container.network_policy.type",
+    "ResponseInputFileParam": "input[0].content[0]",
+    "ResponseInputFileContentParam": "input[1].output[0]",
+    **dict.fromkeys(
+        (
+            *("ResponseFileSearchToolCallParam", "ResponseComputerToolCallParam", "ComputerCallOutput"),
+            *("ToolSearchCall", "ResponseToolSearchOutputItemParamParam", "ImageGenerationCall"),
+            *("ResponseConfigurationUpdateItemParamParam", "Program", "ProgramOutput"),
+        ),
+        "input[0].type",
+    ),
+}
+"""The objects that are refused with all of their fields, by the path in ``param``."""
+
+REFUSED: Mapping[str, str | None] = {
+    "PromptCacheOptions.prewarm=true": "prompt_cache_options.prewarm",
+    **dict.fromkeys(("Reasoning.mode", "Reasoning.mode=pro"), "reasoning.mode"),
+    "Reasoning.mode=standard": None,
+    "ContextManagement.type": "context_management[0].type",
+    "tool_choice:ToolChoiceTypesParam": "tool_choice",
+    **dict.fromkeys(
+        (
+            f"ToolChoiceTypesParam.type={kind}"
+            for kind in ("file_search", "computer", "computer_use_preview", "computer_use", "image_generation")
+        ),
+        "tool_choice",
+    ),
+    **dict.fromkeys(
+        (
+            f"{tool}.allowed_callers=programmatic"
+            for tool in (
+                *("FunctionToolParam", "CustomToolParam", "Mcp", "CodeInterpreter", "FunctionShellToolParam"),
+                "ApplyPatchToolParam",
+            )
+        ),
+        "tools[0].allowed_callers",
+    ),
+    "ToolFunction.allowed_callers=programmatic": "tools[0].tools[0].allowed_callers",
+    **dict.fromkeys(
+        (f"{tool}.defer_loading=true" for tool in ("FunctionToolParam", "CustomToolParam", "Mcp")),
+        "tools[0].defer_loading",
+    ),
+    "ToolFunction.defer_loading=true": "tools[0].tools[0].defer_loading",
+    "CustomToolParam.async=true": "tools[0].async",
+    "WebSearchToolParam.external_web_access=false": "tools[0].external_web_access",
+    "WebSearchPreviewToolParam.search_content_types=image": "tools[0].search_content_types",
+    "Mcp.connector_id": "tools[0].connector_id",
+    "Mcp.tunnel_id": "tools[0].tunnel_id",
+    **{
+        f"{of_sdk}.{field}": f"tools[0].{place}.{field}"
+        for of_sdk, place in (
+            ("CodeInterpreterContainerCodeInterpreterToolAuto", "container"),
+            ("ContainerAutoParam", "environment"),
+        )
+        for field in ("file_ids", "memory_limit")
+    },
+    f"ContainerAutoParam.network_policy:{ALLOWLIST}": "tools[0].environment.network_policy.type",
+    "ResponseInputImageParam.file_id": "input[0].content[0].file_id",
+    "ResponseInputImageContentParam.file_id": "input[1].output[0].file_id",
+    "ResponseCustomToolCallOutputParam.output:ResponseInputFileParam": "input[1].output[0]",
+    "AdditionalTools.tools:Mcp": "input[0].tools[0].server_url",
+    **{f"AdditionalTools.tools:{tool}": "input[0].tools[0].type" for tool in NOT_RUN},
+    "ShellCall.environment:ContainerReferenceParam": None,
+}
+"""The fields and values that are refused, by the path in ``param``; None for some that are taken all the same."""
+
+CALLS: Mapping[str, Json] = {
+    "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
+    "custom_tool_call_output": {"type": "custom_tool_call", "call_id": "call_1", "name": "x", "input": "x"},
+    "local_shell_call_output": {
+        "type": "local_shell_call",
+        "id": "lsh_1",
+        "call_id": "msg_1",
+        "status": "completed",
+        "action": {"type": "exec", "command": ["ls"], "env": {}},
+    },
+    "shell_call_output": {"type": "shell_call", "call_id": "call_1", "action": {"commands": ["ls"]}},
+    "apply_patch_call_output": {
+        "type": "apply_patch_call",
+        "call_id": "call_1",
+        "status": "completed",
+        "operation": {"type": "delete_file", "path": "x"},
+    },
+    "mcp_approval_response": {
+        "type": "mcp_approval_request",
+        "id": "x",
+        "arguments": "{}",
+        "name": "x",
+        "server_label": "x",
+    },
+}
+"""The calls that stand before an output, by the type of the output."""
+
+OUTPUTS: Mapping[str, Json] = {
+    "function_call": {"type": "function_call_output", "call_id": "call_1", "output": "x"},
+    "custom_tool_call": {"type": "custom_tool_call_output", "call_id": "call_1", "output": "x"},
+    "local_shell_call": {"type": "local_shell_call_output", "id": "call_1", "output": "x"},
+    "shell_call": {"type": "shell_call_output", "call_id": "call_1", "output": []},
+    "apply_patch_call": {"type": "apply_patch_call_output", "call_id": "call_1", "status": "completed"},
+}
+"""The outputs that stand behind a call, by the type of the call."""
+
+CHOSEN = [
+    {"type": "shell"},
+    {"type": "apply_patch"},
+    {"type": "web_search"},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "mcp", "server_label": "x", "server_url": "https://mcp.invalid"},
+]
+"""Tools to choose from, beside a function or a custom tool named ``x``."""
+
+COUNTED = frozenset({"input", "tools", "tool_choice", "text", "reasoning"})
+"""The parameters that are also those of counting the input tokens: nothing runs then, no tool and no MCP server."""
+
+
+class UnusedHost:
+    """A tool that this server has, and that no request here uses."""
+
+    def session(self, request: ResolvedRequest) -> NoReturn:
+        raise AssertionError
+
+    async def close(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def serving_everything(folder: Path) -> AsyncGenerator[ScriptedServer, None]:
+    """Serve with all tools, and as with a model that sees images."""
+
+    def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return pipeline.replace("normalize", replace(pipeline.stage("normalize"), traits=ModelTraits(sees_images=True)))
+
+    toolbox = Toolbox({kind: UnusedHost() for kind in ("browser", "container", "python")}, McpServers({}))
+    async with running_server(ScriptedEngine(), folder, toolbox=toolbox, edit=edit) as served:
+        yield served
+
+
+def in_request(fields: Mapping[str, Json], ids: Mapping[str, str]) -> Json:
+    """The body of a request with the fields, and with what they need beside them."""
+    if "tool_choice" in fields:
+        kind = "custom" if fields["tool_choice"]["type"] == "custom" else "function"
+        return {"input": "Hi", "tools": [{"type": kind, "name": "x"}, *CHOSEN], **fields}
+    if "conversation" in fields:
+        return {"input": "Hi", "conversation": {"id": ids["conversation"]}}
+    if not isinstance(fields.get("input"), list):
+        return {"input": "Hi", **fields}
+    (item,) = fields["input"]
+    kind = item.get("type", "")
+    item = {**item, **{field: ids[kind] for field in ("encrypted_content", "id") if kind in ids and field in item}}
+    beside = [*filter(None, [CALLS.get(kind), item, OUTPUTS.get(kind)])]
+    user = {"role": "user", "content": "Hi"}
+    return {"input": [user, item] if kind == "compaction_trigger" else [*beside, user]}
+
+
+async def test_server_keeps_to_the_verdict_of_every_field(tmp_path: Path) -> None:
+    wrong: list[str] = []
+    async with serving_everything(tmp_path) as served:
+        served.engine.script = script()
+        _, earlier = await served.post({"input": "Hi"})
+        _, compacted = await served.post({"model": "tiny", "input": "Hi"}, "/v1/responses/compact")
+        (sealed,) = [item for item in compacted["output"] if item["type"] == "compaction"]
+        _, conversation = await served.post({}, "/v1/conversations")
+        ids = {"compaction": sealed["encrypted_content"], "conversation": conversation["id"]}
+        ids |= dict.fromkeys(("item_reference", ""), earlier["output"][-1]["id"])
+        for probe in probes(NOT_HERE):
+            door = "/v1/responses/input_tokens" if probe.value.keys() <= COUNTED else "/v1/responses"
+            status, answer = await served.post(in_request(probe.value, ids), door)
+            param = expected(probe.name)
+            if (status, (answer.get("error") or {}).get("param")) != (400 if param else 200, param):
+                wrong.append(f"{probe.name}: {status} {answer.get('error')}")
+    assert wrong == []
+
+
+def expected(name: str) -> str | None:
+    """The ``param`` of the error for a probe; None if it is taken."""
+    field, _, of_type = name.partition(":")
+    if name in REFUSED:
+        return REFUSED[name]
+    return NOT_HERE.get(of_type) or REFUSED.get(field.partition("=")[0])
+
+
+def test_every_field_of_the_sdk_has_a_verdict() -> None:
+    verdicts = {name: set(fields.split()) for name, fields in TAKEN.items()}
+    for name in IDLE:
+        of_sdk, field = name.split(".")
+        verdicts.setdefault(of_sdk, set()).add(field)
+    assert verdicts == objects(NOT_HERE)
+
+
+def test_page_names_every_refused_field() -> None:
+    page = (ROOT / "api" / "README.md").read_text().split("## Request parameters")[1].split("## The life")[0]
+    refused = {name.partition("=")[0].partition(":")[0].split(".")[-1] for name, param in REFUSED.items() if param}
+    assert {field for field in refused - {"type"} if f"`{field}" not in page} == set()
