@@ -14,7 +14,7 @@ from penstock.api.conversations import Conversations
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Model, Models, OpenApi, Ready
-from penstock.api.http.errors import Handler, answer_expectation, as_json, errors_as_json
+from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.http.openapi import Operation, describe, operation, takes_body
@@ -30,6 +30,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.socket import OpenSockets, Sockets
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ModelNotFound
+from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -73,6 +74,7 @@ class Api:
         ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app[HELD] = self.held
+        app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)
         app.add_routes(self.routes)
         app.on_response_prepare.append(add_request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import logging
@@ -71,6 +72,35 @@ def log_to_stderr(level: str, *, as_json: bool = False) -> None:
         elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             handler.setFormatter(Coloured(FORMAT))
     logging.captureWarnings(as_json)
+
+
+class Seldom:
+    """Warnings of which each kind is logged once, and then every few seconds as the number of those that came since.
+
+    So a flood of requests that all fail alike is no flood of the log.
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._since: dict[str, int] = {}
+        """The number of warnings since the last line, by kind; a kind is forgotten when none came for a while."""
+
+    def warn(self, logger: logging.Logger, kind: str, message: str) -> None:
+        """Log or count a warning; to be called on the event loop."""
+        if kind in self._since:
+            self._since[kind] += 1
+        else:
+            logger.warning("%s", message)
+            self._count_anew(logger, kind, message)
+
+    def _count_anew(self, logger: logging.Logger, kind: str, message: str) -> None:
+        self._since[kind] = 0
+        asyncio.get_running_loop().call_later(self._seconds, self._tell, logger, kind, message)
+
+    def _tell(self, logger: logging.Logger, kind: str, message: str) -> None:
+        if count := self._since.pop(kind):
+            logger.warning("%s (%d more in %s)", message, count, duration(self._seconds))
+            self._count_anew(logger, kind, message)
 
 
 def json_line(level: str, name: str, text: str) -> str:

@@ -64,7 +64,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         answer = await handler(request)
         answered, problem = str(answer.status), answer.get(PROBLEM)
-        if answer.status < 500 and problem:  # other failures have lines of their own
+        if answer.status != 500 and problem:  # each failure has a line of its own
             reason = _reason(problem)
         return answer
     finally:
@@ -99,7 +99,7 @@ def log_exchange(
         done, model, status, about = outcome_of(outcome), outcome.model, "200", fields_of(outcome)
     else:
         problem = outcome.get(PROBLEM)
-        reason = _reason(problem) if problem and outcome.status < 500 else ""
+        reason = _reason(problem) if problem and outcome.status != 500 else ""
         done = status = str(outcome.status)
         about = _error(problem)
     text = f"WebSocket {_path(request)}: {done} in {seconds:.3f} s ({_client(request, model)}){reason}"

@@ -14,6 +14,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
+from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 
 PROBLEM: web.ResponseKey[Problem] = web.ResponseKey("problem", Problem)
 """The error in the body of an answer."""
+
+REFUSALS = web.AppKey("refusals", Seldom)
+"""The warnings about requests that the server could not serve at that moment, of which a flood causes as many."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,7 +68,7 @@ def answer_to(request: web.Request, error: Exception) -> web.Response:
 def _answer(request: web.Request, error: Exception) -> web.Response:
     match error:
         case errors.StageError():
-            return refusal(error)
+            return refusal(request, error)
         case web.HTTPException():
             message, code = explained(error, request)
             answer = as_error(error.status, message, code=code)
@@ -89,7 +93,7 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
     return None
 
 
-def refusal(error: errors.StageError) -> web.Response:
+def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = as_error(error.status, error.message, error.type, error.param, error.code)
     if isinstance(error, errors.LimitReached):
@@ -101,7 +105,8 @@ def refusal(error: errors.StageError) -> web.Response:
     if isinstance(error, errors.StageFault):
         logger.error("%s", error, exc_info=error.__cause__)
     elif not isinstance(error, errors.InvalidRequest | errors.LimitReached):
-        logger.warning("%s", " ".join(str(part) for part in (error, error.__cause__) if part))
+        text = " ".join(str(part) for part in (error, error.__cause__) if part)
+        request.app[REFUSALS].warn(logger, type(error).__name__, text)
     return answer
 
 

@@ -34,16 +34,22 @@ class OwnAllowances:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._levels: dict[tuple[str, str], tuple[float, float]] = {}
+        """Each amount and the time when it was left, the latest last; one that has refilled since is forgotten."""
 
     async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
         """Take an amount, if there is so much; return True if it was taken, and the amount that is left."""
         now = self._clock()
-        level, at = self._levels.get((owner, kind), (most, now))
+        self._forget(now - seconds)
+        level, at = self._levels.pop((owner, kind), (most, now))
         level = min(most, level + (now - at) * most / seconds)
         taken = level >= amount
         level -= amount if taken else 0.0
         self._levels[owner, kind] = level, now
         return taken, level
+
+    def _forget(self, before: float) -> None:
+        while (oldest := next(iter(self._levels), None)) and self._levels[oldest][1] <= before:
+            del self._levels[oldest]
 
 
 @dataclass

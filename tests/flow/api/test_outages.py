@@ -242,7 +242,7 @@ async def test_outage_harms_no_stream(outage: Outage) -> None:
 
 @pytest.mark.parametrize("outage", ["locked", "removed", "stopped"], indirect=True)
 async def test_outage_leaves_a_line_at_its_start_and_its_end(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
-    """Each refused request has its line; a driver that connects again and again must not fill the log."""
+    """Refused requests have lines of their own; a driver that connects again and again must not fill the log."""
     async with talking(outage.database) as served:
         before = await served.wait_for_end(await served.start_background())
         outage.begin()

@@ -294,6 +294,25 @@ async def test_forgetting_idle_keys_changes_no_verdict(most: int, steps: list[tu
         assert counts[0] == counts[1]
 
 
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 90), st.sampled_from("abc"), st.integers(0, 40), st.integers(1, 50)), max_size=30
+    )
+)
+async def test_amounts_without_a_store_are_known_until_they_have_refilled(
+    steps: list[tuple[int, str, int, int]],
+) -> None:
+    time, known = Time(), dict[str, tuple[float, float]]()
+    allowances = OwnAllowances(time)
+    for seconds, owner, amount, most in steps:
+        time.now += seconds
+        level, at = known.get(owner, (most, time.now))
+        level = min(most, level + (time.now - at) * most / 60)
+        known[owner] = level - (amount if amount <= level else 0), time.now
+        assert await allowances.take(owner, "requests", amount, most, 60) == (amount <= level, known[owner][0])
+        assert {name for name, _ in allowances._levels} == {each for each in known if known[each][1] > time.now - 60}
+
+
 @pytest.mark.io
 @pytest.mark.slow
 async def test_idle_keys_are_forgotten_once_all_has_refilled(store: Store) -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
-from penstock.pipeline.logs import Coloured, counted, duration
+from penstock.pipeline.logs import Coloured, Seldom, counted, duration
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,16 @@ def test_counted_noun_has_its_plural(number: int, text: str) -> None:
 )
 def test_duration_is_in_its_largest_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.io
+async def test_flood_of_warnings_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    seldom, logger = Seldom(0.05), logging.getLogger("penstock")
+    for _ in range(1000):
+        seldom.warn(logger, "busy", "It is busy.")
+    seldom.warn(logger, "away", "It is away.")
+    async with asyncio.timeout(120):
+        while seldom._since:
+            await asyncio.sleep(0.01)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["It is busy.", "It is away.", "It is busy. (999 more in 0.05 s)"]
