@@ -18,7 +18,7 @@ from penstock.api.http.bodies import Conversation, DeletedConversation, Items
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest, page
-from penstock.api.http.request_body import receive
+from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import Admission
 from penstock.pipeline.errors import (
     ConversationLocked,
@@ -74,7 +74,7 @@ class Conversations:
         """Create a conversation."""
         if not self.store.keeps:
             raise UnsupportedParameter("This server stores nothing (--store none), so it has no conversations.")
-        body, owner = await read_body(await receive(request), CreateConversation), request[OWNER]
+        body, owner = await off_loop(read_body, await receive(request), CreateConversation), request[OWNER]
         await self.admission.storing(owner, self.store)
         items = await self._read(body.items or (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
@@ -89,7 +89,7 @@ class Conversations:
     @operation(Operation(Conversation, body=UpdateConversation, refusals=_LOOKING))
     async def update(self, request: web.Request) -> web.Response:
         """Replace the metadata of a conversation."""
-        body = await read_body(await receive(request), UpdateConversation)
+        body = await off_loop(read_body, await receive(request), UpdateConversation)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         updated = await self.store.conversations.update(conversation_id, owner, body.metadata or {})
         if updated is None:
@@ -117,7 +117,7 @@ class Conversations:
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
-        body = await read_body(await receive(request), AddItems)
+        body = await off_loop(read_body, await receive(request), AddItems)
         conversation, owner = await self._found(request), request[OWNER]
         await self.admission.storing(owner, self.store)
         items = await self._read(body.items, owner, conversation.id)

@@ -24,7 +24,7 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
-from penstock.api.http.request_body import receive, release
+from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
 from penstock.api.runs.scheduler import Scheduler
@@ -241,7 +241,7 @@ class Responses:
         self, request: web.Request, body: bytes, shape: type[CreateResponse | CompactConversation] = CreateResponse
     ) -> CreateResponse:
         try:
-            read = await read_body(body, shape)
+            read = await off_loop(read_body, body, shape)
         except errors.InvalidRequest:
             name_model(request, body)
             raise

@@ -1,7 +1,7 @@
 """``/openapi.json``: OpenAPI 3.1, generated from the routes and from the types that the code itself reads and writes.
 
-Pydantic describes the bodies of requests, msgspec the answers and events.  The names of pydantic's schemas end in
-``Param``, because an object may have one form in a request and another in an answer.
+Pydantic describes the bodies of requests, msgspec the items in them, the answers and events.  The names of schemas in
+requests end in ``Param``, because an object may have one form in a request and another in an answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.api.http.auth import OPEN
 from penstock.api.http.bodies import ErrorBody, OpenApi
 from penstock.api.http.query import Parameter
 from penstock.pipeline.errors import ForeignOrigin, LimitReached, StageError, Unauthorized, UnsupportedMediaType
+from penstock.pipeline.protocol.params.items import MODELS, item_schemas
 
 Schema: TypeAlias = dict[str, Any]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -95,10 +96,11 @@ class _Schemas:
         self.streams: dict[str, Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
         bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
         named, incoming = models_json_schema(
-            [(body, "validation") for body in bodies], ref_template=f"{_REF}{{model}}Param"
+            [(model, "validation") for model in (*bodies, *MODELS)], ref_template=f"{_REF}{{model}}Param"
         )
         self.bodies: dict[Any, Schema] = {body: schema for (body, _), schema in named.items()}
-        params = {_loosened(f"{name}Param"): _loosened(schema) for name, schema in incoming["$defs"].items()}
+        described = incoming["$defs"] | item_schemas()
+        params = {_loosened(f"{name}Param"): _loosened(schema) for name, schema in described.items()}
         self.components: Schema = {name: _all_there(schema) for name, schema in outgoing.items()} | params
 
 

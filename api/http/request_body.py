@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -11,12 +13,17 @@ from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
 
+LONG = 2**15
+"""Bytes of a body that takes milliseconds to read."""
+
 SECONDS = 120.0
 """Seconds in which a body must arrive."""
 
 REFUSALS = (BodyTooLarge, RequestTimeout, ServerBusy)
 """The errors that every request with a body can get, besides those that requests without one get too."""
 
+Value = TypeVar("Value")
+More = ParamSpec("More")
 
 HELD = web.AppKey("held", HeldBytes)
 _BODY = web.RequestKey("body", HeldBody)
@@ -58,6 +65,13 @@ async def receive(request: web.Request) -> bytes:
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"The body cannot be read: {error}") from error
     return b"".join(chunks)
+
+
+async def off_loop(
+    read: Callable[Concatenate[bytes, More], Value], body: bytes, /, *more: More.args, **named: More.kwargs
+) -> Value:
+    """Read a body with a function: a long one in a thread, as the event loop would wait."""
+    return read(body, *more, **named) if len(body) <= LONG else await asyncio.to_thread(read, body, *more, **named)
 
 
 def release(request: web.Request) -> None:

@@ -16,7 +16,7 @@ from penstock.api.limits.places import PATIENCE, Holds, OwnHolds, Places
 from penstock.api.limits.stored_bytes import StoredBytes
 from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StorageFull, TokenLimitReached
-from penstock.pipeline.protocol.params.json_body import YieldPoint
+from penstock.pipeline.yield_point import YieldPoint
 from penstock.stages.services.runs.run import Run
 from penstock.stages.services.store.store import Store
 

@@ -21,6 +21,7 @@ from penstock.api.http.access_log import log_exchange
 from penstock.api.http.auth import OWNER, check_key
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.held_bytes import HeldBody
+from penstock.api.http.request_body import off_loop
 from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.http.trace import trace_exchange
 from penstock.api.metrics.beginning import Beginning
@@ -147,14 +148,16 @@ class Connection:
             releasing.callback(held.release)
             try:
                 try:
-                    event = await read_event(data if kind is WSMsgType.TEXT else b"")
+                    event = await off_loop(read_event, data if kind is WSMsgType.TEXT else b"")
                     lane = self._lanes.enter(event.stream_id) if event.type != STEER else None
                 finally:  # a wrong event counts as a request, too, and a confirmation is none
                     if event.type != PROCESSED:
                         await self.scheduler.admission.admit(self.request[OWNER])
                 if event.type == STEER:
                     self._check_admission()
-                    lane, answer = self._steers.take(await read_input(data, event.previous_response_id, event.input))
+                    lane, answer = self._steers.take(
+                        await off_loop(read_input, data, event.previous_response_id, event.input)
+                    )
                     if isinstance(answer, SteerAccepted):
                         self._unread[answer.steer.id] = held
                         releasing.pop_all()
@@ -284,7 +287,7 @@ class Connection:
         return None
 
     async def _read(self, create: _Create) -> CreateResponse:
-        request = await read_body(create.frame, CreateResponse)
+        request = await off_loop(read_body, create.frame, CreateResponse)
         if request.background:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
         headers, owner = self.request.headers, self.request[OWNER]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.api.http.bodies import Problem
 from penstock.api.socket.steers import SteerEvent
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.json_body import NO_JSON, YieldPoint, check_commas, shortened
+from penstock.pipeline.protocol.params.json_body import NO_JSON, check_commas, shortened
 
 CREATE, STEER, PROCESSED = "response.create", "response.steer", "response.processed"
 
@@ -68,14 +68,14 @@ _read = msgspec.json.Decoder(_Fields).decode
 _encode = msgspec.json.Encoder().encode
 
 
-async def read_event(frame: bytes) -> ClientEvent:
+def read_event(frame: bytes) -> ClientEvent:
     """Read an event of a client, without its parameters.
 
     Raises `InvalidRequest` for one that is none, and `BodyTooLarge` for one with too many values.
     """
     if not frame:
         raise InvalidRequest("Send each event as a text frame.")
-    await check_commas(frame, YieldPoint())
+    check_commas(frame)
     try:
         fields = _read(frame)
         kind, stream_id = _value(fields.type), UNSET if fields.stream_id is _NULL else _value(fields.stream_id)

@@ -17,7 +17,7 @@ from aiohttp.base_protocol import BaseProtocol
 from penstock.api.http.held_bytes import SMALL, HeldBody, HeldBytes
 from penstock.api.http.request_body import SECONDS
 from penstock.pipeline.errors import ServerBusy
-from penstock.pipeline.protocol.params.json_body import YieldPoint
+from penstock.pipeline.yield_point import YieldPoint
 
 PIECE_BYTES = 2**16
 """Bytes of a message that are unmasked at once; the connection is not read while more than twice as many wait."""

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History, opening
-from penstock.pipeline.protocol.params.json_body import YieldPoint
+from penstock.pipeline.yield_point import YieldPoint
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.run import Run
 

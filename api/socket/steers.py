@@ -16,7 +16,6 @@ from penstock.pipeline.frames import RequestFacts
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.items import InputItem, MessageItem
-from penstock.pipeline.protocol.params.json_body import YieldPoint
 from penstock.pipeline.protocol.params.request import CreateResponse, SteerResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import ResponseStatus
@@ -115,7 +114,7 @@ class Steer:
     input: SentInput
 
 
-async def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentInput:
+def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentInput:
     """Read an event that steers, whose fields ``previous_response_id`` and ``input`` are given.
 
     Raises `InvalidRequest` for an event that names no response.
@@ -123,16 +122,14 @@ async def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentI
     if not isinstance(previous, str):
         raise InvalidRequest("Steering names a response (at previous_response_id)", param="previous_response_id")
     try:
-        given = (await read_body(frame, SteerResponse)).input
+        given = read_body(frame, SteerResponse).input
     except InvalidRequest as error:
         return SentInput(previous, sent, len(frame), problem=error.message)
     if not given:
         return SentInput(previous, sent, len(frame), problem="There is no message (at input)")
-    messages, may_yield = list[InputItem](), YieldPoint()
-    for message in [MessageItem(role="user", content=given)] if isinstance(given, str) else given:
-        messages.append(message if isinstance(message, MessageItem) else message.as_item)
-        await may_yield()
-    return SentInput(previous, sent, len(frame), messages)
+    if isinstance(given, str):
+        return SentInput(previous, sent, len(frame), [MessageItem(role="user", content=given)])
+    return SentInput(previous, sent, len(frame), [message.as_item for message in given])
 
 
 @dataclass

@@ -13,7 +13,6 @@ from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import NoImage, check_data_url, is_data_url
-from penstock.stages.normalize.call_items import client_item, server_item
 from penstock.stages.normalize.toolset import ToolsetBuilder
 
 MOST_IMAGES = 500
@@ -76,7 +75,7 @@ class InputReader:
         if isinstance(item, params.LocalShellCallOutputItem):
             return item.call_id
         is_free = item.id not in taken and not (isinstance(item, params.LocalShellCallItem) and item.id == item.call_id)
-        return item.id if item.id and is_free else _KINDS[item.type or "message"].new_id(suffix)
+        return item.id if item.id and is_free else _KINDS[item.type].new_id(suffix)
 
     def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:
         if (item := self.referenced.get(reference.id)) is None:
@@ -88,32 +87,24 @@ class InputReader:
         return item
 
     def _item(self, item: params.InputItem, item_id: str, path: str) -> wire.Item:
-        if isinstance(item, params.ClientCallItem):
-            return client_item(item, item_id)
-        if isinstance(item, params.ServerCallItem):
-            return server_item(item, item_id)
         match item:
             case params.MessageItem(status=status):
                 content = self._message_parts(item, f"{path}.content")
                 return wire.Message(item_id, status or "completed", item.role, content, _unset(item.phase))
-            case params.ReasoningItem():
-                return _reasoning(item, item_id)
-            case params.FunctionCallItem() | params.CustomToolCallItem():
-                return _call(item, item_id)
-            case params.FunctionCallOutputItem() | params.CustomToolCallOutputItem():
-                kind = wire.FunctionCallOutput if item.type == "function_call_output" else wire.CustomToolCallOutput
-                return kind(item_id, item.call_id, self._output(item.output, path), item.status or "completed")
-            case params.AdditionalToolsItem():
-                return self._additional_tools(item, item_id, path)
-            case params.CompactionItem():
-                return wire.Compaction(item_id, item.encrypted_content)
+            case params.FunctionCallOutputItem():
+                output = self._output(item.output, path)
+                return wire.FunctionCallOutput(item_id, item.call_id, output, item.status or "completed")
+            case params.CustomToolCallOutputItem():
+                output = self._output(item.output, path)
+                return wire.CustomToolCallOutput(item_id, item.call_id, output, item.status or "completed")
             case params.ItemReference() | params.CompactionTriggerItem():
                 raise AssertionError("these are read by now")
-
-    def _additional_tools(self, item: params.AdditionalToolsItem, item_id: str, path: str) -> wire.AdditionalTools:
-        for position, tool in enumerate(item.tools):
-            self.toolset.add_from_item(tool, f"{path}.tools[{position}]")
-        return wire.AdditionalTools(item_id, item.role, tuple(tool.without_secrets for tool in item.tools))
+            case params.AdditionalToolsItem(tools=tools):
+                for position, tool in enumerate(tools):
+                    self.toolset.add_from_item(tool.root, f"{path}.tools[{position}]")
+                return item.as_item(item_id)
+            case _:
+                return item.as_item(item_id)
 
     def _message_parts(self, item: params.MessageItem, path: str) -> tuple[wire.MessagePart, ...]:
         if isinstance(item.content, str):
@@ -123,11 +114,11 @@ class InputReader:
             match part:
                 case params.OutputTextPart(text=text):
                     parts.append(wire.OutputText(text))
-                case params.RefusalPart(refusal=refusal):
-                    parts.append(wire.Refusal(refusal))
+                case wire.Refusal():
+                    parts.append(part)
                 case params.ImagePart() if self.sees_images and item.role == "assistant":
                     raise InvalidRequest("A message of the assistant has no images.", param=f"{path}[{position}]")
-                case params.InputTextPart() | params.ImagePart() | params.FilePart():
+                case wire.InputText() | params.ImagePart() | params.FilePart():
                     parts.append(self._input_part(part, path, position))
         return tuple(parts)
 
@@ -137,18 +128,19 @@ class InputReader:
         return tuple(self._input_part(part, f"{path}.output", position) for position, part in enumerate(output))
 
     def _input_part(self, part: params.OutputPart, path: str, position: int) -> wire.InputPart:
-        if isinstance(part, params.InputTextPart):
-            return wire.InputText(part.text)
+        if isinstance(part, wire.InputText):
+            return part
         if isinstance(part, params.ImagePart) and self.sees_images:
             return _image(part, f"{path}[{position}]")
-        raise unreadable(part.type, f"{path}[{position}]", sees_images=self.sees_images)
+        kind = "input_image" if isinstance(part, params.ImagePart) else "input_file"
+        raise unreadable(kind, f"{path}[{position}]", sees_images=self.sees_images)
 
 
 def id_prefix(item: params.InputItem) -> str:
     """Return how OpenAI's ids of such items begin; those of outputs may also begin as those of their calls."""
     if isinstance(item, params.LocalShellCallOutputItem):  # its id is that of its call, which may be any
         return ""
-    return _KINDS[item.type or "message"].id_prefix.removesuffix("o")
+    return _KINDS[item.type].id_prefix.removesuffix("o")
 
 
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:
@@ -186,27 +178,6 @@ def _image(part: params.ImagePart, path: str) -> wire.InputImage:
         message = f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not."
         raise InvalidRequest(message, param=param)
     return wire.InputImage(url, part.detail or "auto")
-
-
-def _call(
-    item: params.FunctionCallItem | params.CustomToolCallItem, item_id: str
-) -> wire.FunctionCall | wire.CustomToolCall:
-    status, namespace = item.status or "completed", _unset(item.namespace)
-    if isinstance(item, params.FunctionCallItem):
-        is_async = True if item.is_async else UNSET
-        return wire.FunctionCall(item_id, item.call_id, item.name, item.arguments, status, namespace, is_async)
-    return wire.CustomToolCall(item_id, item.call_id, item.name, item.input, status, namespace)
-
-
-def _reasoning(item: params.ReasoningItem, item_id: str) -> wire.Reasoning:
-    content = None if item.content is None else tuple(wire.ReasoningText(part.text) for part in item.content)
-    return wire.Reasoning(
-        item_id,
-        tuple(wire.SummaryText(part.text) for part in item.summary or ()),
-        _unset(content),
-        _unset(item.encrypted_content),
-        _unset(item.status),
-    )
 
 
 def _unset(value: Value | None) -> Value | UnsetType:

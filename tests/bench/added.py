@@ -117,7 +117,7 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
             )
 
             async def events(data: bytes) -> AsyncGenerator[Any, None]:
-                conversation = await scheduler.prepare(await read_request(data))
+                conversation = await scheduler.prepare(read_request(data))
                 async for event in scheduler.run(conversation):
                     yield event
 

@@ -165,7 +165,7 @@ class Outcome(NamedTuple):
 
 async def outcome(**body: Json) -> Outcome:
     """Run the whole pipeline, with the same ids and output each time."""
-    request = await read_request(json.dumps({"input": "Hi", **body}).encode())
+    request = read_request(json.dumps({"input": "Hi", **body}).encode())
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)

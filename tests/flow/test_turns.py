@@ -124,7 +124,7 @@ async def test_run_of_a_cancelled_reader_is_stored_as_cancelled(number: int, tmp
     engine = ScriptedEngine(
         Script(load_encoding().encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001)
     )
-    request = await read_request(json.dumps(BODY).encode())
+    request = read_request(json.dumps(BODY).encode())
     seen: list[ResponseEvent] = []
     reached = asyncio.Event()
 

@@ -37,7 +37,7 @@ def harmony_pipeline(engine: Engine, store: Store | None = None) -> Pipeline[Cre
 
 async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
     """Run one request; check and return all of its events."""
-    request = await read_request(json.dumps(body).encode())
+    request = read_request(json.dumps(body).encode())
     async with pipeline.then("check", check).open(source_of([request])) as events:
         return checked([event async for event in events])
 

@@ -351,7 +351,7 @@ async def main() -> None:
     encoding = load_encoding()
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
         pipeline = harmony_pipeline(engine)
-        request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
+        request = read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
         async with pipeline.open(source_of([request])) as events:
             *_, last = [event async for event in events]
     assert isinstance(last, TerminalEvent)

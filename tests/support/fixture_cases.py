@@ -121,7 +121,7 @@ async def check_conversation(case: Case, store: Store, tools: RecordedTools | No
     suffix, created_at, model = case.identity
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
-    request = await read_request(case.path("request.json").read_bytes())
+    request = read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await run_stage(normalize, [request]), frames.ResolvedRequest)
 
 

@@ -34,7 +34,7 @@ MANY = 5_000
 
 
 def read_body(body: Json) -> CreateResponse:
-    return asyncio.run(read_request(json.dumps(body).encode()))
+    return read_request(json.dumps(body).encode())
 
 
 def output_of(sent: Json) -> list[Json]:
@@ -52,7 +52,7 @@ def output_of(sent: Json) -> list[Json]:
 
 def refused(body: bytes) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(read_request(body))
+        read_request(body)
     return caught.value
 
 
@@ -142,7 +142,7 @@ async def normalize(
         access=access,
         left_out=left_out,
     )
-    request = await read_request(json.dumps(body).encode(), Envelope(owner))
+    request = read_request(json.dumps(body).encode(), Envelope(owner))
     async with aclosing(stage(source_of([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation

@@ -7,14 +7,12 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from penstock.pipeline.protocol.params.common import Body, Metadata, at_most
-from penstock.pipeline.protocol.params.items import InputItem
+from penstock.pipeline.protocol.params.items import InputItems
 
 MOST_ITEMS = 20
 """The most items that one request may add."""
 
-_Items: TypeAlias = Annotated[
-    list[InputItem], Field(fail_fast=True, max_length=MOST_ITEMS), at_most(MOST_ITEMS, "items")
-]
+_Items: TypeAlias = Annotated[InputItems, Field(max_length=MOST_ITEMS), at_most(MOST_ITEMS, "items")]
 
 
 class CreateConversation(Body):

@@ -1,80 +1,98 @@
-"""Input items in a request body.
+"""Input items in a request body, and the items of a conversation that they become.
 
-Clients send back the items that they kept of a response, sometimes without ids or statuses, so few fields are required.
+Clients send back the items that they kept of a response, sometimes without ids or statuses, with nulls, or with text in
+place of parts, so few fields are required.  A request may have thousands of items, so msgspec reads them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from penstock.pipeline.protocol.items import ImageDetail, ItemStatus, Phase, Role
-from penstock.pipeline.protocol.params import common
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, CallId, Echoed, Name, TextOr
-from penstock.pipeline.protocol.params.tools import ToolParam
+from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.items import (
+    CallStatus,
+    ImageDetail,
+    InputText,
+    ItemStatus,
+    Phase,
+    Refusal,
+    Role,
+)
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Echoed
+from penstock.pipeline.protocol.params.structs import ListOf, schemas
+from penstock.pipeline.protocol.params.tools import AnyTool
 
-_Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
-_Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Value = TypeVar("Value")
+
+_Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+_CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+_Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Integer: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _Object(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The known fields that the client sent, without nulls."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
 
 # Content parts
 
 
-class InputTextPart(Body):
-    type: Literal["input_text"]
+class OutputTextPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
     text: str
 
 
-class OutputTextPart(Body):
-    type: Literal["output_text"]
-    text: str
-
-
-class RefusalPart(Body):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ReasoningTextPart(Body):
+class ReasoningTextPart(_Object, frozen=True, kw_only=True):
     type: Literal["reasoning_text"]
     text: str
 
 
-class SummaryTextPart(Body):
+class SummaryTextPart(_Object, frozen=True, kw_only=True):
     type: Literal["summary_text"]
     text: str
 
 
-class ImagePart(Body):
-    type: Literal["input_image"]
+class ImagePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_image"):
     image_url: str | None = None
     file_id: str | None = None
     detail: ImageDetail | None = None
 
 
-class FilePart(Body):
-    type: Literal["input_file"]
+class FilePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_file"):
+    pass
 
 
-MessagePart: TypeAlias = Annotated[
-    InputTextPart | OutputTextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")
-]
-OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
-_MessageContent: TypeAlias = TextOr[str, Annotated[list[MessagePart], FAIL_FAST]]
-_CallOutput: TypeAlias = TextOr[str, Annotated[list[OutputPart], FAIL_FAST]]
+OutputPart: TypeAlias = InputText | ImagePart | FilePart
+MessagePart: TypeAlias = InputText | OutputTextPart | Refusal | ImagePart | FilePart
 
 # Items
 
 
-class _InputItem(Body):
+class _Item(_Object, frozen=True, kw_only=True, tag_field="type"):
     id: str | None = None
+
+    @property
+    def type(self) -> str:
+        """The type of the item, as on the wire."""
+        return str(self.__struct_config__.tag)
+
+
+class _InputItem(_Item, frozen=True, kw_only=True):
     status: ItemStatus | None = None
 
 
-class MessageItem(_InputItem):
-    type: Literal["message"] | None = None
+class MessageItem(_InputItem, frozen=True, kw_only=True, tag="message"):
     role: Role
-    content: _MessageContent
+    content: str | tuple[MessagePart, ...]
     phase: Phase | None = None
 
     @property
@@ -82,211 +100,296 @@ class MessageItem(_InputItem):
         """All of its text, without its images and files."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content if isinstance(part, InputTextPart | OutputTextPart))
+        return "".join(part.text for part in self.content if isinstance(part, InputText | OutputTextPart))
 
 
-class SteeringMessage(_InputItem):
+class SteeringMessage(_InputItem, frozen=True, kw_only=True, tag="message"):
     """A message of the user to a response that runs."""
 
-    type: Literal["message"] | None = None
     role: Literal["user"]
-    content: _CallOutput
+    content: str | tuple[OutputPart, ...]
 
     @property
     def as_item(self) -> MessageItem:
         """The message as an item of an input."""
-        content: str | list[MessagePart] = self.content if isinstance(self.content, str) else [*self.content]
-        return MessageItem(id=self.id, status=self.status, role=self.role, content=content)
+        return MessageItem(id=self.id, status=self.status, role=self.role, content=self.content)
 
 
-class ReasoningItem(_InputItem):
-    type: Literal["reasoning"]
-    summary: Annotated[list[SummaryTextPart], FAIL_FAST] | None = None
-    content: Annotated[list[ReasoningTextPart], FAIL_FAST] | None = None
+class ReasoningItem(_InputItem, frozen=True, kw_only=True, tag="reasoning"):
+    summary: tuple[SummaryTextPart, ...] | None = None
+    content: tuple[ReasoningTextPart, ...] | None = None
     encrypted_content: str | None = None
 
+    def as_item(self, item_id: str) -> wire.Reasoning:
+        """Return the item of a conversation."""
+        summary = tuple(wire.SummaryText(part.text) for part in self.summary or ())
+        content = None if self.content is None else tuple(wire.ReasoningText(part.text) for part in self.content)
+        sealed = _unset(self.encrypted_content)
+        return wire.Reasoning(item_id, summary, _unset(content), sealed, _unset(self.status))
 
-class _CallItem(_InputItem):
-    call_id: CallId
+
+class _CallItem(_InputItem, frozen=True, kw_only=True):
+    call_id: _CallId
     name: _Text
-    namespace: Name | None = None
+    namespace: _Name | None = None
 
 
-class FunctionCallItem(_CallItem):
-    type: Literal["function_call"]
+class FunctionCallItem(_CallItem, frozen=True, kw_only=True, tag="function_call"):
     arguments: str
-    is_async: bool | None = Field(default=None, alias="async")
+    is_async: bool | None = msgspec.field(default=None, name="async")
+
+    def as_item(self, item_id: str) -> wire.FunctionCall:
+        """Return the item of a conversation."""
+        status, is_async = self.status or "completed", True if self.is_async else UNSET
+        called = self.call_id, self.name, self.arguments
+        return wire.FunctionCall(item_id, *called, status, _unset(self.namespace), is_async)
 
 
-class CustomToolCallItem(_CallItem):
-    type: Literal["custom_tool_call"]
+class CustomToolCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_call"):
     input: str
 
-
-class _CallOutputItem(_InputItem):
-    call_id: CallId
-    output: _CallOutput
-
-
-class FunctionCallOutputItem(_CallOutputItem):
-    type: Literal["function_call_output"]
+    def as_item(self, item_id: str) -> wire.CustomToolCall:
+        """Return the item of a conversation."""
+        called = self.call_id, self.name, self.input
+        return wire.CustomToolCall(item_id, *called, self.status or "completed", _unset(self.namespace))
 
 
-class CustomToolCallOutputItem(_CallOutputItem):
-    type: Literal["custom_tool_call_output"]
+class _CallOutputItem(_InputItem, frozen=True, kw_only=True):
+    call_id: _CallId
+    output: str | tuple[OutputPart, ...]
 
 
-class _TypedCallItem(Body):
+class FunctionCallOutputItem(_CallOutputItem, frozen=True, kw_only=True, tag="function_call_output"):
+    pass
+
+
+class CustomToolCallOutputItem(_CallOutputItem, frozen=True, kw_only=True, tag="custom_tool_call_output"):
+    pass
+
+
+class _TypedCallItem(_Item, frozen=True, kw_only=True):
     """A call with an item type of its own, or its output."""
 
-    id: str | None = None
     status: (
         Literal["in_progress", "completed", "incomplete", "failed", "searching", "interpreting", "calling"] | None
     ) = None
 
-
-class _ClientCallItem(_TypedCallItem):
-    call_id: CallId
+    @property
+    def call_status(self) -> CallStatus:
+        """The status for item types that have a ``failed``."""
+        match self.status:
+            case None:
+                return "completed"
+            case "searching" | "interpreting" | "calling":
+                return "in_progress"
+            case status:
+                return status
 
 
 # Calls that the client runs
 
 
-class LocalShellAction(Body):
-    command: Annotated[list[str], FAIL_FAST]
+class _ClientCallItem(_TypedCallItem, frozen=True, kw_only=True):
+    call_id: _CallId
+
+    @property
+    def item_status(self) -> ItemStatus:
+        """The status for item types that have no ``failed``: a failed call is completed."""
+        status = self.call_status
+        return "completed" if status == "failed" else status
+
+
+class LocalShellAction(_Object, frozen=True, kw_only=True):
+    command: list[str]
     env: dict[str, str] | None = None
     timeout_ms: _Count | None = None
     user: str | None = None
     working_directory: str | None = None
 
 
-class LocalShellCallItem(_ClientCallItem):
-    type: Literal["local_shell_call"]
+class LocalShellCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="local_shell_call"):
     action: LocalShellAction
 
+    def as_item(self, item_id: str) -> wire.LocalShellCall:
+        """Return the item of a conversation."""
+        action = {"type": "exec", "env": {}} | self.action.fields
+        return wire.LocalShellCall(item_id, self.call_id, action, self.item_status)
 
-class LocalShellCallOutputItem(_ClientCallItem):
+
+class LocalShellCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="local_shell_call_output"):
     """The output of a local shell call.
 
     The API puts the ``call_id`` of the call in ``id``; some clients put it in ``call_id``.
     """
 
-    type: Literal["local_shell_call_output"]
     output: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named_once(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("call_id") is None and "id" in value:
-            return {**value, "call_id": value["id"]}
-        return value
+    def as_item(self, item_id: str) -> wire.LocalShellCallOutput:
+        """Return the item of a conversation."""
+        return wire.LocalShellCallOutput(item_id, self.output, self.item_status)
 
 
-class ShellAction(Body):
-    commands: Annotated[list[str], FAIL_FAST]
+class ShellAction(_Object, frozen=True, kw_only=True):
+    commands: list[str]
     timeout_ms: _Count | None = None
     max_output_length: _Count | None = None
 
 
-class ShellEnvironment(Body):
+class ShellEnvironment(_Object, frozen=True, kw_only=True):
     type: str
     container_id: str | None = None
 
 
-class ShellCallItem(_ClientCallItem):
-    type: Literal["shell_call"]
+class ShellCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call"):
     action: ShellAction
     environment: ShellEnvironment | None = None
 
+    def as_item(self, item_id: str) -> wire.ShellCall:
+        """Return the item of a conversation."""
+        environment = None if self.environment is None else self.environment.fields
+        return wire.ShellCall(item_id, self.call_id, self.action.fields, self.item_status, environment)
 
-class ShellOutcome(Body):
+
+class ShellOutcome(_Object, frozen=True, kw_only=True):
     type: Literal["exit", "timeout"]
-    exit_code: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    exit_code: _Integer | None = None
 
 
-class ShellOutput(Body):
+class ShellOutput(_Object, frozen=True, kw_only=True):
     outcome: ShellOutcome
     stdout: str | None = None
     stderr: str | None = None
 
+    @property
+    def part(self) -> dict[str, Any]:
+        """The output with all of its fields."""
+        exit_code = {} if self.outcome.type == "timeout" else {"exit_code": self.outcome.exit_code or 0}
+        outcome = {"type": self.outcome.type} | exit_code
+        return {"stdout": self.stdout or "", "stderr": self.stderr or "", "outcome": outcome}
 
-class ShellCallOutputItem(_ClientCallItem):
-    type: Literal["shell_call_output"]
-    output: Annotated[list[ShellOutput], FAIL_FAST]
+
+class ShellCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call_output"):
+    output: tuple[ShellOutput, ...]
     max_output_length: _Count | None = None
 
+    def as_item(self, item_id: str) -> wire.ShellCallOutput:
+        """Return the item of a conversation."""
+        output = tuple(part.part for part in self.output)
+        return wire.ShellCallOutput(item_id, self.call_id, output, self.item_status, self.max_output_length)
 
-class PatchOperation(Body):
+
+class PatchOperation(_Object, frozen=True, kw_only=True):
     type: Literal["create_file", "update_file", "delete_file"]
     path: str
     diff: str | None = None
 
 
-class ApplyPatchCallItem(_ClientCallItem):
-    type: Literal["apply_patch_call"]
+class ApplyPatchCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="apply_patch_call"):
     operation: PatchOperation
 
+    def as_item(self, item_id: str) -> wire.ApplyPatchCall:
+        """Return the item of a conversation."""
+        return wire.ApplyPatchCall(item_id, self.call_id, self.operation.fields, self.item_status)
 
-class ApplyPatchCallOutputItem(_ClientCallItem):
-    type: Literal["apply_patch_call_output"]
+
+class ApplyPatchCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="apply_patch_call_output"):
     output: str | None = None
+
+    def as_item(self, item_id: str) -> wire.ApplyPatchCallOutput:
+        """Return the item of a conversation."""
+        outcome: Literal["completed", "failed"] = "failed" if self.status == "failed" else "completed"
+        return wire.ApplyPatchCallOutput(item_id, self.call_id, outcome, self.output)
 
 
 # Calls that a server runs
 
 
-class ListedToolPart(Body):
+class ListedToolPart(_Object, frozen=True, kw_only=True):
     name: _Text
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     annotations: dict[str, Any] | None = None
 
+    @property
+    def tool(self) -> wire.ListedTool:
+        """The tool with its schema."""
+        return wire.ListedTool(self.name, self.input_schema or {}, self.description or UNSET, self.annotations or UNSET)
 
-_Error: TypeAlias = TextOr[str, dict[str, Any]]
 
-
-class McpListToolsItem(_TypedCallItem):
-    type: Literal["mcp_list_tools"]
+class McpListToolsItem(_TypedCallItem, frozen=True, kw_only=True, tag="mcp_list_tools"):
     server_label: _Text
-    tools: Annotated[list[ListedToolPart], FAIL_FAST] | None = None
-    error: _Error | None = None
+    tools: tuple[ListedToolPart, ...] | None = None
+    error: str | dict[str, Any] | None = None
+
+    def as_item(self, item_id: str) -> wire.McpListTools:
+        """Return the item of a conversation."""
+        error = self.error if isinstance(self.error, str | None) else msgspec.json.encode(self.error).decode()
+        tools = tuple(part.tool for part in self.tools or ())
+        return wire.McpListTools(item_id, self.server_label, tools, error or UNSET)
 
 
-class _McpCallItem(_TypedCallItem):
+class _McpCallItem(_TypedCallItem, frozen=True, kw_only=True):
     server_label: _Text
     name: _Text
     arguments: str
 
 
-class McpCallItem(_McpCallItem):
-    type: Literal["mcp_call"]
+class McpCallItem(_McpCallItem, frozen=True, kw_only=True, tag="mcp_call"):
     output: str | None = None
-    error: _Error | None = None
+    error: str | dict[str, Any] | None = None
     approval_request_id: str | None = None
 
+    def as_item(self, item_id: str) -> wire.McpCall:
+        """Return the item of a conversation."""
+        error = self.error or None
+        if isinstance(error, str):
+            error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
+        status = "failed" if error is not None and self.status is None else self.call_status
+        called = self.server_label, self.name, self.arguments
+        return wire.McpCall(item_id, *called, status, self.output, error, self.approval_request_id)
 
-class McpApprovalRequestItem(_McpCallItem):
-    type: Literal["mcp_approval_request"]
+
+class McpApprovalRequestItem(_McpCallItem, frozen=True, kw_only=True, tag="mcp_approval_request"):
+    def as_item(self, item_id: str) -> wire.McpApprovalRequest:
+        """Return the item of a conversation."""
+        return wire.McpApprovalRequest(item_id, self.server_label, self.name, self.arguments)
 
 
-class McpApprovalResponseItem(_TypedCallItem):
-    type: Literal["mcp_approval_response"]
+class McpApprovalResponseItem(_TypedCallItem, frozen=True, kw_only=True, tag="mcp_approval_response"):
     approval_request_id: _Text
     approve: bool
     reason: str | None = None
 
+    def as_item(self, item_id: str) -> wire.McpApprovalResponse:
+        """Return the item of a conversation."""
+        return wire.McpApprovalResponse(item_id, self.approval_request_id, self.approve, self.reason)
 
-class CodeOutput(Body):
+
+class CodeOutput(_Object, frozen=True, kw_only=True):
     type: Literal["logs", "image"]
     logs: str | None = None
     url: str | None = None
 
+    @property
+    def part(self) -> dict[str, Any]:
+        """The output with all of its fields."""
+        return (
+            {"type": "logs", "logs": self.logs or ""}
+            if self.type == "logs"
+            else {"type": "image", "url": self.url or ""}
+        )
 
-class CodeInterpreterCallItem(_TypedCallItem):
-    type: Literal["code_interpreter_call"]
+
+class CodeInterpreterCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="code_interpreter_call"):
     code: str | None = None
     container_id: str | None = None
-    outputs: Annotated[list[CodeOutput], FAIL_FAST] | None = None
+    outputs: tuple[CodeOutput, ...] | None = None
+
+    def as_item(self, item_id: str) -> wire.CodeInterpreterCall:
+        """Return the item of a conversation."""
+        outputs = None if self.outputs is None else tuple(part.part for part in self.outputs)
+        code, container = self.code or "", self.container_id or ""
+        return wire.CodeInterpreterCall(item_id, code, container, self.call_status, outputs)
 
 
 class WebAction(Echoed):
@@ -299,101 +402,100 @@ class WebAction(Echoed):
     pattern: str | None = None
 
 
-class WebSearchCallItem(_TypedCallItem):
-    type: Literal["web_search_call"]
+class WebSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="web_search_call"):
     action: WebAction | None = None
+
+    def as_item(self, item_id: str) -> wire.WebSearchCall:
+        """Return the item of a conversation."""
+        sent = self.action.sent if self.action else {}
+        action = {"type": "search"} | {key: value for key, value in sent.items() if value is not None}
+        return wire.WebSearchCall(item_id, self.call_status, action)
 
 
 # Other items
 
 
-class ItemReference(Body):
+class ItemReference(_Item, frozen=True, kw_only=True, tag="item_reference"):
     """A reference to a stored item by its id."""
 
-    type: Literal["item_reference"] | None = None
     id: str
 
 
-class AdditionalToolsItem(Body):
+class AdditionalToolsItem(_Item, frozen=True, kw_only=True, tag="additional_tools"):
     """More tools, available from this point of the conversation on."""
 
-    type: Literal["additional_tools"]
-    id: str | None = None
     role: Literal["developer"]
-    tools: Annotated[list[ToolParam], FAIL_FAST]
+    tools: tuple[AnyTool, ...]
+
+    def as_item(self, item_id: str) -> wire.AdditionalTools:
+        """Return the item of a conversation."""
+        return wire.AdditionalTools(item_id, self.role, tuple(tool.root.without_secrets for tool in self.tools))
 
 
-class CompactionItem(Body):
+class CompactionItem(_Item, frozen=True, kw_only=True, tag="compaction"):
     """The summary of what came before it, as this server sealed it."""
 
-    type: Literal["compaction"]
-    id: str | None = None
     encrypted_content: str
 
+    def as_item(self, item_id: str) -> wire.Compaction:
+        """Return the item of a conversation."""
+        return wire.Compaction(item_id, self.encrypted_content)
 
-class CompactionTriggerItem(Body):
+
+class CompactionTriggerItem(_Item, frozen=True, kw_only=True, tag="compaction_trigger"):
     """The wish to have the conversation compacted instead of answered; the last item of an input."""
 
-    type: Literal["compaction_trigger"]
-    id: str | None = None
 
-
-ClientCallItem: TypeAlias = (
-    LocalShellCallItem
+PlainItem: TypeAlias = (
+    ReasoningItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | LocalShellCallItem
     | LocalShellCallOutputItem
     | ShellCallItem
     | ShellCallOutputItem
     | ApplyPatchCallItem
     | ApplyPatchCallOutputItem
-)
-ServerCallItem: TypeAlias = (
-    McpListToolsItem
+    | McpListToolsItem
     | McpCallItem
     | McpApprovalRequestItem
     | McpApprovalResponseItem
     | CodeInterpreterCallItem
     | WebSearchCallItem
+    | AdditionalToolsItem
+    | CompactionItem
+)
+"""Items that become the same item of a conversation at any server."""
+
+InputItem: TypeAlias = (
+    MessageItem | PlainItem | FunctionCallOutputItem | CustomToolCallOutputItem | ItemReference | CompactionTriggerItem
 )
 
 
-def _item_tag(value: Any) -> Any:
-    """Return the type of an item; an item without one is a message, or a reference if it has only an id."""
-    if item_type := common.type_of(value):
-        return item_type
-    is_reference = isinstance(value, dict) and "id" in value and value.keys().isdisjoint(("role", "content"))
-    return "item_reference" if is_reference or isinstance(value, ItemReference) else "message"
+def _explicit(value: Any) -> Any:
+    """Return an item with its type: without one it is a message, or a reference if it has only an id.
+
+    The output of a local shell call gets its ``call_id``.
+    """
+    if not isinstance(value, dict):
+        return value
+    match value.get("type"):
+        case None:
+            is_reference = "id" in value and value.keys().isdisjoint(("role", "content"))
+            return {**value, "type": "item_reference" if is_reference else "message"}
+        case "local_shell_call_output" if value.get("call_id") is None and "id" in value:
+            return {**value, "call_id": value["id"]}
+        case _:
+            return value
 
 
-InputItem: TypeAlias = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
-    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
-    | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
-    | Annotated[ShellCallItem, Tag("shell_call")]
-    | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
-    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
-    | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
-    | Annotated[McpListToolsItem, Tag("mcp_list_tools")]
-    | Annotated[McpCallItem, Tag("mcp_call")]
-    | Annotated[McpApprovalRequestItem, Tag("mcp_approval_request")]
-    | Annotated[McpApprovalResponseItem, Tag("mcp_approval_response")]
-    | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
-    | Annotated[WebSearchCallItem, Tag("web_search_call")]
-    | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
-    | Annotated[CompactionItem, Tag("compaction")]
-    | Annotated[CompactionTriggerItem, Tag("compaction_trigger")],
-    Discriminator(_item_tag),
-]
+InputItems: TypeAlias = Annotated[list[InputItem], ListOf(InputItem, _explicit)]
+SteeringMessages: TypeAlias = Annotated[list[SteeringMessage], ListOf(SteeringMessage, _explicit)]
 
 # Messages in Harmony's own format
 
 
-class RawPart(Body):
+class RawPart(_Object, frozen=True, kw_only=True):
     """Text, or the content of a system or developer message; ``instructions`` is the text of the latter."""
 
     type: Literal["text", "developer_content", "system_content"]
@@ -404,24 +506,24 @@ class RawPart(Body):
 _RawRole: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class RawAuthor(Body):
+class RawAuthor(_Object, frozen=True, kw_only=True):
     role: _RawRole
     name: str | None = None
 
 
-class RawFunction(Body):
+class RawFunction(_Object, frozen=True, kw_only=True):
     name: str
     arguments: str
 
 
-class RawToolCall(Body):
+class RawToolCall(_Object, frozen=True, kw_only=True):
     """A call in a message of the Chat Completions API."""
 
-    id: CallId
+    id: _CallId
     function: RawFunction
 
 
-class RawMessage(Body):
+class RawMessage(_Object, frozen=True, kw_only=True):
     """A message as openai_harmony writes it; its author is an object, or split into ``role`` and ``name``.
 
     ``reasoning``, ``tool_calls`` and ``tool_call_id`` are those of messages of the Chat Completions API.
@@ -430,10 +532,32 @@ class RawMessage(Body):
     author: RawAuthor | None = None
     role: _RawRole | None = None
     name: str | None = None
-    content: TextOr[str, Annotated[list[RawPart], FAIL_FAST]] | None = None
+    content: str | tuple[RawPart, ...] | None = None
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[RawToolCall], FAIL_FAST] | None = None
+    tool_calls: tuple[RawToolCall, ...] | None = None
     tool_call_id: str | None = None
+
+
+RawMessages: TypeAlias = Annotated[list[RawMessage], ListOf(RawMessage)]
+
+# JSON schemas
+
+MODELS = (AnyTool, WebAction)
+"""The objects in items that pydantic reads, and describes."""
+
+
+def item_schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of items and messages, and of the structs in them, by name."""
+    _, described = schemas(InputItem, RawMessage)
+    for kind in (MessageItem, ItemReference):
+        schema = described[kind.__name__]
+        schema["required"].remove("type")
+        schema["properties"]["type"] = {"anyOf": [schema["properties"]["type"], {"type": "null"}]}
+    return described
+
+
+def _unset(value: Value | None) -> Value | UnsetType:
+    return UNSET if value is None else value

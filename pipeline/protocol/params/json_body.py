@@ -1,23 +1,18 @@
-"""Read request bodies of any size without blocking the event loop.
+"""Read the JSON of request bodies of any size.
 
-Parsing and validating take time in proportion to the body, and hold the GIL even in a thread.  So long work is done in
-pieces with an ``await may_yield()`` between them: a short body never yields, and a long one lets other tasks run.
+Reading takes time in proportion to the body, and the parser holds the GIL.  So a long body is read in a thread, and
+parsed in pieces, between which other threads run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from time import perf_counter
 from typing import Any
 
 import msgspec
 from pydantic_core import from_json
 
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
-
-HELD = 0.002
-"""Seconds of work after which a task yields to the loop, once its current piece is finished."""
 
 PIECE = 2**13
 """Bytes of JSON to parse at once."""
@@ -39,31 +34,18 @@ _array = msgspec.json.Decoder(list[msgspec.Raw])
 _escape = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
-class YieldPoint:
-    """A yield point for one task, which lets the event loop run after every `HELD` seconds of work."""
-
-    def __init__(self) -> None:
-        self._rest_at = perf_counter() + HELD
-
-    async def __call__(self) -> None:
-        """Yield to the event loop, if it is time."""
-        if perf_counter() >= self._rest_at:
-            await asyncio.sleep(0)
-            self._rest_at = perf_counter() + HELD
-
-
-async def read_json(body: bytes, may_yield: YieldPoint) -> Any:
+def read_json(body: bytes) -> Any:
     """Parse a body; an escaped surrogate without its other half, which JavaScript may send, becomes U+FFFD.
 
     Raises `InvalidRequest` if the body is not JSON, and `BodyTooLarge` if it has too many values.
     """
-    await check_commas(body, may_yield)
+    check_commas(body)
     try:
-        return await _parsed(memoryview(body.lstrip()), may_yield)
+        return _parsed(memoryview(body.lstrip()))
     except NO_JSON:
-        mended = await _mended(body, may_yield)
+        mended = _mended(body)
     try:
-        return await _parsed(memoryview(mended.lstrip()), may_yield)
+        return _parsed(memoryview(mended.lstrip()))
     except NO_JSON as error:
         problem = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {problem}") from error
@@ -74,18 +56,13 @@ def shortened(text: str, limit: int = 100) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-async def check_commas(body: bytes, may_yield: YieldPoint) -> None:
+def check_commas(body: bytes) -> None:
     """Raise `BodyTooLarge` for a body with more than `MOST_COMMAS`."""
-    commas = 0
-    for start in range(0, len(body), COUNTED):
-        commas += body.count(b",", start, start + COUNTED)
-        await may_yield()
-    if commas > MOST_COMMAS:
+    if sum(body.count(b",", start, start + COUNTED) for start in range(0, len(body), COUNTED)) > MOST_COMMAS:
         raise BodyTooLarge(f"The body has more than {MOST_COMMAS:,} commas, which is the limit.")
 
 
-async def _parsed(text: memoryview, may_yield: YieldPoint, depth: int = 0) -> Any:
-    await may_yield()
+def _parsed(text: memoryview, depth: int = 0) -> Any:
     if len(text) <= PIECE:
         return from_json(bytes(text), allow_inf_nan=False)
     if text[0] not in b"[{":
@@ -93,35 +70,34 @@ async def _parsed(text: memoryview, may_yield: YieldPoint, depth: int = 0) -> An
     if depth == DEEPEST:
         raise ValueError("it is nested too deeply")
     if text[0] in b"[":
-        return await _parsed_list(_array.decode(text), may_yield, depth + 1)
-    return {
-        name: await _parsed(memoryview(value), may_yield, depth + 1) for name, value in _object.decode(text).items()
-    }
+        return _parsed_list(_array.decode(text), depth + 1)
+    return {name: _parsed(memoryview(value), depth + 1) for name, value in _object.decode(text).items()}
 
 
-async def _parsed_list(texts: list[msgspec.Raw], may_yield: YieldPoint, depth: int) -> list[Any]:
-    """Parse the elements of a list, many short ones at a time."""
+def _parsed_list(texts: list[msgspec.Raw], depth: int) -> list[Any]:
+    """Parse the elements of a list, many short ones at once."""
     parsed, short, size = list[Any](), list[memoryview](), 0
-    await may_yield()  # splitting a very long list took long already
     for raw in texts:
         text = memoryview(raw)
         if size + len(text) > PIECE:
-            parsed += from_json(b"[%b]" % b",".join(short), allow_inf_nan=False)
+            parsed += _joined(short)
             short, size = [], 0
-            await may_yield()
         if len(text) > PIECE:
-            parsed.append(await _parsed(text, may_yield, depth))
+            parsed.append(_parsed(text, depth))
         else:
             short.append(text)
             size += len(text) + 1
-    parsed += from_json(b"[%b]" % b",".join(short), allow_inf_nan=False)
-    return parsed
+    return parsed + _joined(short)
 
 
-async def _mended(body: bytes, may_yield: YieldPoint) -> bytearray:
+def _joined(texts: list[memoryview]) -> list[Any]:
+    values: list[Any] = from_json(b"[%b]" % b",".join(texts), allow_inf_nan=False)
+    return values
+
+
+def _mended(body: bytes) -> bytearray:
     mended = bytearray(body)
     for escape in _escape.finditer(body):
         if escape["lone"]:
             mended[escape.start() : escape.end()] = rb"\ufffd"
-        await may_yield()
     return mended

@@ -30,9 +30,10 @@ from penstock.pipeline.protocol.params.common import (
 from penstock.pipeline.protocol.params.items import (
     CompactionTriggerItem,
     InputItem,
+    InputItems,
     MessageItem,
-    RawMessage,
-    SteeringMessage,
+    RawMessages,
+    SteeringMessages,
 )
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
@@ -188,7 +189,7 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_Input: TypeAlias = TextOr[str, Annotated[list[InputItem], FAIL_FAST]]
+_Input: TypeAlias = TextOr[str, InputItems]
 
 
 class CreateResponse(Body):
@@ -268,7 +269,7 @@ class CreateResponse(Body):
     mm_payload: Literal["tensors", "none"] | None = None
     return_mm_kwargs: bool | None = None
     enable_response_messages: bool | None = None
-    previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
+    previous_input_messages: RawMessages | None = None
 
     _envelope: Envelope = PrivateAttr(default=Envelope())
 
@@ -307,7 +308,7 @@ class SteerResponse(Body):
 
     type: Literal["response.steer"]
     previous_response_id: str
-    input: TextOr[str, Annotated[list[SteeringMessage], FAIL_FAST]]
+    input: TextOr[str, SteeringMessages]
 
 
 class CompactConversation(Body):
@@ -328,5 +329,5 @@ class CompactConversation(Body):
         """The request for a response that is the compaction alone, and is not stored."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name in type(self).model_fields}
         request = CreateResponse().model_copy(update=given)
-        trigger = CompactionTriggerItem(type="compaction_trigger")
+        trigger = CompactionTriggerItem()
         return request.model_copy(update={"input": [*request.input_items, trigger], "store": False})

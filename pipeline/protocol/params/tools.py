@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    RootModel,
     StringConstraints,
     Tag,
     ValidationInfo,
@@ -382,6 +383,13 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[OtherToolParam, Tag("other")],
     Discriminator(_tool_tag),
 ]
+
+
+class AnyTool(RootModel[ToolParam]):
+    """A tool in an item."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
 
 # The choice of tools
 

@@ -80,7 +80,7 @@ async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
 
 async def request_of(text: str = "Hi") -> CreateResponse:
     body = b'{"model": "tiny", "input": "%b"}' % text.encode()
-    return await read_request(body, Envelope(body=body, is_recorded=True))
+    return read_request(body, Envelope(body=body, is_recorded=True))
 
 
 async def answered(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:

@@ -47,7 +47,7 @@ bodies = st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), jso
 async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
     """The conversation or the refusal for a body; any other exception propagates."""
     try:
-        request = await read_request(json.dumps(body).encode())
+        request = read_request(json.dumps(body).encode())
         normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
         async with aclosing(normalize(source_of([request]))) as conversations:
             return await anext(conversations)

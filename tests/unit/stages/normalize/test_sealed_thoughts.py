@@ -38,7 +38,7 @@ def carried(encrypted_content: str | None, **fields: Any) -> dict[str, Any]:
 
 async def normalize(store: Store, *sent: Any, suffix: str = "1", **body: Any) -> ResolvedRequest:
     stage = Normalize(store, ("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix)
-    request = await read_request(json.dumps({"input": sent, **body}).encode(), Envelope(OWNER))
+    request = read_request(json.dumps({"input": sent, **body}).encode(), Envelope(OWNER))
     async with aclosing(stage(source_of([request]))) as resolved:
         return await anext(resolved)
 

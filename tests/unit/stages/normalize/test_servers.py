@@ -209,7 +209,7 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
         resolved = await normalize(store, **body, hosted=ALL_HOSTED)
-        request = await read_request(json.dumps(body).encode())
+        request = read_request(json.dumps(body).encode())
     assert CANARY not in msgspec.json.encode(resolved.facts.response).decode()
     assert CANARY not in caplog.text
     if "server_url" not in tool or CANARY not in tool["server_url"]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.requests import MANY, MESSAGE, PART, Json
 
 
 def read(shape: type[Body], body: Json) -> Body:
-    return asyncio.run(read_body(json.dumps(body).encode(), shape))
+    return read_body(json.dumps(body).encode(), shape)
 
 
 @pytest.mark.parametrize("wide", [1, MANY])
