@@ -77,13 +77,15 @@ MessagePart: TypeAlias = InputText | OutputTextPart | Refusal | ImagePart | File
 # Items
 
 
-class _Item(_Object, frozen=True, kw_only=True, tag_field="type"):
-    id: str | None = None
-
+class _Typed(_Object, frozen=True, kw_only=True, tag_field="type"):
     @property
     def type(self) -> str:
         """The type of the item, as on the wire."""
         return str(self.__struct_config__.tag)
+
+
+class _Item(_Typed, frozen=True, kw_only=True):
+    id: str | None = None
 
 
 class _InputItem(_Item, frozen=True, kw_only=True):
@@ -415,7 +417,7 @@ class WebSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="web_sear
 # Other items
 
 
-class ItemReference(_Item, frozen=True, kw_only=True, tag="item_reference"):
+class ItemReference(_Typed, frozen=True, kw_only=True, tag="item_reference"):
     """A reference to a stored item by its id."""
 
     id: str
@@ -552,10 +554,10 @@ MODELS = (AnyTool, WebAction)
 def item_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schemas of items and messages, and of the structs in them, by name."""
     _, described = schemas(InputItem, RawMessage)
-    for kind in (MessageItem, ItemReference):
+    for kind, added in ((MessageItem, "type"), (ItemReference, "type"), (LocalShellCallOutputItem, "call_id")):
         schema = described[kind.__name__]
-        schema["required"].remove("type")
-        schema["properties"]["type"] = {"anyOf": [schema["properties"]["type"], {"type": "null"}]}
+        schema["required"].remove(added)
+        schema["properties"][added] = {"anyOf": [schema["properties"][added], {"type": "null"}]}
     return described
 
 

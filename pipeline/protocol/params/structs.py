@@ -100,7 +100,7 @@ def _refusal(error: msgspec.ValidationError, batch: list[Any], types: inspect.Ty
     if path.endswith("[...]`"):  # a value of an object in which all are texts
         place = (*place, next(key for key, value in _at(batch, place).items() if not isinstance(value, str)))
     if isinstance(error.__cause__, ValidationError):  # of an object that pydantic reads
-        first = error.__cause__.errors(include_url=False, include_input=False)[0]
+        first: Any = error.__cause__.errors(include_url=False, include_input=False)[0]
         place = (*place, *first["loc"])
         kind: Any = PydanticCustomError(first["type"], first["msg"], first.get("ctx"))
         context = dict[str, Any]()
