@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.api.http.request_body import LONG
-from penstock.api.socket import connection
-from penstock.pipeline.protocol.params import validation
+from penstock.api.socket.events import read_event
+from penstock.pipeline.protocol.params.json_body import read_json
 from tests.support.server import PacedServer
 from tests.support.socket_client import connected
 
@@ -30,8 +30,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
         return reading
 
-    monkeypatch.setattr(validation, "read_json", watched(validation.read_json))
-    monkeypatch.setattr(connection, "read_event", watched(connection.read_event))
+    monkeypatch.setattr("penstock.pipeline.protocol.params.validation.read_json", watched(read_json))
+    monkeypatch.setattr("penstock.api.socket.connection.read_event", watched(read_event))
     return seen
 
 
