@@ -1,6 +1,6 @@
 """The rules of a stream of events: the lifecycles of items, the state of a stream, and the checker of its rules.
 
-To add a kind of item that this server runs, as `CodeInterpreterCall` is one, change these eight files:
+To add a kind of item that this server runs, as `CodeInterpreterCall` is one, change these seven files:
 
 1. ``pipeline/protocol/items.py``: its struct, with its id prefix and its tool, in the unions that it belongs to
 2. ``pipeline/protocol/events.py``: the events that it has between added and done, if the API has any
@@ -8,8 +8,7 @@ To add a kind of item that this server runs, as `CodeInterpreterCall` is one, ch
 4. ``pipeline/lifecycle/item_lifecycles.py``: its row; the writer and the state of a stream follow it
 5. ``pipeline/lifecycle/rules.py``: its row for the checker
 6. ``stages/models/output_items.py``: the builder of the item from its frames
-7. ``pipeline/protocol/params/items.py``: its form in a request
-8. ``stages/normalize/call_items.py``: the item that a request contains
+7. ``pipeline/protocol/params/items.py``: its form in a request, which becomes the item
 
 An item whose call the client runs needs no `CallFinished`: of step 3 only its opening frame is left.  The frame that
 opens an item of a built-in tool is also in ``frames.HOSTED_CALLS``, by which the parsers find it.
