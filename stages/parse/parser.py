@@ -115,7 +115,10 @@ class TurnParser(ABC):
         return False
 
     def tokens_so_far(self) -> TurnTokens:
-        """Return the tokens of the turn until now, as its `TurnFinished` would count them."""
+        """Return the tokens of the turn until now, as its `TurnFinished` would count them.
+
+        Tokens that a parser holds back are not reasoning yet.
+        """
         reasoning = self._reasoning_tokens + self._open_reasoning_tokens
         return TurnTokens(self._prompt_tokens, self._cached_tokens, len(self._tokens), reasoning)
 

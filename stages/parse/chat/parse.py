@@ -157,10 +157,9 @@ class ChatParser(TurnParser):
     def _end_plain_text(self) -> None:
         """Catch up with the tokens of the hot path."""
         if self._plain_texts is not None:
+            self._reasoning_tokens += self._open_reasoning_tokens
             self._plain_texts, self._state.read_upto = None, len(self._tokens)
             self._plain_upto = len(self._tokens)
-            if self._latest is ReasoningPiece:
-                self._reasoning_tokens += len(self._tokens) - self._plain_from
 
     def _read_token(self, token: int, logprob: frames.TokenLogprob | None) -> Iterator[frames.ParsedFrame]:
         vocabulary = self._chat.vocabulary
@@ -185,10 +184,8 @@ class ChatParser(TurnParser):
 
     @property
     def _open_reasoning_tokens(self) -> int:
-        if self._latest is not ReasoningPiece:
-            return 0
-        plain = 0 if self._plain_texts is None else len(self._tokens) - self._plain_from
-        return plain + self._uncounted
+        is_plain_thought = self._plain_texts is not None and self._latest is ReasoningPiece
+        return len(self._tokens) - self._plain_from if is_plain_thought else 0
 
     def _count(self) -> None:
         if self._latest is ReasoningPiece:

@@ -18,6 +18,7 @@ from tests.support.examples import examples
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     ParsedItem,
+    chat_tokens,
     chat_turn_started,
     counted_tokens,
     joined_deltas,
@@ -147,7 +148,17 @@ def test_hot_path_equals_slow_path(family: str, data: st.DataObject) -> None:
 def test_tokens_are_counted_before_the_end(family: str, data: st.DataObject) -> None:
     chunks = token_chunks(data.draw(soup(family)), data.draw(st.integers(1, 3)))
     parser = ChatParser(family_model(family), chat_turn_started(family, **data.draw(requests())))
-    assert len(set(counted_tokens(parser, chunks))) == 1
+    before, after, counted = counted_tokens(parser, chunks)
+    assert after == counted
+    assert before.reasoning <= counted.reasoning
+    assert before._replace(reasoning=counted.reasoning) == counted
+
+
+def test_tokens_of_an_open_thought_are_reasoning() -> None:
+    chunks = token_chunks(chat_tokens("qwen3", "<think>\nLet me see what the weather is"))
+    before, _, counted = counted_tokens(ChatParser(family_model("qwen3"), chat_turn_started("qwen3")), chunks)
+    assert before == counted
+    assert before.reasoning == before.output - 1  # without the mark
 
 
 @given(noise(), st.sampled_from(REASONS))
