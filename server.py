@@ -39,14 +39,13 @@ from penstock.api.assembly import (
     toolbox,
 )
 from penstock.api.backends import EngineStarter, loading, over_http, planned, reason_to_wait, start, start_shown
-from penstock.api.checks import Checks
 from penstock.api.cli.check import all_pass
-from penstock.api.cli.mistakes import placed
+from penstock.api.cli.checks import Checks
+from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import greeting, read_settings
 from penstock.api.frontends.frontend import Frontend
 from penstock.api.frontends.link import Failed, Link, Up
 from penstock.api.frontends.seat import Seat
-from penstock.api.frontends.share import ALONE, Share
 from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind, listen, serving
@@ -60,6 +59,7 @@ from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
+from penstock.api.share import ALONE, Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.pipeline.logs import counted, log_to_stderr
@@ -405,7 +405,7 @@ def main(arguments: Sequence[str]) -> None:
             else:
                 uvloop.run(serve(settings, start_shown))
     except UNSTARTABLE as error:
-        cause = f"penstock: {placed(str(error), arguments)}"
+        cause = f"penstock: {explained(error, arguments)}"
     else:
         return
     gc.collect()  # objects of vLLM complain when they end: not after the last line

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from penstock.api.frontends.share import Share
 from penstock.api.http.auth import Keys
 from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.recording import recorder
 from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
+from penstock.api.share import Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import load

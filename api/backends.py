@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.cli.mistakes import wrong_option
 from penstock.api.loading import Loading
 from penstock.api.settings import DEFAULT_MODEL, Settings
 from penstock.pipeline.errors import CannotStart
@@ -40,7 +39,6 @@ from penstock.stages.services.engines.vllm import (
     ANYTHING,
     VllmPlan,
     Watch,
-    WrongOption,
     default_sampling,
     plan_vllm,
     speaks_harmony,
@@ -128,11 +126,8 @@ def planned(settings: Settings, process: int = 0) -> tuple[VllmPlan, ModelStages
 
     ``process`` is the number of the frontend that uses the engine, or -1 for the supervisor.
     """
-    model, options = settings.model or DEFAULT_MODEL, settings.engine_options
-    try:
-        plan = plan_vllm(model, options, processes=settings.frontends, process=process)
-    except WrongOption as error:
-        raise CannotStart(wrong_option(error, settings.engine_arguments)) from error
+    model = settings.model or DEFAULT_MODEL
+    plan = plan_vllm(model, settings.engine_options, processes=settings.frontends, process=process)
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
     return plan, stages(settings, chat, default_sampling(plan.config))
 

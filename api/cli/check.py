@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from penstock.api.cli.mistakes import placed
+from penstock.api.cli.mistakes import explained
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.tools import McpServer
@@ -31,7 +31,7 @@ async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], .
             print(f"ok     {name}: {await check()}", flush=True)
         except errors as error:
             failed += 1
-            print(f"wrong  {name}: {placed(str(error), arguments)}", flush=True)
+            print(f"wrong  {name}: {explained(error, arguments)}", flush=True)
     return not failed
 
 

@@ -65,9 +65,12 @@ def placed(message: str, arguments: Sequence[str]) -> str:
     return f"{named}; {_misread(following[0], lacking[1])}" if lacking and following else named
 
 
-def wrong_option(error: WrongOption, arguments: Sequence[str]) -> str:
-    """Describe the options that vLLM does not take, and penstock does not have, in one line for each of them."""
-    if error.unknown:
+def explained(error: Exception, arguments: Sequence[str]) -> str:
+    """Return the message of an error that ends the start, with each option as the operator set it.
+
+    Options that neither vLLM nor penstock has are named in one line each.
+    """
+    if isinstance(error, WrongOption) and error.unknown:
         return "\n".join(_not_taken(name, error.known, arguments) for name in error.unknown)
     return placed(str(error), arguments)
 

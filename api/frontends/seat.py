@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.api.frontends.share import Share
 from penstock.api.settings import Settings
+from penstock.api.share import Share
 from penstock.stages.services.engines.vllm_cores import CoreClient
 from penstock.stages.services.engines.workers import end_with_parent
 

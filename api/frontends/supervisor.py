@@ -42,9 +42,9 @@ from penstock.api.frontends.link import (
     new_link,
 )
 from penstock.api.frontends.seat import Seat
-from penstock.api.frontends.share import Share, Slot, new_board
 from penstock.api.http.connections import bind, listen
 from penstock.api.settings import NO_STORE, Settings
+from penstock.api.share import Share, Slot, new_board
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted
 from penstock.stages.services.engines.vllm import VllmPlan

@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.access_log import RESPONSE, STARTED
+from penstock.api.http.beginning import Beginning
 from penstock.api.http.errors import STREAMING
-from penstock.api.metrics.beginning import Beginning
 from penstock.pipeline import metrics
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
 from penstock.stages.services.runs.run import RunReleased

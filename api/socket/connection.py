@@ -19,12 +19,12 @@ from msgspec import UNSET
 
 from penstock.api.http.access_log import log_exchange
 from penstock.api.http.auth import OWNER, check_key
+from penstock.api.http.beginning import Beginning
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.held_bytes import HeldBody
 from penstock.api.http.request_body import off_loop
 from penstock.api.http.sse import LARGE, obfuscated
 from penstock.api.http.trace import trace_exchange
-from penstock.api.metrics.beginning import Beginning
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.incoming import Incoming

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.api.checks import Checks
 from penstock.api.cli.check import all_pass, without_password
+from penstock.api.cli.checks import Checks
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.server import UNSTARTABLE, drawn, main, serve

@@ -11,9 +11,9 @@ from aiohttp import web
 from penstock.api.frontends.frontend import Frontend
 from penstock.api.frontends.link import Leaving, Left, new_link
 from penstock.api.frontends.seat import Seat
-from penstock.api.frontends.share import Share, Slot
 from penstock.api.http.connections import Runner
 from penstock.api.settings import Settings
+from penstock.api.share import Share, Slot
 from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer
 

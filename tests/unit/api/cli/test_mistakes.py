@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.cli.keys import main as keys
-from penstock.api.cli.mistakes import placed, wrong_option
+from penstock.api.cli.mistakes import explained, placed
 from penstock.api.cli.serve import read_settings
 from penstock.api.settings import listed
 from penstock.pipeline.errors import CannotRun
@@ -284,29 +284,29 @@ def test_address_in_brackets_is_no_json() -> None:
 def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> None:
     (folder / "penstock.toml").write_text("[vllm]\nmax-modellen = 3")
     typed = WrongOption("unrecognized arguments: --keep-alvie 3", ["--max-model-len"])
-    assert wrong_option(typed, ["--keep-alvie", "3"]) == (
+    assert explained(typed, ["--keep-alvie", "3"]) == (
         "--keep-alvie: there is no such option (did you mean --keep-alive?)"
     )
     in_file = WrongOption("unrecognized arguments: --max-modellen=3", ["--max-model-len"])
-    assert wrong_option(in_file, []) == (
+    assert explained(in_file, []) == (
         "max-modellen (penstock.toml, line 2): there is no such option (did you mean --max-model-len?)"
     )
     of_server = WrongOption("unrecognized arguments: --enable-auto-tool-choice", ())
-    assert wrong_option(of_server, []) == (
+    assert explained(of_server, []) == (
         "--enable-auto-tool-choice: there is no such option "
         "(api/FROM_VLLM.md says what stands for the options of vllm serve)"
     )
     own = WrongOption("unrecognized arguments: --store-ttl=7d", ())
     above = "it is a setting of penstock: move it above the table"
-    assert wrong_option(own, []) == f"store-ttl in the table [vllm] of penstock.toml: {above}"
+    assert explained(own, []) == f"store-ttl in the table [vllm] of penstock.toml: {above}"
     key = WrongOption("unrecognized arguments: --api-key=x --fre b --uds=c", ["--free"])
-    assert wrong_option(key, []).splitlines() == [
+    assert explained(key, []).splitlines() == [
         "--api-key: it is not vLLM's engine that checks keys: use --api-key-file or PENSTOCK_API_KEYS",
         "--fre: there is no such option (did you mean --free?)",
         "--uds: there is no such option (api/FROM_VLLM.md says what stands for the options of vllm serve)",
     ]
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
-    assert wrong_option(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
+    assert explained(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"
 
 
 def test_later_failure_names_the_place_of_its_option(folder: Path) -> None:

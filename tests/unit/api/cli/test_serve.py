@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.cli.mistakes import wrong_option
+from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import ENVIRONMENT, greeting, read_settings
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
@@ -107,7 +107,7 @@ def test_options_that_are_not_taken_are_none_of_the_engine() -> None:
 def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) -> None:
     with pytest.raises(WrongOption) as refused:
         plan_vllm("tiny", arguments)
-    shown = wrong_option(refused.value, arguments)
+    shown = explained(refused.value, arguments)
     assert shown.startswith(message)
     assert "\n" not in shown
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.frontends.share import LOOK, SharedPlaces, Slot, part
+from penstock.api.share import LOOK, SharedPlaces, Slot, part
 
 
 @given(total=st.integers(0, 1000), count=st.integers(1, 16))
