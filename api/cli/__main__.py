@@ -18,16 +18,16 @@ from penstock.pipeline.logs import nearest
 
 def serve(arguments: Sequence[str]) -> None:
     """Serve a model over HTTP."""
-    from penstock.server import main
+    from penstock.api.cli.serve import main
 
     main(arguments)
 
 
 def check(arguments: Sequence[str]) -> None:
     """Verify the settings of a server, and all that it needs but its model."""
-    from penstock.server import check
+    from penstock.api.cli.check import main
 
-    check(arguments)
+    main(arguments)
 
 
 def config(arguments: Sequence[str]) -> None:

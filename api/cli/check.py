@@ -1,27 +1,177 @@
-"""Check: verify what a server needs, without loading its model."""
+"""Check: verify all that can be wrong before a model is loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+import uvloop
+
+from penstock.api.assembly import mcp_servers, open_store, toolbox
+from penstock.api.cli.command_line import read_settings
+from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
-from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.logs import counted
+from penstock.api.http.auth import Keys
+from penstock.api.http.connections import bind
+from penstock.api.key_sources import seal_keys
+from penstock.api.limits.admission import Admission
+from penstock.api.running import UNSTARTABLE
+from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.logs import counted, log_to_stderr
+from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
+from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.toolbox import sandboxes
 from penstock.stages.services.tools import ServerUnavailable
+
+APART = 30.0
+"""Seconds by which the clocks of a server and its database may differ: servers count expiry and age by their own."""
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
 
 Check: TypeAlias = Callable[[], Awaitable[str]]
 """A check: it describes what it found, or raises the error that ends the start of a server."""
 
 
-async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], ...], arguments: Sequence[str]) -> bool:
-    """Run all checks, and print what each found; return False if one has raised any of ``errors``.
+@dataclass(frozen=True)
+class Checks:
+    """The checks of the settings."""
+
+    settings: Settings
+
+    @property
+    def all(self) -> dict[str, Check]:
+        """The checks by name."""
+        return {
+            check.__name__: check
+            for check in (
+                self.keys,
+                self.address,
+                self.store,
+                self.clock,
+                self.mcp,
+                self.sandbox,
+                self.tools,
+                self.record,
+                self.model,
+                self.pipeline,
+            )
+        }
+
+    async def keys(self) -> str:
+        """Read the keys, and the limits of keys."""
+        settings = self.settings
+        seal_keys(settings.seal_key_file, settings.seal_keys)
+        Admission(settings.limits)
+        keys = Keys(settings.api_key_file, settings.api_keys, reads_store=settings.store_keys)
+        if settings.store_keys:
+            async with open_store(settings.store) as store:
+                await keys.read_store(store.keys)
+        return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
+
+    async def address(self) -> str:
+        """Bind the address."""
+        with bind(self.settings.host, self.settings.port) as bound:
+            return "{} port {} is free".format(*bound.getsockname())
+
+    async def store(self) -> str:
+        """Open the store, which creates or upgrades it."""
+        async with open_store(self.settings.store):
+            return without_password(self.settings.store)
+
+    async def clock(self) -> str:
+        """Compare the clock of this machine with that of the store."""
+        async with open_store(self.settings.store) as store:
+            before = time.time()
+            now = await store.clock()
+            after = time.time()
+        apart = max(before - now, now - after, 0.0) if now is not None else 0.0
+        if apart > APART:
+            raise CannotStart(f"the clock of this machine and that of the database are {apart:.0f} s apart")
+        return f"{datetime.fromtimestamp(after, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+    async def mcp(self) -> str:
+        """List the tools of the MCP servers."""
+        servers = McpServers(mcp_servers(self.settings))
+        try:
+            return await listed(servers, self.settings.mcp_config, self.settings.tool_timeout)
+        finally:
+            await servers.close()
+
+    async def sandbox(self) -> str:
+        """Start a sandbox of each kind."""
+        if not self.settings.sandbox:
+            return "off"
+        python, container = await sandboxes()
+        return f"{python.describe()}; {container.describe()}"
+
+    async def tools(self) -> str:
+        """Open the tools of the settings."""
+        own = self.settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers
+        opened = await toolbox(own, Keys())
+        await opened.close()
+        return ", ".join(sorted(opened.kinds)) or "none"
+
+    async def record(self) -> str:
+        """Make the folder of the recordings."""
+        if self.settings.record is None:
+            return "nothing"
+        make_folder(self.settings.record)
+        return f"into {self.settings.record}"
+
+    async def model(self) -> str:
+        """Look for the files of a model that this process would load."""
+        settings = self.settings
+        if settings.engine or find_spec("vllm") is None:
+            return "none is loaded here"
+        options = " ".join(settings.engine_options).replace("=", " ")
+        return _weights(settings.model or DEFAULT_MODEL, needed="--load-format dummy" not in options)
+
+    async def pipeline(self) -> str:
+        """Build the pipeline, with the stages of the operator."""
+        load(self.settings.with_)  # its mistakes are found without the model, too
+        return await drawn(self.settings)
+
+
+def _weights(model: str, *, needed: bool) -> str:
+    folder = Path(model)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.startswith("."):
+            raise CannotStart(f"{model}: there is no such folder")
+        if (cached := _in_cache(model)) is None:
+            return f"{model} is downloaded when the server starts"
+        folder = cached
+    sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS]
+    if needed and not sizes:
+        raise CannotStart(f"{model}: there are no weights in {folder}")
+    return f"{sum(sizes) / 2**30:.1f} GiB of weights in {folder}"
+
+
+def _in_cache(model: str) -> Path | None:
+    """Return the folder of a downloaded model; None if it was never downloaded."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - it comes with vLLM
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+async def all_pass(checks: Mapping[str, Check], arguments: Sequence[str]) -> bool:
+    """Run all checks, and print what each found; return False if one found a mistake.
 
     Options that an error names are shown where the operator set them, on the command line ``arguments`` or elsewhere.
     """
@@ -29,7 +179,7 @@ async def all_pass(checks: Mapping[str, Check], errors: tuple[type[Exception], .
     for name, check in checks.items():
         try:
             print(f"ok     {name}: {await check()}", flush=True)
-        except errors as error:
+        except (*UNSTARTABLE, CannotRun) as error:
             failed += 1
             print(f"wrong  {name}: {explained(error, arguments)}", flush=True)
     return not failed
@@ -65,3 +215,10 @@ def without_password(store: str) -> str:
     password = urlsplit(store).password
     shown = store.replace(f":{password}@", ":***@") if password else store
     return re.sub(r"([?&](ssl)?password=)[^&]+", r"\1***", shown)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
+    settings = read_settings(arguments, "check")
+    log_to_stderr(settings.log_level)
+    sys.exit(not uvloop.run(all_pass(Checks(settings).all, arguments)))

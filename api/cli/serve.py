@@ -1,89 +1,78 @@
-"""The command line of ``penstock serve``: its settings, and the greeting."""
+"""The command ``penstock serve``: one process, or several frontends."""
 
 from __future__ import annotations
 
+import gc
 import json
-import os
 import shlex
-import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsError
+import uvloop
 
-from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistakes, place
-from penstock.api.options import help_text, options
+from penstock.api.assembly import RunningEngine, rehearsed
+from penstock.api.backends import EngineStarter, loading, planned, reason_to_wait, start, start_shown
+from penstock.api.cli.command_line import read_settings
+from penstock.api.cli.drawn import drawn
+from penstock.api.cli.mistakes import explained
+from penstock.api.frontends.frontend import run_frontend
+from penstock.api.frontends.supervisor import Supervisor
+from penstock.api.http.connections import bind, listen
+from penstock.api.http.starting import answering
+from penstock.api.metrics.scrape import bound_for_metrics
+from penstock.api.running import UNSTARTABLE, preloaded, running
+from penstock.api.serving import drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
-from penstock.api.sources import FILE, flags, option_name, places
-from penstock.pipeline.errors import CannotRun
-
-API_KEY = "VLLM_API_KEY"
-"""The variable that holds the key of ``vllm serve``.  Without keys of its own, penstock does not start beside it."""
-
-ENVIRONMENT = {
-    API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
-    "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
-    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health is a 503",
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
-}
-"""Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
+from penstock.pipeline.logs import log_to_stderr
+from penstock.stages.recordings.converse import recorded_example
+from penstock.stages.services.engines.scripted import ScriptedEngine
 
 
-def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
-    """Read the settings of a command; raise `CannotRun` for wrong ones."""
-    if {"-h", "--help"} & {*arguments}:
-        print(help_text(command), end="")
-        sys.exit(0)
-    _refuse_keys([option_name(argument) for argument in arguments])
-    used = [_named(argument) for argument in arguments]
-    try:
-        settings = CliApp.run(Settings, cli_args=used)
-    except ValidationError as error:
-        raise CannotRun(mistakes(error, used)) from error
-    except SettingsError as error:  # argparse's message: an option without its value
-        raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
-    if misread := misread_model(settings.model, arguments, settings.engine_arguments):
-        raise CannotRun(misread)
-    if API_KEY in os.environ and not settings.has_keys:
-        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
-    for warning in _warnings(settings, used):
-        print(f"penstock: {warning}", file=sys.stderr)
-    return settings
+async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run.
+
+    Until the engine runs, requests are answered with status 503, and ``/ready`` says what the server waits for.
+    """
+    with (
+        bind(settings.host, settings.port) as bound,
+        bound_for_metrics(settings.host, settings.metrics_port) as metrics,
+    ):
+        listen(bound)  # the address is ours alone before the other servers of the store learn it
+        port = bound.getsockname()[1]
+        while_starting = answering(bound, reason_to_wait(settings))
+        async with (
+            running(settings, start_engine, settings.reached_at(port), while_starting=while_starting) as server,
+            serving_requests(settings, server, bound, metrics),
+        ):
+            example = recorded_example(server.scheduler.pipeline)
+            print(greeting(settings, port, server.api.models, example), flush=True)
+            stop, hurry = stop_signals()
+            await stop.wait()
+            await drained(settings, server.scheduler, hurry)
 
 
-def _refuse_keys(names: Sequence[str]) -> None:
-    reason = "a command line shows its keys to all processes"
-    if refused := [f"{name}: {reason}: use {KEY_PLACES[name]}" for name in names if name in KEY_PLACES]:
-        raise CannotRun("\n".join(refused))
-
-
-def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
-    yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
-    if settings.vllm and settings.engine:
-        engine = place("engine", arguments)
-        ours = {flag.removeprefix("--") for flag in flags(Settings.model_fields)}
-        misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
-        move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
-        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
-    if settings.is_open:
-        needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
-        yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"
-    files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & places(FILE).keys() else None]
-    for file in filter(None, files):
-        if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"
-
-
-def _named(argument: str) -> str:
-    """Return an argument with the documented name of an option of penstock, which may be typed with underscores."""
-    name, separator, value = argument.partition("=")
-    documented = option_name(name)
-    is_ours = documented.replace("--no-", "--", 1) in {option.flag for option in options()}
-    return f"{documented}{separator}{value}" if is_ours else argument
+def serve_frontends(settings: Settings) -> None:
+    """Serve with several processes until SIGTERM or SIGINT; call it in the main thread."""
+    with ExitStack() as closing:
+        bound = closing.enter_context(bind(settings.host, settings.port))
+        listen(bound)
+        supervisor = Supervisor(settings, settings.frontends, run_frontend, bound)
+        closing.enter_context(supervisor.prepared())
+        is_ours = not settings.engine
+        shown = closing.enter_context(loading(settings)) if is_ours else None
+        with answering(bound, reason_to_wait(settings)):
+            if is_ours:
+                plan, model = planned(settings, process=-1)
+                rehearsed(settings, RunningEngine(ScriptedEngine(), model))
+                closing.enter_context(supervisor.launched(plan))
+            else:
+                supervisor.start_all()
+            up = supervisor.wait()
+        if shown:
+            shown.finish()
+        print(greeting(settings, bound.getsockname()[1], up.models, up.example), flush=True)
+        uvloop.run(supervisor.run())
 
 
 def greeting(settings: Settings, port: int, models: Sequence[str], example: tuple[str, str] | None = None) -> str:
@@ -95,3 +84,24 @@ def greeting(settings: Settings, port: int, models: Sequence[str], example: tupl
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d {body}"
     return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``penstock serve`` with the ``arguments`` that follow it."""
+    try:
+        settings = read_settings(arguments)
+        log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
+        with signals_raised():
+            preloaded(settings)
+            if settings.print_pipeline:
+                print(uvloop.run(drawn(settings)))
+            elif settings.frontends > 1:
+                serve_frontends(settings)
+            else:
+                uvloop.run(serve(settings, start_shown))
+    except UNSTARTABLE as error:
+        cause = f"penstock: {explained(error, arguments)}"
+    else:
+        return
+    gc.collect()  # objects of vLLM complain when they end: not after the last line
+    sys.exit(cause)

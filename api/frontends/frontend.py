@@ -6,10 +6,13 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
+
+import uvloop
 
 from penstock.api.assembly import RunningEngine
 from penstock.api.backends import of_frontend, start
@@ -18,6 +21,7 @@ from penstock.api.frontends.link import (
     Begun,
     Ended,
     EngineLost,
+    Failed,
     FromSupervisor,
     Leaving,
     Left,
@@ -25,13 +29,18 @@ from penstock.api.frontends.link import (
     Lost,
     Received,
     Stop,
+    Up,
 )
 from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import Runner, take
+from penstock.api.running import UNSTARTABLE, running
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.serving import drained, serving_requests
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.logs import log_to_stderr
 from penstock.stages.models.vllm_private import Greeting
+from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.vllm import VllmEngine
 
 logger = logging.getLogger(__name__)
@@ -144,3 +153,27 @@ async def _settle(scheduler: Scheduler, url: str) -> None:
     with suppress(StoreFailed):  # found later, by the heartbeats
         await scheduler.store.servers.declare_dead(url)
         await scheduler.recovery.recover()
+
+
+def run_frontend(seat: Seat) -> None:
+    """Run one frontend; the supervisor starts a process with this function."""
+    seat.take()
+    log_to_stderr(seat.settings.log_level, as_json=seat.settings.log_format == "json")
+    try:
+        uvloop.run(_serve(Frontend(seat)))
+    except UNSTARTABLE as error:
+        Link(seat.link).send(Failed(str(error)))
+        sys.exit(1)
+
+
+async def _serve(frontend: Frontend) -> None:
+    seat = frontend.seat
+    async with (
+        running(seat.settings, frontend.start_engine, seat.url, seat.siblings, seat.share) as server,
+        serving_requests(seat.settings, server, seat.listening, seat.metrics) as runner,
+        frontend.attached(runner, server.scheduler),
+    ):
+        example = recorded_example(server.scheduler.pipeline)
+        frontend.link.send(Up(server.api.models, example, tuple(frontend.greetings)))
+        await frontend.stop.wait()
+        await drained(seat.settings, server.scheduler, frontend.hurry)

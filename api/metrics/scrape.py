@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from hmac import compare_digest
 
@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from penstock.api.http.connections import bind
 from penstock.api.metrics.sampler import Sampler
 from penstock.pipeline.errors import Unauthorized
 
@@ -76,3 +77,8 @@ async def serving_metrics(sampler: Sampler, bound: socket.socket | None) -> Asyn
         yield
     finally:
         await runner.cleanup()
+
+
+def bound_for_metrics(host: str, port: int | None) -> AbstractContextManager[socket.socket | None]:
+    """Bind the port of the metrics, if they have one of their own, for the length of a block."""
+    return nullcontext() if port is None else bind(host, port)

@@ -43,8 +43,8 @@ async def measuring(cores: list[SteppedCore]) -> None:
 
 
 async def ours(which: str, port: int, options: list[str], cores: list[SteppedCore]) -> None:
+    from penstock.api.cli.serve import serve  # noqa: PLC0415
     from penstock.api.settings import Settings  # noqa: PLC0415 - the peer does not need it
-    from penstock.server import serve  # noqa: PLC0415
     from tests.bench.bare import serve_bare  # noqa: PLC0415
 
     with TemporaryDirectory() as folder:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.api.cli.drawn import drawn
+from penstock.api.cli.serve import main
 from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import drawn, main, pipeline
+from penstock.server import pipeline
 from penstock.testing import check_engine
 from tests.examples.echo_engine import EchoEngine
 from tests.support.event_streams import checked, final

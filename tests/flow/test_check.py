@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cli.check import all_pass, without_password
-from penstock.api.cli.checks import Checks
+from penstock.api.cli.check import Checks, all_pass, without_password
+from penstock.api.cli.serve import main, serve
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import CannotRun, CannotStart
-from penstock.server import UNSTARTABLE, drawn, main, serve
+from penstock.pipeline.errors import CannotStart
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
@@ -27,7 +26,7 @@ SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store
 def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
-    passes = asyncio.run(all_pass(Checks(chosen, drawn).all, (*UNSTARTABLE, CannotRun), ()))
+    passes = asyncio.run(all_pass(Checks(chosen).all, ()))
     lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
     return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
 
@@ -114,7 +113,7 @@ def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any]
 
 
 def checks_of(**settings: Any) -> Checks:
-    return Checks(Settings.model_validate(SETTINGS | {"engine": []} | settings), drawn)
+    return Checks(Settings.model_validate(SETTINGS | {"engine": []} | settings))
 
 
 @pytest.mark.vllm

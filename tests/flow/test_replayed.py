@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from penstock.api.cli.drawn import drawn
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames, read_header
-from penstock.server import drawn
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
 from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process

@@ -17,15 +17,18 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
-from penstock import server as module
+from penstock.api import serving as http
 from penstock.api.assembly import RunningEngine, assembled, database, toolbox
 from penstock.api.backends import over_http, planned, stages
+from penstock.api.cli import serve as command
+from penstock.api.cli.drawn import drawn
+from penstock.api.cli.serve import main, serve
 from penstock.api.http.auth import Keys
+from penstock.api.serving import stop_signals
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import log_to_stderr, name_response
-from penstock.server import drawn, main, serve
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import CacheSharing, Normalize
@@ -205,12 +208,12 @@ async def test_stopping_server_waits_for_its_responses_until_a_second_signal(
 ) -> None:
     stopped, hurried, up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    def signals() -> tuple[asyncio.Event, asyncio.Event]:
         up.set()
         return stopped, hurried
 
-    monkeypatch.setattr(module, "_stop_signals", stop_signals)
-    monkeypatch.setattr(module, "tune_gc", list)
+    monkeypatch.setattr(command, "stop_signals", signals)
+    monkeypatch.setattr(http, "tune_gc", list)
     port = free_port()
     settings = chosen(port=port, store=str(tmp_path / "store.sqlite3"), drain_timeout=600, sandbox=False)
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
@@ -231,7 +234,7 @@ async def test_stopping_server_waits_for_its_responses_until_a_second_signal(
 
 
 async def test_second_signal_sets_another_event() -> None:
-    first, second = module._stop_signals()
+    first, second = stop_signals()
     assert (first.is_set(), second.is_set()) == (False, False)
     signal.raise_signal(signal.SIGTERM)
     await first.wait()

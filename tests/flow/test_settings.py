@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic_settings import CliApp
 
+from penstock.api.cli.command_line import ENVIRONMENT, read_settings
 from penstock.api.cli.sample_config import sample
-from penstock.api.cli.serve import ENVIRONMENT, read_settings
 from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT

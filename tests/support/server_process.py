@@ -23,10 +23,10 @@ from pydantic_settings import CliApp
 
 from penstock.api.assembly import RunningEngine
 from penstock.api.cli.__main__ import main
+from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
-from penstock.server import serve
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine

@@ -14,13 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.api.api_key import ApiKey, digest_of
-from penstock.api.cli.serve import greeting
+from penstock.api.cli.serve import greeting, main
 from penstock.api.http.auth import Keys
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.server import main
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store

@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from penstock.api.assembly import RunningEngine
+from penstock.api.cli.serve import serve
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.server import serve
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine

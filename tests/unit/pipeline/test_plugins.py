@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.api.cli.serve import main
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import (
     GenerationStarted,
@@ -23,7 +24,6 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import main
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.keys import main as keys
 from penstock.api.cli.mistakes import explained, placed
-from penstock.api.cli.serve import read_settings
+from penstock.api.cli.serve import main
 from penstock.api.settings import listed
 from penstock.pipeline.errors import CannotRun
-from penstock.server import main
 from penstock.stages.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.cli.command_line import ENVIRONMENT, read_settings
 from penstock.api.cli.mistakes import explained
-from penstock.api.cli.serve import ENVIRONMENT, greeting, read_settings
+from penstock.api.cli.serve import greeting
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.engines.vllm import WrongOption, option_names, plan_vllm

@@ -1,0 +1,84 @@
+"""The command line of ``penstock serve``: its settings, and warnings about them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
+
+from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistakes, place
+from penstock.api.options import help_text, options
+from penstock.api.settings import Settings
+from penstock.api.sources import FILE, flags, option_name, places
+from penstock.pipeline.errors import CannotRun
+
+API_KEY = "VLLM_API_KEY"
+"""The variable that holds the key of ``vllm serve``.  Without keys of its own, penstock does not start beside it."""
+
+ENVIRONMENT = {
+    API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
+    "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health is a 503",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
+}
+"""Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
+
+
+def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
+    """Read the settings of a command; raise `CannotRun` for wrong ones."""
+    if {"-h", "--help"} & {*arguments}:
+        print(help_text(command), end="")
+        sys.exit(0)
+    _refuse_keys([option_name(argument) for argument in arguments])
+    used = [_named(argument) for argument in arguments]
+    try:
+        settings = CliApp.run(Settings, cli_args=used)
+    except ValidationError as error:
+        raise CannotRun(mistakes(error, used)) from error
+    except SettingsError as error:  # argparse's message: an option without its value
+        raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
+    if misread := misread_model(settings.model, arguments, settings.engine_arguments):
+        raise CannotRun(misread)
+    if API_KEY in os.environ and not settings.has_keys:
+        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
+    for warning in _warnings(settings, used):
+        print(f"penstock: {warning}", file=sys.stderr)
+    return settings
+
+
+def _refuse_keys(names: Sequence[str]) -> None:
+    reason = "a command line shows its keys to all processes"
+    if refused := [f"{name}: {reason}: use {KEY_PLACES[name]}" for name in names if name in KEY_PLACES]:
+        raise CannotRun("\n".join(refused))
+
+
+def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
+    yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
+    if settings.vllm and settings.engine:
+        engine = place("engine", arguments)
+        ours = {flag.removeprefix("--") for flag in flags(Settings.model_fields)}
+        misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
+        move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
+        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
+    if settings.is_open:
+        needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
+        yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"
+    files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & places(FILE).keys() else None]
+    for file in filter(None, files):
+        if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"
+
+
+def _named(argument: str) -> str:
+    """Return an argument with the documented name of an option of penstock, which may be typed with underscores."""
+    name, separator, value = argument.partition("=")
+    documented = option_name(name)
+    is_ours = documented.replace("--no-", "--", 1) in {option.flag for option in options()}
+    return f"{documented}{separator}{value}" if is_ours else argument

@@ -1,0 +1,31 @@
+"""The pipeline that would serve a model, drawn without starting the model."""
+
+from __future__ import annotations
+
+from penstock.api.assembly import RunningEngine, rehearsed
+from penstock.api.backends import loading, over_http, planned, start
+from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.stages.recordings.converse import partly_run
+from penstock.stages.services.engines.scripted import ScriptedEngine
+
+CHECK_WAIT = 3.0
+"""Seconds to wait for an engine elsewhere, to check the settings."""
+
+
+async def drawn(settings: Settings) -> str:
+    """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
+    if not settings.engine:
+        with loading(settings):
+            model = planned(settings)[1]
+        return _drawn(settings, RunningEngine(ScriptedEngine(), model), "vLLM in this process")
+    own = settings.recordings or settings.engine_factory
+    async with start(settings) if own else over_http(settings, wait=CHECK_WAIT) as running:
+        at = "" if own else "vLLM at "
+        return _drawn(settings, running, f"{at}{' and '.join(settings.engine)}")
+
+
+def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
+    model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
+    place = "" if settings.recordings else f", and runs on {engine}"
+    pipeline = rehearsed(settings, running)
+    return f"{model} {running.model.description}{place}.\n\n{pipeline.drawn(partly_run(pipeline))}"

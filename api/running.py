@@ -1,0 +1,160 @@
+"""The one start of a server: settings -> store, engine and tools -> pipeline -> API.
+
+`penstock serve`, each of its frontends, and programs that embed penstock begin here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from uuid import uuid4
+
+from pydantic_settings import SettingsError
+
+from penstock.api.app import Api
+from penstock.api.assembly import admitting, assembled, database, mcp_servers, recording_of, toolbox
+from penstock.api.backends import EngineStarter, start
+from penstock.api.http.auth import Keys
+from penstock.api.http.origins import Origins
+from penstock.api.key_sources import seal_keys
+from penstock.api.limits.admission import Admission
+from penstock.api.peers import Membership, Peers
+from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.watchdog import watching
+from penstock.api.settings import NO_STORE, Settings
+from penstock.api.share import ALONE, Share
+from penstock.pipeline.errors import CannotStart, StageError
+from penstock.pipeline.plugins import WrongPlugin, load
+from penstock.pipeline.recordings.recorder import make_folder
+from penstock.stages.services import tracing
+from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.store.store import Store
+
+UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
+"""Errors that the operator can fix: they end the command with their message, without a traceback."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The parts of a server that runs."""
+
+    keys: Keys
+    scheduler: Scheduler
+    api: Api
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings,
+    start_engine: EngineStarter = start,
+    url: str | None = None,
+    siblings: Sequence[str] = (),
+    share: Share = ALONE,
+    while_starting: AbstractContextManager[None] | None = None,
+) -> AsyncGenerator[Running, None]:
+    """Run everything but HTTP for the length of a block.
+
+    The other servers of the store reach this one at ``url``, and the other frontends of this server at ``siblings``.
+    ``share`` is the part of this process, if it is one of several frontends.  The block ``while_starting`` lasts until
+    the engine and the tools run.
+    """
+    keys = preloaded(settings)
+    async with AsyncExitStack() as closing:
+        with while_starting or nullcontext():
+            scheduler = await closing.enter_async_context(_scheduler(settings, keys, start_engine, share))
+        joining = _joined(settings, keys, scheduler, url or _unreachable(), siblings)
+        api = await closing.enter_async_context(joining)
+        closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
+        yield Running(keys, scheduler, api)
+
+
+def preloaded(settings: Settings) -> Keys:
+    """Return the keys; wrong ones, plug-ins and MCP servers end the start before the model is loaded."""
+    tracing.is_wanted()
+    load(settings.with_)
+    seal_keys(settings.seal_key_file, settings.seal_keys)
+    mcp_servers(settings)
+    Admission(settings.limits)
+    return Keys(settings.api_key_file, settings.api_keys, reads_store=settings.store_keys)
+
+
+@asynccontextmanager
+async def _scheduler(
+    settings: Settings, keys: Keys, start_engine: EngineStarter, share: Share
+) -> AsyncGenerator[Scheduler, None]:
+    """Run the store, the engine, the tools and the pipeline for the length of a block."""
+    async with AsyncExitStack() as closing:
+        if settings.record:
+            make_folder(settings.record)
+        place = str(share.counts or settings.store)
+        store = Store(database(place), settings.stale, keeps=settings.store != NO_STORE)
+        closing.push_async_callback(store.close)
+        await store.open()
+        await keys.read_store(store.keys)
+        closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
+        exporter = tracing.wanted_exporter()
+        backend = await closing.enter_async_context(start_engine(settings))
+        await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
+        runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
+        sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
+        admission = Admission(settings.limits, name_of=keys.limits)
+        if place != NO_STORE:
+            admission.allowances, admission.holds = store.allowances, store.places
+        closing.callback(admission.close)
+        tools = backend.toolbox or await toolbox(settings, keys, admission.sandbox)
+        closing.push_async_callback(tools.close)
+        if recording := recording_of(settings, backend):
+            closing.push_async_callback(recording.close)
+        yield Scheduler(
+            admitting(
+                assembled(settings, backend, runs, tools, sealer, recording), settings, backend, admission.of, share
+            ),
+            backend.engine,
+            runs,
+            store,
+            limit=share.of(settings.max_background),
+            detaches=settings.detach,
+            restarts=settings.resume_interrupted,
+            admission=admission,
+        )
+
+
+@asynccontextmanager
+async def _joined(
+    settings: Settings, keys: Keys, scheduler: Scheduler, url: str, siblings: Sequence[str]
+) -> AsyncGenerator[Api, None]:
+    """Join the servers of the store for the length of a block."""
+    recovery, store = scheduler.recovery, scheduler.store
+    origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
+    async with Membership(
+        store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
+    ):
+        housekeeping = (
+            asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),
+            asyncio.create_task(keep_tidying(scheduler.admission)),
+        )
+        try:
+            models = scheduler.engine.models
+            yield Api(
+                scheduler,
+                models,
+                settings.keep_alive,
+                keys,
+                Peers(siblings=siblings),
+                recorded_if=settings.recorded_if,
+                origins=origins,
+                serves_metrics=settings.metrics_port is None,
+                metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
+            )
+        finally:
+            for task in housekeeping:
+                task.cancel()
+
+
+def _unreachable() -> str:
+    """Return a name for a server that has no URL of its own; a name in use would declare its server dead."""
+    return f"process:{uuid4()}"

@@ -1,0 +1,98 @@
+"""Serving over HTTP until a signal: to stop, to read files again, or to switch the level of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from socket import socket
+from typing import NoReturn
+
+from penstock.api.http.connections import Runner, serving
+from penstock.api.metrics.scrape import serving_metrics
+from penstock.api.running import Running
+from penstock.api.runs.housekeeping import tune_gc
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import counted
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def serving_requests(
+    settings: Settings, server: Running, listening: socket, port_of_metrics: socket | None
+) -> AsyncGenerator[Runner, None]:
+    """Serve requests and obey signals for the length of a block; yield the runner, which counts its connections."""
+    app = server.api.app(settings.max_body_bytes)
+    async with serving(app, listening) as runner, serving_metrics(server.api.sampler, port_of_metrics):
+        tune_gc()
+        _switch_level_at_sigusr1()
+        _read_again_at_sighup({"API keys": server.keys.read, "limits": server.scheduler.admission.read})
+        yield runner
+
+
+async def drained(settings: Settings, scheduler: Scheduler, hurry: asyncio.Event) -> None:
+    """Wait until the responses have ended, their time is over, or a second signal has come."""
+    if running_now := scheduler.in_flight.count:
+        number = counted(running_now, "running response")
+        text = "Stopping: waiting up to %g s for %s; a second signal, such as Ctrl-C, ends the wait"
+        logger.info(text, settings.drain_timeout, number)
+    await scheduler.drain(settings.drain_timeout, hurry.is_set)
+
+
+def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return an event that the first SIGTERM or SIGINT sets, and one that the second sets."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return first, second
+
+
+def _read_again_at_sighup(reads: Mapping[str, Callable[[], None]]) -> None:
+    """Have SIGHUP read files again, each by its name; if one of them is wrong, what was read before stays in effect."""
+
+    def read_again() -> None:
+        for name, read in reads.items():
+            try:
+                read()
+            except CannotStart as error:
+                logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
+            else:
+                logger.info("SIGHUP: the %s were read again", name)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+
+
+def _switch_level_at_sigusr1() -> None:
+    """Have SIGUSR1 switch the log of penstock to DEBUG, and back."""
+    ours = logging.getLogger("penstock")
+
+    def switch() -> None:
+        ours.setLevel(logging.NOTSET if ours.level == logging.DEBUG else logging.DEBUG)
+        logger.warning("SIGUSR1: the level of the log is %s", logging.getLevelName(ours.getEffectiveLevel()))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, switch)
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """Raise SystemExit for a signal, which unwinds the start, until the server handles the signals itself."""
+    handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
