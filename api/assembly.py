@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.http.auth import Keys
 from penstock.api.limits.table import KeyLimits
-from penstock.api.runs.recording import recorder
-from penstock.api.settings import DEFAULT_MODEL, NO_STORE, Settings
+from penstock.api.recording import recorder
+from penstock.api.runs.store_settings import NO_STORE
+from penstock.api.settings import Settings
 from penstock.api.share import Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
+from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.loading import Loading
-from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.chat.load import NO_PARSER, ChatOptions, load_chat_model, read_config

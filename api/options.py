@@ -15,20 +15,12 @@ from pydantic_settings import CLI_SUPPRESS
 from penstock.api.settings import Settings
 
 SECTIONS = {
-    "engine": "Engine",
-    "reasoning_parser": "Models with a chat template, and gpt-oss",
-    "host": "HTTP",
-    "api_key_file": "Clients",
-    "store": "Store",
-    "peer_url": "Several servers",
-    "mcp_config": "Tools",
-    "share_caches": "Prefix cache",
-    "with": "Stages",
-    "log_level": "Log",
-    "metrics_port": "Metrics",
-    "record": "Recordings",
+    name: str(vars(part)["SECTION"])
+    for part in reversed(Settings.__bases__)
+    for name in part.__annotations__
+    if name in Settings.model_fields
 }
-"""The sections of the settings, by the first setting of each."""
+"""The section of each setting."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +80,9 @@ class Option:
 
 def options() -> Iterator[Option]:
     """Yield all options but MODEL, section by section."""
-    section = ""
     for name, field in Settings.model_fields.items():
-        key = field.alias or name
-        section = SECTIONS.get(key, section)
         if name not in ("model", "engine_arguments") and CLI_SUPPRESS not in field.metadata:
-            yield Option(key.replace("_", "-"), section, field)
+            yield Option((field.alias or name).replace("_", "-"), SECTIONS[name], field)
 
 
 def help_text(command: str) -> str:

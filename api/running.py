@@ -23,8 +23,9 @@ from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership, Peers
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.runs.watchdog import watching
-from penstock.api.settings import NO_STORE, Settings
+from penstock.api.settings import Settings
 from penstock.api.share import ALONE, Share
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import WrongPlugin, load

@@ -20,12 +20,13 @@ from penstock.api.assembly import mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
+from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
 from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.running import UNSTARTABLE
-from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import load

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.api.assembly import RunningEngine, rehearsed
 from penstock.api.backends import loading, over_http, planned, start
-from penstock.api.settings import DEFAULT_MODEL, Settings
+from penstock.api.engine_settings import DEFAULT_MODEL
+from penstock.api.settings import Settings
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.services.engines.scripted import ScriptedEngine
 

@@ -23,7 +23,8 @@ from typing import Protocol
 from penstock.api.api_key import HASHED, ApiKey, key_of
 from penstock.api.assembly import open_store
 from penstock.api.key_sources import api_keys, text_of, without_comment
-from penstock.api.settings import NO_STORE, seconds, store_place
+from penstock.api.runs.store_settings import NO_STORE, store_place
+from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.stages.services.store.stored_keys import StoredKeys
 

@@ -43,7 +43,8 @@ from penstock.api.frontends.link import (
 )
 from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import bind, listen
-from penstock.api.settings import NO_STORE, Settings
+from penstock.api.runs.store_settings import NO_STORE
+from penstock.api.settings import Settings
 from penstock.api.share import Share, Slot, new_board
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from penstock.api.settings import Duration, size
+from penstock.api.values import Duration, size
 from penstock.pipeline.errors import CannotStart
 
 DEFAULT, ALL = "default", "all"

@@ -92,12 +92,19 @@ def test_page_has_every_setting(pytestconfig: pytest.Config, monkeypatch: pytest
 
 
 def test_each_option_has_a_section_a_description_and_an_example() -> None:
-    assert list(SECTIONS.values()) == [section for section, _ in groupby(option.section for option in options())]
+    assert list(dict.fromkeys(SECTIONS.values())) == [
+        section for section, _ in groupby(option.section for option in options())
+    ]
     for option in options():
         assert option.section, option.key
         assert option.description, option.key
         assert option.example not in (None, [], {}), option.key
         assert option.kind != "N" or "int" in str(option.field.annotation), f"{option.key} needs a title"
+
+
+def test_each_setting_is_declared_in_one_part() -> None:
+    declared = [name for part in Settings.__bases__ for name in part.__annotations__ if name != "SECTION"]
+    assert sorted(declared) == sorted(Settings.model_fields)
 
 
 def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock.api.runs.recording import options, versions
+from penstock.api.recording import options, versions
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import TokenChunk
 from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording

@@ -11,7 +11,7 @@ from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.keys import main as keys
 from penstock.api.cli.mistakes import explained, placed
 from penstock.api.cli.serve import main
-from penstock.api.settings import listed
+from penstock.api.values import listed
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.engines.vllm import WrongOption
 

@@ -1,0 +1,204 @@
+"""The settings of the engine, and of models with a chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliPositionalArg, CliSuppress, CliUnknownArgs
+
+from penstock.api.sources import flags, unknown_option
+from penstock.api.values import Duration, Table, Texts
+from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.services.engines.vllm import option_names
+
+DEFAULT_MODEL = "openai/gpt-oss-20b"
+
+REPLAY = "replay:"
+"""The prefix of a folder of recordings that answer in place of an engine."""
+
+FACTORY = r"(?!replay:)[^:]+:[A-Za-z_][\w.]*"
+"""The form of the name of a function that makes an engine; a URL has ``//`` after its colon."""
+
+
+def speed(value: Any) -> Any:
+    """Return ``2`` for ``2x``, and None for ``max``; leave anything else to pydantic."""
+    return None if value == "max" else value.removesuffix("x") if isinstance(value, str) else value
+
+
+class EngineSettings(BaseSettings):
+    """The engine, and the model that it runs."""
+
+    SECTION: ClassVar[str] = "Engine"
+
+    # The titles stand for the values in the help; the examples in mistakes, and without a default in `penstock config`.
+    model: CliPositionalArg[str | None] = Field(
+        None,
+        title="MODEL",
+        description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine",
+        examples=[DEFAULT_MODEL],
+    )
+    engine: Texts = Field(
+        [],
+        title="URL",
+        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings; "
+        "or file.py:function or module:function, for an engine of your own",
+        examples=["http://127.0.0.1:8001"],
+    )
+    replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
+        "max",
+        validate_default=True,
+        gt=0,
+        allow_inf_nan=False,
+        title="SPEED",
+        description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
+        examples=["2x"],
+    )
+    engine_places: int | None = Field(
+        None,
+        gt=0,
+        description="turns of the model that generate at once; others wait, and the API keys get places in turn; "
+        "by default --max-num-seqs of vLLM in this process, and any number with --engine",
+        examples=[64],
+    )
+    engine_wait: Duration | None = Field(
+        None,
+        gt=0,
+        title="TIME",
+        description="time that a new response may wait for a place before it is refused with a 503; by default any",
+        examples=["30s"],
+    )
+    engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    vllm: CliSuppress[Table] = {}
+    engine_arguments: CliUnknownArgs = []
+
+    @field_validator("engine")
+    @classmethod
+    def _engines(cls, urls: list[str]) -> list[str]:
+        if any(url.startswith(REPLAY) for url in urls):
+            if len(urls) > 1:
+                raise ValueError(f"{REPLAY}DIR cannot be combined with other engines")
+            if urls == [REPLAY]:
+                raise ValueError(f"{REPLAY}DIR needs a folder")
+            return urls
+        if len(urls) == 1 and re.fullmatch(FACTORY, urls[0]):
+            return urls
+        for url in urls:
+            if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+                shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
+                raise ValueError(
+                    f"{shown} must begin with http:// or https://, and name a host, or be file.py:function"
+                )
+        return urls
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if any(option.split("=")[0] == "--model" for option in self.engine_options):
+            raise ValueError("give MODEL as the first argument, or as model before the tables of penstock.toml")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_is_elsewhere(self) -> Self:
+        if self.engine and self.engine_arguments:
+            typed = [argument.split("=")[0] for argument in self.engine_arguments]
+            refused = [name for name in typed if name.startswith("-")] or typed[:1]
+            remote = "options of vLLM's engine belong to the engine's own server, as --engine names another one"
+            own = "options of vLLM's engine have no effect on an engine of your own"
+            known, of_vllm = flags(type(self).model_fields), option_names()
+            reasons = {
+                name: "" if _documented(name) in of_vllm else f"{unknown_option(name, [*known, *of_vllm])}; "
+                for name in refused
+            }
+            advice = own if self.engine_factory else remote
+            raise ValueError("\n".join(f"{name}: {reason}{advice}" for name, reason in reasons.items()))
+        return self
+
+    @property
+    def engine_options(self) -> list[str]:
+        """The options of vLLM: those of the command line, after those of the table ``[vllm]`` that it leaves."""
+        typed = {_documented(argument.split("=")[0]) for argument in self.engine_arguments}
+        left = ((name, value) for name, value in self.vllm.items() if f"--{name.replace('_', '-')}" not in typed)
+        return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
+
+    @property
+    def recordings(self) -> Path | None:
+        """The folder of recordings to answer from; None if an engine generates."""
+        folders = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
+        return folders[0] if folders else None
+
+    @property
+    def engine_factory(self) -> str | None:
+        """The function that makes an engine of the operator's own, as ``file.py:function`` or ``module:function``."""
+        return self.engine[0] if self.engine and re.fullmatch(FACTORY, self.engine[0]) else None
+
+
+class ChatSettings(BaseSettings):
+    """Models with a chat template, and the instructions of gpt-oss."""
+
+    SECTION: ClassVar[str] = "Models with a chat template, and gpt-oss"
+
+    reasoning_parser: str | None = Field(
+        None,
+        title="NAME",
+        description="vLLM's parser of reasoning, or none; by default chosen by the chat template",
+        examples=["qwen3"],
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        title="NAME",
+        description="vLLM's parser of calls, or none; by default chosen by the chat template",
+        examples=["hermes"],
+    )
+    chat_template: str | None = Field(
+        None,
+        title="FILE",
+        description="a file with a chat template, or the template itself, instead of the model's own",
+        examples=["template.jinja"],
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto",
+        description="format in which the template takes the content of messages: string, or openai for a list of parts",
+    )
+    default_chat_template_kwargs: Table = Field(
+        {},
+        description='variables of the chat template; as JSON, {"enable_thinking": false}, except in penstock.toml',
+        examples=[{"enable_thinking": False}],
+    )
+    trust_request_chat_template: bool = Field(False, description="accept the chat_template of a request")
+    harmony_system_instructions: bool = Field(
+        False, description="give gpt-oss the instructions in its system message, instead of the developer message"
+    )
+
+    @property
+    def chat(self) -> ChatOptions:
+        """The options of a model with a chat template."""
+        return ChatOptions(
+            self.reasoning_parser,
+            self.tool_call_parser,
+            self.chat_template,
+            self.chat_template_content_format,
+            self.default_chat_template_kwargs,
+            self.trust_request_chat_template,
+        )
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """Return an option of vLLM's command line, for an entry of the table ``[vllm]``."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    if isinstance(value, list):
+        return [f"--{option}", *map(_text, value)]
+    return [f"--{option}={_text(value)}"]
+
+
+def _documented(option: str) -> str:
+    """Return an option of vLLM as it is documented: it may be typed with underscores, or as its opposite."""
+    return option.replace("_", "-").replace("--no-", "--", 1)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

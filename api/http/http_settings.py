@@ -1,0 +1,128 @@
+"""The settings of the HTTP server, and of the clients that may use it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import BaseSettings, CliSuppress, NoDecode
+
+from penstock.api.values import Duration, Texts, size
+
+ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""The hosts that mean all addresses of a machine, each with the address at which the machine reaches itself."""
+
+
+def frontend_count(value: Any) -> Any:
+    """Return the number of frontends for ``auto``; leave anything else to pydantic."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2)) if value == "auto" else value
+
+
+def is_here(host: str) -> bool:
+    """True if other machines cannot reach this one under ``host``."""
+    return host in ANY or host in ("localhost", "::1") or host.startswith("127.")
+
+
+class HttpSettings(BaseSettings):
+    """The HTTP server."""
+
+    SECTION: ClassVar[str] = "HTTP"
+
+    host: str = Field("127.0.0.1", title="HOST", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    frontends: Annotated[int, BeforeValidator(frontend_count)] = Field(
+        1,
+        gt=0,
+        title="N",
+        description="server processes on one engine and one port; auto means one for every two cores, 8 at most",
+        examples=["auto"],
+    )
+    max_body_bytes: Annotated[int, BeforeValidator(size)] = Field(
+        "32MiB",
+        validate_default=True,
+        gt=0,
+        title="SIZE",
+        description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
+    )
+    keep_alive: Duration = Field(
+        "15s",
+        validate_default=True,
+        gt=0,
+        description="time of silence after which a stream gets a comment, so that no proxy closes it",
+    )
+    drain_timeout: Duration = Field(
+        "20s",
+        validate_default=True,
+        description="time that running responses get after SIGTERM; then they end as failed",
+    )
+
+    def url(self, port: int) -> str:
+        """Return the URL at which its own machine reaches this server, which listens on ``port``."""
+        host = ANY.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class ClientSettings(BaseSettings):
+    """The clients that may use the server."""
+
+    SECTION: ClassVar[str] = "Clients"
+
+    api_key_file: Path | None = Field(
+        None,
+        title="FILE",
+        description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well",
+        examples=["/etc/penstock/keys"],
+    )
+    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    store_keys: bool = Field(False, description="read API keys from the store, too; penstock keys makes them")
+    limits: Path | None = Field(
+        None,
+        title="FILE",
+        description="a TOML file of limits for API keys: requests, tokens, responses at once, weights; read again at "
+        "SIGHUP",
+        examples=["/etc/penstock/limits.toml"],
+    )
+    seal_key_file: Path | None = Field(
+        None,
+        title="FILE",
+        description="a file of keys, one per line, that seal what clients keep: the first seals, all open; "
+        "PENSTOCK_SEAL_KEYS holds keys as well; by default a key in the store",
+        examples=["/etc/penstock/seal-keys"],
+    )
+    seal_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    allow_host: Texts = Field(
+        [],
+        title="NAME",
+        description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable",
+        examples=["gpubox"],
+    )
+    allow_origin: Texts = Field(
+        [],
+        title="ORIGIN",
+        description="an origin whose web pages may use this server, or * for all; repeatable",
+        examples=["https://chat.example"],
+    )
+
+    @field_validator("allow_host")
+    @classmethod
+    def _names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(f"{name!r} is not the name of a host: leave out scheme and port")
+        return names
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+/?", origin, re.IGNORECASE):
+                raise ValueError(f"{origin!r} is not an origin: it needs a scheme, a host, and a port if it has one")
+        return origins
+
+    @property
+    def has_keys(self) -> bool:
+        """True if a request needs an API key."""
+        return self.api_key_file is not None or self.api_keys is not None or self.store_keys

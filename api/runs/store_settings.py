@@ -1,0 +1,102 @@
+"""The settings of the store, and of the servers that share it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings
+
+from penstock.api.http.http_settings import is_here
+from penstock.api.values import Duration
+
+NO_STORE = "none"
+"""The value of ``--store`` for a server that stores nothing."""
+
+_CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
+"""A Python file, or the function of one or of a module, as ``--engine`` and ``--with`` take them."""
+
+
+def store_place(store: str) -> str:
+    """Return the place of a store, with the home folder of ``~``; raise `ValueError` if there is no such store."""
+    is_database = store.startswith(("postgresql://", "postgres://"))
+    if not is_database and ("://" in store or re.match("postgres(ql)?:?//", store)):
+        raise ValueError("give the path of a file, postgresql://..., or none")
+    if not is_database and _CODE.fullmatch(store):
+        raise ValueError("there are two stores, SQLite and PostgreSQL: give the path of a file, or postgresql://...")
+    return store if is_database else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
+
+
+def _data_folder() -> Path:
+    """Return the folder for a user's data, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
+
+
+def is_stored_here(store: str) -> bool:
+    """True if the store is on this machine: a file, or a database at a local address or socket."""
+    url = urlsplit(store)
+    hosts = (url.hostname or "", *parse_qs(url.query).get("host", ()))
+    return all(is_here(host) or host.startswith("/") for host in hosts)
+
+
+class StoreSettings(BaseSettings):
+    """The store of responses, and the responses that run in the background."""
+
+    SECTION: ClassVar[str] = "Store"
+
+    store: str = Field(
+        default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
+        title="STORE",
+        description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), or none",
+    )
+    store_ttl: Duration = Field("30d", validate_default=True, description="time for which responses are stored")
+    stream_ttl: Duration = Field(
+        "1d", validate_default=True, description="time for which the events of their streams are stored"
+    )
+    max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait in order")
+    resume_interrupted: bool = Field(
+        False,
+        description="run interrupted background responses of a dead server again, instead of ending them as failed",
+    )
+    detach: bool = Field(False, description="let a stored response go on if its client disconnects")
+
+    @field_validator("store")
+    @classmethod
+    def _store(cls, store: str) -> str:
+        return store_place(store)
+
+
+class ServersSettings(BaseSettings):
+    """The servers that share a store."""
+
+    SECTION: ClassVar[str] = "Several servers"
+
+    peer_url: str | None = Field(
+        None,
+        validate_default=True,
+        title="URL",
+        description="URL at which the other servers of the store reach this one; by default http://HOST:PORT",
+        examples=["http://10.0.0.2:8000"],
+    )
+    heartbeat: Duration = Field(
+        "2s", validate_default=True, gt=0, description="time between two heartbeats in the store"
+    )
+    stale_after: Duration = Field(
+        "15s", validate_default=True, gt=0, description="time without a heartbeat after which a server counts as dead"
+    )
+
+    @field_validator("peer_url")
+    @classmethod
+    def _reachable(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+            raise ValueError("it must begin with http:// or https://, and name a host")
+        return url
+
+    @property
+    def stale(self) -> float:
+        """Seconds without a heartbeat after which a server is dead: at least five periods, as a beat may be late."""
+        return max(self.stale_after, 5 * self.heartbeat)

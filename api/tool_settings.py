@@ -1,0 +1,122 @@
+"""The settings of tools, of the prefix cache, and of stages of the operator."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliSuppress
+
+from penstock.api.values import Duration, Texts
+from penstock.stages.normalize.tool_types import LEAVABLE, leavable, named
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+
+class ToolSettings(BaseSettings):
+    """The tools that the server runs for the model."""
+
+    SECTION: ClassVar[str] = "Tools"
+
+    mcp_config: Path | None = Field(
+        None,
+        title="FILE",
+        description="a JSON file of MCP servers, in the format of most MCP clients",
+        examples=["mcp.json"],
+    )
+    sandbox: bool = Field(
+        True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
+    )
+    allow_tool: Texts = Field(
+        [],
+        title="TOOL",
+        description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; "
+        "by default all; repeatable",
+        examples=["web_search"],
+    )
+    leave_out_tool: Texts = Field(
+        [],
+        title="TOOL",
+        description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)}; otherwise a request "
+        "with a tool that the server does not run is a 400; repeatable",
+        examples=["web_search"],
+    )
+    web_search: str | None = Field(
+        None,
+        title="ENGINE",
+        description="search engine: brave, tavily, exa or searxng=URL; PENSTOCK_WEB_SEARCH_KEY holds its key",
+        examples=["searxng=http://127.0.0.1:8888"],
+    )
+    web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    allow_address: Texts = Field(
+        [],
+        title="ADDRESS",
+        description="a network, address or host that URLs may reach although it is not public; repeatable",
+        examples=["10.0.0.0/8"],
+    )
+    tool_timeout: Duration = Field(
+        "2m", validate_default=True, gt=0, description="time that one call of a tool may take"
+    )
+    max_turns: int = Field(100, gt=0, description="turns of the model in one response")
+
+    @field_validator("leave_out_tool")
+    @classmethod
+    def _leavable(cls, tools: list[str]) -> list[str]:
+        leavable(tools)
+        return tools
+
+    @field_validator("allow_tool")
+    @classmethod
+    def _known_tools(cls, names: list[str]) -> list[str]:
+        named(names)
+        return names
+
+    @field_validator("allow_address")
+    @classmethod
+    def _addresses(cls, entries: list[str]) -> list[str]:
+        AllowedNetworks.parse(entries)
+        return entries
+
+    @field_validator("web_search")
+    @classmethod
+    def _search(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"brave|tavily|exa|searxng=https?://\S+", value):
+            raise ValueError("expected brave, tavily, exa or searxng=URL")
+        return value
+
+    @model_validator(mode="after")
+    def _has_key(self) -> Self:
+        needs_key = self.web_search is not None and not self.web_search.startswith("searxng=")
+        if needs_key and self.web_search_key is None:
+            raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
+        return self
+
+
+class CacheSettings(BaseSettings):
+    """The engine's prefix cache."""
+
+    SECTION: ClassVar[str] = "Prefix cache"
+
+    share_caches: bool = Field(
+        False,
+        description="share the engine's prefix cache among API keys: a client can then confirm guesses of prompts",
+    )
+    salt_caches: bool = Field(
+        False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
+    )
+
+
+class StageSettings(BaseSettings):
+    """The stages of the operator."""
+
+    SECTION: ClassVar[str] = "Stages"
+
+    with_: Texts = Field(
+        [],
+        alias="with",
+        title="STAGE",
+        description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
+        examples=["shout.py:install"],
+    )
+    print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
