@@ -25,7 +25,9 @@ from yarl import URL
 from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services import tracing
+from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.stored import Server
 
@@ -39,6 +41,9 @@ CONNECT_TIMEOUT = 2.0
 
 ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that is not a stream."""
+
+LARGEST_RELAYED = 256 * 2**20
+"""Bytes of an answer, or of an event, that is passed on."""
 
 RELAYED_HEADERS = ("Content-Type", "Retry-After")
 """The headers of an answer that are passed on; the others belong to the connection between the servers."""
@@ -65,9 +70,14 @@ class SseRelay:
         self._rest.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the frames that ``data`` completes, without the final `DONE`, which `send` writes itself."""
+        """Return the frames that ``data`` completes, without the final `DONE`, which `send` writes itself.
+
+        Raises `ValueError`, or for deep nesting `RecursionError`, if they are no events.
+        """
         previous_size = len(self._rest)
         self._rest += data
+        if len(self._rest) > LARGEST_RELAYED:
+            raise Unreadable(f"too large: more than {LARGEST_RELAYED} bytes")
         end = self._rest.rfind(b"\n\n", max(previous_size - 1, 0))  # the blank line may be cut in two
         if end < 0:
             return b""
@@ -129,7 +139,8 @@ class Peers:
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                     raise PeerLost(f"{server.url} answers {answer.status}")
                 headers = {name: answer.headers[name] for name in RELAYED_HEADERS if name in answer.headers}
-                return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+                body = await read_whole(answer.content.iter_any(), LARGEST_RELAYED)
+                return web.Response(status=answer.status, body=body, headers=headers)
 
     async def frames(self, request: web.Request, server: Server, relayed: SseRelay) -> AsyncGenerator[bytes, None]:
         """Forward a request for a stream, and yield the frames after the last one that was ``relayed``.
@@ -163,7 +174,7 @@ class Peers:
         return self._session.request(
             method or request.method,
             URL(server.url.rstrip("/") + path, encoded=True),
-            headers={**headers, FORWARDED: "1", **tracing.current_headers({})},
+            headers={**headers, FORWARDED: "1", "Accept-Encoding": "identity", **tracing.current_headers({})},
             timeout=timeout,
             allow_redirects=False,
         )
@@ -173,7 +184,7 @@ class Peers:
 def _losses() -> Iterator[None]:
     try:
         yield
-    except (ClientError, TimeoutError, msgspec.DecodeError) as error:
+    except (ClientError, TimeoutError, *NO_JSON) as error:
         raise PeerLost(str(error)) from error
 
 

@@ -40,8 +40,8 @@ def exactly(json: bytes) -> JsonSize:
 
 
 def may_exceed(json: bytes, most: JsonSize) -> bool:
-    """Return True unless `at_most` shows that the JSON is no larger than ``most``."""
-    return _is_over(at_most(json), most)
+    """Return True unless its length, or `at_most`, shows that the JSON is no larger than ``most``."""
+    return len(json) > min(most) and _is_over(at_most(json), most)
 
 
 def exceeds(json: bytes, most: JsonSize) -> bool:

@@ -27,6 +27,8 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 LONGEST_TEXT = 500_000
 _LONGEST_URL = 2_048
+_MOST_LINKED = 4 << 20
+"""Characters of all URLs that the links of a page lead to; more links are text."""
 _MEMORY = 1 << 30
 
 
@@ -84,6 +86,7 @@ class _Page:
     def __init__(self, url: str, base: str, left_out: frozenset[str]) -> None:
         self.links: dict[str, int] = {}
         self.size = 0
+        self._linked = 0
         self._base = base
         self._domain = urlsplit(url).netloc
         self._left_out = left_out
@@ -189,6 +192,11 @@ class _Page:
         self._space |= space and not self._breaks
 
     def _link(self, words: str, url: str) -> None:
+        if url not in self.links:
+            self._linked += len(url)
+            if self._linked > _MOST_LINKED:
+                self._write(words)
+                return
         domain = urlsplit(url).netloc
         number = self.links.setdefault(url, len(self.links))
         self._raw(link_mark(number, re.sub("^#{1,6} ", "", words), domain if domain != self._domain else ""))
@@ -200,7 +208,8 @@ class _Page:
         try:
             url = "".join(urljoin(self._base, href.strip()).split())
             parts = urlsplit(url)
-            return url if parts.scheme in ("http", "https") and parts.netloc and url.isprintable() else None
+            is_web = parts.scheme in ("http", "https") and parts.netloc and url.isprintable()
+            return url if is_web and len(url) <= _LONGEST_URL else None
         except ValueError:
             return None
 
@@ -269,7 +278,8 @@ def converted(markup: str | bytes, url: str) -> tuple[str, str, list[str]]:
 def _base(tree: LexborHTMLParser, url: str) -> str:
     element = tree.css_first("base[href]")
     try:
-        return urljoin(url, element.attributes["href"] or "") if element else url
+        base = urljoin(url, element.attributes["href"] or "") if element else url
+        return base if len(base) <= _LONGEST_URL else url
     except ValueError:
         return url
 

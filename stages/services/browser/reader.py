@@ -10,25 +10,30 @@ again among its like, with less priority: ordinary pages, which take a tenth of 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver
 
-from penstock.stages.services.browser.html import clean, decoded
+from penstock.stages.services.browser.html import clean
+from penstock.stages.services.browser.html import decoded as decoded_text
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, opened
+from penstock.stages.services.foreign import Unreadable, decoded, read_start, read_whole
+from penstock.stages.services.json_size import JsonSize
 from penstock.stages.services.tools import CallFailed
-from penstock.stages.services.web.fetch import Fetcher, NotFetched, read_start
+from penstock.stages.services.web.fetch import Fetcher, NotFetched
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 LARGEST_PAGE = 2 << 20
+_LARGEST_CONVERTED = JsonSize(containers=2, commas=LARGEST_PAGE)
+"""The size of a converted page: a title, a text, and fewer links than the page has bytes."""
 _HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; penstock)",
     "Accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.9",
@@ -51,6 +56,15 @@ class Fetched:
     is_html: bool
     charset: str
     body: bytes
+
+
+class _Converted(msgspec.Struct, frozen=True):
+    title: str
+    text: str
+    links: tuple[str, ...]
+
+
+_read_converted = msgspec.json.Decoder(_Converted).decode
 
 
 class Reader:
@@ -89,8 +103,8 @@ class Reader:
                 output = await _convert(fetched, _LONG_SECONDS)
         if output is None:
             raise CallFailed("The page is too large or too deeply nested to be read.")
-        page = json.loads(output)
-        return await asyncio.to_thread(opened, fetched.url, page["title"], page["text"], page["links"])
+        page = await decoded(output, _read_converted, _LARGEST_CONVERTED)
+        return await asyncio.to_thread(opened, fetched.url, page.title, page.text, page.links)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -100,7 +114,7 @@ async def _read_answer(answer: aiohttp.ClientResponse) -> Fetched:
     kind = answer.content_type if "Content-Type" in answer.headers else ""
     if kind and not _is_text(kind):
         raise CallFailed(f"It is of type {kind[:100]}, which cannot be read here.")
-    body = await read_start(answer.content, LARGEST_PAGE)
+    body = await read_start(answer.content.iter_any(), LARGEST_PAGE)
     is_html = kind in ("text/html", "application/xhtml+xml") if kind else body.lstrip()[:1] == b"<"
     if not kind and b"\0" in body:
         raise CallFailed("It is not text.")
@@ -113,7 +127,7 @@ def _is_text(kind: str) -> bool:
 
 
 def _read_text(fetched: Fetched, prefix: str = "") -> Page:
-    text = decoded(fetched.body, fetched.charset or "utf-8-sig")
+    text = decoded_text(fetched.body, fetched.charset or "utf-8-sig")
     if text is None:
         text = fetched.body.decode(errors="replace")
     title = urlsplit(fetched.url).path.rpartition("/")[2]
@@ -126,10 +140,22 @@ async def _convert(fetched: Fetched, seconds: int) -> bytes | None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=_ENVIRONMENT
     )
+    assert process.stdin
+    assert process.stdout
     try:
-        output, _ = await process.communicate(fetched.body)
+        process.stdin.write(fetched.body)
+        process.stdin.close()  # once all is written
+        output = await read_whole(_pieces(process.stdout))
+        await process.wait()
+    except Unreadable:
+        return None
     finally:
         if process.returncode is None:
             process.kill()
-            await process.communicate()
+            await process.wait()
     return output if process.returncode == 0 else None
+
+
+async def _pieces(output: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while piece := await output.read(2**16):
+        yield piece

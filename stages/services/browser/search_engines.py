@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from penstock.stages.services.foreign import Unreadable, decoded, read_whole
 from penstock.stages.services.tools import CallFailed
 
 logger = logging.getLogger(__name__)
 
-_LARGEST_ANSWER = 8 << 20
 _LONGEST_TEXT = 50_000
 _LONGEST_QUERY = 400
 """Characters of a query; Brave and Tavily refuse longer ones."""
@@ -181,13 +181,14 @@ class WebSearch:
     async def search(self, query: str, topn: int, domains: Sequence[str] = ()) -> list[Hit]:
         engine_query = self._engine.ask(self._key, query, topn, domains)
         try:
-            answer = await self._answer(engine_query)
+            answer = await decoded(await self._answer(engine_query), json.loads)
+            hits = await asyncio.to_thread(self._engine.hits, answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._failure(f"no answer came ({type(error).__name__})") from None
-        try:
-            hits = self._engine.hits(json.loads(answer))
+        except Unreadable as error:
+            raise self._failure(f"its answer is {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise self._failure("its answer has an unexpected form") from None
+            raise self._failure("its answer is of an unexpected form") from None
         return [hit for hit in hits if _is_web(hit.url)][:topn]
 
     async def close(self) -> None:
@@ -209,15 +210,7 @@ class WebSearch:
         async with asyncio.timeout(30), request as answer:
             if answer.status != 200:
                 raise self._failure(self._meaning(answer.status))
-            return await self._body(answer.content)
-
-    async def _body(self, content: aiohttp.StreamReader) -> bytes:
-        body = bytearray()
-        async for chunk in content.iter_chunked(1 << 16):
-            body += chunk
-            if len(body) > _LARGEST_ANSWER:
-                raise self._failure("its answer is too large")
-        return bytes(body)
+            return await read_whole(answer.content.iter_any())
 
     def _meaning(self, status: int) -> str:
         match status:

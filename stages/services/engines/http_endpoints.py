@@ -16,10 +16,15 @@ import msgspec
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services.engines.engine import sampling_parameters
+from penstock.stages.services.json_size import JsonSize, may_exceed
 
 MAX_LINE = 64 * 2**20
 """Maximum bytes of a line.  It is large because the first line of a stream may repeat the prompt."""
+
+LARGEST_LINE = JsonSize(containers=50_000, commas=2_000_000)
+"""The size of a line: the first may repeat a prompt of two million tokens, and each token may have twenty others."""
 
 _DIALECT = "%llguidance {}\n"
 """A directive that only the guidance backend understands.
@@ -137,17 +142,19 @@ class Answer(Generic[Logprobs]):
         if data == b"[DONE]":
             self.is_complete = True
             return None
+        if may_exceed(data, LARGEST_LINE):
+            raise EngineFailed("The engine's answer has too many values in a line.")
         try:
             line = self._decode(data)
-        except msgspec.MsgspecError as error:
+            if line.error is not None:
+                raise refusal(line.error)
+            if line.usage:
+                self.prompt_tokens = line.usage.prompt_tokens
+                details = line.usage.prompt_tokens_details
+                self.cached_tokens = (details and details.cached_tokens) or 0
+            return self._tokens(line.choices[0]) if line.choices else None
+        except NO_JSON as error:
             raise EngineFailed("The engine's answer cannot be read.") from error
-        if line.error is not None:
-            raise refusal(line.error)
-        if line.usage:
-            self.prompt_tokens = line.usage.prompt_tokens
-            details = line.usage.prompt_tokens_details
-            self.cached_tokens = (details and details.cached_tokens) or 0
-        return self._tokens(line.choices[0]) if line.choices else None
 
     def _tokens(self, choice: _Choice[Logprobs]) -> TokenChunk | None:
         if choice.finish_reason is not None:
@@ -194,7 +201,7 @@ def read_refusal(status: int, body: bytes) -> RequestRefused:
     """Convert the body of an answer with a status other than 200 to `RequestRefused`."""
     try:
         problem = msgspec.json.decode(body, type=_Line[None]).error
-    except msgspec.MsgspecError:
+    except NO_JSON:
         problem = None
     if problem is None:
         return RequestRefused(status, f"The engine answers {status}.")

@@ -29,11 +29,15 @@ from penstock.stages.services.engines.http_endpoints import (
     constrained_to,
     read_refusal,
 )
+from penstock.stages.services.foreign import Unreadable, decoded, read_start, read_whole
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0
 """Timeout in seconds for connecting to a server, and for its health check."""
+
+LONGEST_REFUSAL = 2**16
+"""Bytes of a refusal that are read."""
 
 PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
@@ -131,7 +135,7 @@ class Replica:
         if response.status == 200:
             return response
         async with response:
-            raise read_refusal(response.status, await response.content.read(2**16))
+            raise await _refusal(response)
 
     async def probe(self, model: str | None) -> ServedModel:
         """Probe the server: its models, endpoint, grammars and tokenizer.
@@ -239,13 +243,12 @@ class Replica:
             timeout=aiohttp.ClientTimeout(PROBE_TIMEOUT, sock_connect=CONNECT_TIMEOUT),
             allow_redirects=False,
         ) as answer:
-            body = await answer.read()
             if answer.status != 200:
-                raise read_refusal(answer.status, body)
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
-            raise self._foreign(f"{path} returned unexpected JSON") from error
+                raise await _refusal(answer)
+            try:
+                return await decoded(await read_whole(answer.content.iter_any()), msgspec.json.Decoder(kind).decode)
+            except Unreadable as error:
+                raise self._foreign(f"its answer to {path} is {error}") from error
 
     def _foreign(self, sign: str) -> UnusableServer:
         """Return the error for a server of another make, such as Ollama or llama.cpp."""
@@ -254,6 +257,10 @@ class Replica:
             " completions: copy tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
             ' (stages/ENGINES.md, "Texts").'
         )
+
+
+async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:
+    return read_refusal(answer.status, await read_start(answer.content.iter_any(), LONGEST_REFUSAL))
 
 
 @dataclass(frozen=True)

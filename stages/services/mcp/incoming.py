@@ -7,7 +7,6 @@ listing and the server's own requests are counted before objects are made of the
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
@@ -16,13 +15,7 @@ import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from penstock.stages.services.json_size import JsonSize, exceeds, may_exceed
-
-LARGEST_BYTES: Final = 16 * 2**20
-"""Bytes of a message: the body of an answer, or one event of a stream."""
-
-LARGEST: Final = JsonSize(containers=15_000, commas=50_000)
-"""The size of a message.  The SDK takes some ten milliseconds of the event loop for one of this size."""
+from penstock.stages.services.foreign import LARGEST, LARGEST_BYTES, excess_of
 
 MOST_ENTRIES: Final[Mapping[str, int]] = {"content": 1_000, "tools": 2_000, "inputRequests": 100}
 """Entries of the lists in a result, each of which the SDK makes an object of."""
@@ -100,9 +93,9 @@ def _lines_of(events: bytes) -> bytes:
 
 
 async def _check(message: bytes) -> None:
-    """Raise `TooMuch` for a message that would take the SDK long; a thread counts those that look so."""
-    if may_exceed(message, LARGEST) and await asyncio.to_thread(exceeds, message, LARGEST):
-        raise TooMuch(f"more than {LARGEST.containers} objects and arrays, or {LARGEST.commas} values")
+    """Raise `TooMuch` for a message that would take the SDK long."""
+    if excess := await excess_of(message, LARGEST):
+        raise TooMuch(excess)
 
 
 class Messages:

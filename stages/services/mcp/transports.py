@@ -20,8 +20,9 @@ from mcp import StdioServerParameters, stdio_client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
+from penstock.stages.services.foreign import LARGEST_BYTES
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
-from penstock.stages.services.mcp.incoming import LARGEST_BYTES, Messages
+from penstock.stages.services.mcp.incoming import Messages
 from penstock.stages.services.mcp.network import READING, http_client
 from penstock.stages.services.web.ssrf import AllowedNetworks
 

@@ -125,16 +125,6 @@ class Fetcher:
         return self._sessions[trusted]
 
 
-async def read_start(content: aiohttp.StreamReader, most: int) -> bytes:
-    """Read at most ``most`` bytes, counted after decompression."""
-    body = bytearray()
-    async for chunk in content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) >= most:
-            break
-    return bytes(body[:most])
-
-
 def _checked(text: str, domains: Collection[str]) -> URL:
     if len(text) > LONGEST_URL:
         raise NotFetched("The URL is too long.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
+from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -90,9 +91,10 @@ class ImageCache:
         from penstock.stages.services.web import fetch  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
 
         async def read(answer: ClientResponse) -> str:
-            image = await fetch.read_start(answer.content, LARGEST_IMAGE + 1)
-            if len(image) > LARGEST_IMAGE:
-                raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
+            try:
+                image = await read_whole(answer.content.iter_any(), LARGEST_IMAGE)
+            except Unreadable:
+                raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.") from None
             return await asyncio.to_thread(as_data_url, image)
 
         fetcher = fetch.Fetcher(_HEADERS, self._allowed, self._resolver)

@@ -69,7 +69,7 @@ async def test_compressed_answer_of_an_engine_is_not_inflated() -> None:
         return web.Response(body=gzip.compress(cards), headers={"Content-Encoding": "gzip"})
 
     async with web_server(answer) as url:
-        with pytest.raises(UnusableServer, match="/v1/models returned unexpected JSON"):
+        with pytest.raises(UnusableServer, match="its answer to /v1/models is of an unexpected form"):
             await start_vllm_http([url], wait=0)
 
 

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from penstock.pipeline.protocol.tools import McpServer
+from penstock.stages.services.foreign import LARGEST_BYTES
 from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.mcp.incoming import LARGEST_BYTES
 from penstock.stages.services.mcp.network import GuardedBackend, http_client
 from penstock.stages.services.tools import ServerUnavailable
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
