@@ -40,6 +40,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Mode, Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -143,7 +144,8 @@ class Responses:
                 request[RESPONSE] = response = await _last_response(events)
         if response.status != "completed" or response.usage is None:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
-        window = unsuperseded(resolved.history, (*resolved.facts.input, *response.output))
+        items = (*resolved.facts.input, *response.output)
+        window = await apart(len(resolved.history) + len(items) > MANY, unsuperseded, resolved.history, items)
         return as_json(CompactedResponse(response.id, response.created_at, window, response.usage))
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
@@ -228,7 +230,7 @@ class Responses:
         if input_items is None:
             raise errors.ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
-        return as_json(page.of(_once(input_items)))
+        return as_json(page.of(await apart(len(input_items) > MANY, _once, input_items)))
 
     async def _prepare(self, request: web.Request, body: bytes) -> _PreparedRequest:
         """Read a create request; its parsed body can be freed before the stream begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
@@ -16,6 +16,8 @@ from penstock.pipeline.secret import unwritten
 _IN_A_CALL = frozenset(kind for kind in DELTAS if kind.__struct_fields__ == (*ItemEvent.__struct_fields__, "delta"))
 
 _SHORT = frozenset({ItemDelta, TokenChunk, *DELTAS})
+
+_PLAIN = frozenset({bool, float, int, type(None), UnsetType})
 
 _encode = msgspec.json.Encoder(enc_hook=unwritten).encode
 
@@ -34,25 +36,27 @@ def is_large(frame: Any) -> bool:
     """Return True if checking ``frame`` takes long; this counts its values, and stops at `MOST_PARTS`."""
     if type(frame) in _SHORT:
         return False
-    count, waiting = 0, [frame]
-    while waiting:
+    count, waiting = 1, [frame]
+    while waiting and count <= MOST_PARTS:
         value = waiting.pop()
-        count += 1
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
         parts: Any = ()
-        if isinstance(value, str):
+        if kind is str:
             count += len(value) // CHARACTERS
-        elif isinstance(value, Struct):
-            parts = [getattr(value, name) for name in value.__struct_fields__]
-        elif isinstance(value, BaseModel):
-            parts = [*vars(value).values(), value.model_extra]
-        elif isinstance(value, dict):
-            parts = value.values()
         elif isinstance(value, list | tuple):
             parts = value
-        if count + len(waiting) + len(parts) > MOST_PARTS:
-            return True
-        waiting.extend(parts)
-    return False
+        elif isinstance(value, Struct):
+            parts = [getattr(value, name) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            parts = value.values()
+        elif isinstance(value, BaseModel):
+            parts = [*vars(value).values(), value.model_extra]
+        count += len(parts)
+        if count <= MOST_PARTS:
+            waiting.extend(parts)
+    return count > MOST_PARTS
 
 
 def check_fields(frame: Any) -> None:

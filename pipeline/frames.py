@@ -26,6 +26,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
+from penstock.pipeline.tasks import MANY
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
@@ -199,6 +200,11 @@ class ResolvedRequest(_Frame, frozen=True):
     def items(self) -> tuple[Item, ...]:
         """All items that the model reads: those that no compaction has superseded (see `unsuperseded`)."""
         return unsuperseded(self.history, self.facts.input)
+
+    @property
+    def is_long(self) -> bool:
+        """True if a look at all items takes so long that it must not happen in the event loop (see `apart`)."""
+        return len(self.history) + len(self.facts.input) > MANY
 
 
 class ResponseStarted(_Frame, frozen=True):

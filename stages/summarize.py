@@ -7,7 +7,8 @@ summary, without tools and with little effort.  A stage in place of this one may
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from penstock.pipeline.core import Pipeline, Stage, source_of
@@ -15,6 +16,7 @@ from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import Prompt, ResolvedRequest, Sampling, replace, with_facts
 from penstock.pipeline.protocol.items import CallOutput, InputText, Message, ServedCall
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.pipeline.tasks import apart
 
 INSTRUCTION = """\
 Write a summary of the conversation so far. It will replace the conversation: besides it, you will know only the \
@@ -78,10 +80,10 @@ class Summarize:
 
     async def _fitted(self, request: ResolvedRequest) -> ResolvedRequest:
         """Return the request without as many of its oldest outputs as it takes to fit."""
-        outputs, left_out = list(_outputs(request)), dict[str, str]()
+        outputs, left_out = await apart(request.is_long, _outputs, request), dict[str, str]()
         while outputs and (excess := await self._excess(request)) > 0:
             while outputs and excess > 0:
-                item_id, size = outputs.pop(0)
+                item_id, size = outputs.popleft()
                 left_out[item_id] = LEFT_OUT
                 excess -= size // _CHARACTERS
             request = replace(request, results={**request.results, **left_out})
@@ -100,11 +102,13 @@ class Summarize:
         return length - (self.context_length - self._room)
 
 
-def _outputs(request: ResolvedRequest) -> Iterator[tuple[str, int]]:
-    """Yield the outputs that are longer than their replacement, oldest first: the item's id, and its characters."""
+def _outputs(request: ResolvedRequest) -> deque[tuple[str, int]]:
+    """Return the outputs that are longer than their replacement, oldest first: the item's id, and its characters."""
+    outputs = deque[tuple[str, int]]()
     for item in request.items:
         if isinstance(item, CallOutput | ServedCall):
             shown = item.text if isinstance(item, CallOutput) else getattr(item, "output", None)
             text = request.results.get(item.id, shown)
             if text and len(text) > len(LEFT_OUT):
-                yield item.id, len(text)
+                outputs.append((item.id, len(text)))
+    return outputs

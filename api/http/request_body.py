@@ -12,6 +12,7 @@ from penstock.api.http.errors import Handler
 from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import LARGE, apart
 
 LONG = 2**15
 """Bytes of a body that takes milliseconds to read."""
@@ -64,7 +65,12 @@ async def receive(request: web.Request) -> bytes:
         raise RequestTimeout(late) from None
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"The body cannot be read: {error}") from error
-    return b"".join(chunks)
+    return await joined(chunks, held.size)
+
+
+async def joined(chunks: list[bytes], size: int) -> bytes:
+    """Return chunks as one, joined in a thread if they are large."""
+    return await apart(size > LARGE, b"".join, chunks)
 
 
 async def off_loop(

@@ -31,7 +31,7 @@ from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.tasks import unhindered
+from penstock.pipeline.tasks import let_go, unhindered
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
@@ -157,6 +157,7 @@ class Scheduler:
         elif create_request.store is not False:
             self.store.check()
             await self.admission.storing(create_request.envelope.owner, self.store)
+        let_go(create_request.input_items)
         async with self._normalizing.open(source_of([create_request])) as requests:
             request = await first(requests)
         response, origin = request.facts.response, request.facts.origin
@@ -215,7 +216,10 @@ class Scheduler:
         async with AsyncExitStack() as counting:
             with self._unlocking(request.facts.response):
                 await counting.enter_async_context(self.admission.responding(request.facts.origin.owner))
-            yield
+            try:
+                yield
+            finally:
+                let_go((*request.history, *request.facts.input))
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:

@@ -15,7 +15,7 @@ from aiohttp import EofStream, WebSocketError, WSCloseCode, WSMessage, WSMsgType
 from aiohttp.base_protocol import BaseProtocol
 
 from penstock.api.http.held_bytes import SMALL, HeldBody, HeldBytes
-from penstock.api.http.request_body import SECONDS
+from penstock.api.http.request_body import SECONDS, joined
 from penstock.pipeline.errors import ServerBusy
 from penstock.pipeline.yield_point import YieldPoint
 
@@ -181,9 +181,7 @@ class Incoming:
             return None
         self._holding.finish()
         self._message = self._late_at = None
-        join = b"".join
-        data = await asyncio.to_thread(join, message.pieces) if message.size > SMALL else join(message.pieces)
-        return WSMessage(message.kind, data, None)
+        return WSMessage(message.kind, await joined(message.pieces, message.size), None)
 
     def _head(self) -> _Frame | None:
         """Take the head of a frame, if it has arrived."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from itertools import islice
 
 import msgspec
 
@@ -11,6 +12,10 @@ from penstock.pipeline.protocol.items import Compaction, InputImage, Item, Messa
 
 _TAIL = 4096
 """Characters at the end of an image that distinguish it from others."""
+
+
+_MOST = 500
+"""Items at the beginning of a conversation that distinguish it from others."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -34,12 +39,14 @@ def is_given(item: Item) -> bool:
 def opening(items: Iterable[Item], response_id: str) -> str:
     """Return a digest of the items up to the first that follows a message of the user and is no message of the client.
 
+    Only the first `_MOST` items count.
+
     It is the same for all turns and all forks of a conversation, no matter if the client sends the earlier items again
     or names the response before.  Ids are left out, because a client that sends items may omit them.  Without items it
     is the id of the response.
     """
     digest, has_items, is_asked = blake2b(digest_size=16), False, False
-    for item in items:
+    for item in islice(items, _MOST):
         if is_asked and not is_given(item):
             break
         has_items, is_asked = True, is_asked or (isinstance(item, Message) and item.role == "user")

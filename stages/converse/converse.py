@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
+from penstock.pipeline.tasks import apart
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.summary_turn import turn_without_model
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
@@ -45,13 +46,14 @@ class Converse:
         async for request in source:
             self._check(request)
             declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
-            loop = ToolLoop(declared, self.toolbox, self.limits, self.clock, self.steering.is_wanted)
+            settings = self.toolbox, self.limits, self.clock, self.steering.is_wanted
+            loop = await apart(declared.is_long, ToolLoop, declared, *settings)
             try:
                 await loop.claim()
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
                 while loop.next_turn():
-                    if loop.may_compact:
+                    if loop.may_compact and await apart(loop.request.is_long, loop.has_superseded):
                         loop.compact_if_full(await self._length(loop.request))
                     with turn_span(loop.request) as turn:
                         async with self._accepted(loop, turn) as (first, parsed):
@@ -79,7 +81,7 @@ class Converse:
         The model is not needed if ``summarize`` makes a summary itself, or to prepare an empty conversation, which
         many chat templates refuse.
         """
-        if not request.facts.generates and not request.items:
+        if not (request.facts.generates or request.history or request.facts.input):
             async with aclosing(source_of(turn_without_model(request.facts, ""))) as nothing:
                 yield nothing
             return

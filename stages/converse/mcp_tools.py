@@ -21,6 +21,7 @@ from penstock.pipeline.protocol.tools import (
     Toolset,
     tool_key,
 )
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services.tools import Declaration, Declaring, Host, McpHosts, ServerUnavailable, callable_tools
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,7 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
     A tool that its server does not declare in time is offered as in the model's training.
     """
     tools = request.facts.tools
-    kinds: dict[HostedKind, None] = dict.fromkeys(
-        tool.namespace for tool in tools.tools if isinstance(tool, HostedTool)
-    )
+    kinds = await apart(len(tools.tools) > MANY, _kinds, tools)
     if not kinds or tools.choice == "none":
         return request
     declarations = await asyncio.gather(*(_declaration(request, hosts.get(kind), kind, seconds) for kind in kinds))
@@ -68,6 +67,10 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
         server = next((server for server in request.facts.hosted if server.label == kind), McpServer(kind))
         tools = _declared(tools, kind, declaration, server.allowed)
     return request if tools is request.facts.tools else with_facts(request, tools=tools)
+
+
+def _kinds(tools: Toolset) -> dict[HostedKind, None]:
+    return dict.fromkeys(tool.namespace for tool in tools.tools if isinstance(tool, HostedTool))
 
 
 async def _declaration(

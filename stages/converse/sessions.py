@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
-from penstock.pipeline.protocol.items import WebSearchCall, of_type
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.tools import Citable, Session, Source, Toolbox, ToolResult, bounded
 from penstock.stages.services.tracing import fail, tool_span
@@ -57,15 +56,20 @@ class RunningCall:
 
 
 class Sessions:
-    """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters."""
+    """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters.
 
-    def __init__(self, toolbox: Toolbox, request: frames.ResolvedRequest, seconds: float, longest: int) -> None:
+    ``has_browsed`` is True if the conversation has used the browser.
+    """
+
+    def __init__(
+        self, toolbox: Toolbox, request: frames.ResolvedRequest, seconds: float, longest: int, *, has_browsed: bool
+    ) -> None:
         self._toolbox = toolbox
         self._request = request
         self._seconds = seconds
         self._longest = longest
         self._servers = {server.label: server for server in request.facts.tools.servers}
-        self._has_browsed = any(of_type(request.items, WebSearchCall))
+        self._has_browsed = has_browsed
         self._open: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 

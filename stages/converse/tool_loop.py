@@ -6,7 +6,7 @@ whose result is the frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -15,7 +15,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.protocol.items import Compaction, McpApprovalRequest, McpApprovalResponse, McpCall, of_type
+from penstock.pipeline.protocol.items import (
+    Compaction,
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    WebSearchCall,
+    of_type,
+)
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
@@ -44,7 +52,10 @@ class Limits:
 
 
 class ToolLoop:
-    """State machine, one per response; ``request`` is what the model reads in its next turn."""
+    """State machine, one per response; ``request`` is what the model reads in its next turn.
+
+    It looks at all items of the request.
+    """
 
     def __init__(
         self,
@@ -69,7 +80,14 @@ class ToolLoop:
         self._is_cut = False  # the rest of the turn is dropped
         self._is_stopped = False  # a stop string has ended the turn
         self._has_stopped = False
-        self._sessions = Sessions(toolbox, request, limits.call_seconds, limits.result_characters)
+        items = request.items
+        has_browsed = any(type(item) is WebSearchCall for item in items)
+        self._sessions = Sessions(
+            toolbox, request, limits.call_seconds, limits.result_characters, has_browsed=has_browsed
+        )
+        self._known = known_tools(items)
+        makes_calls = request.facts.generates and not self._compacts_only
+        self._approved = _approved(items, request.facts.input) if makes_calls else []
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
         self._turns = 0
@@ -111,11 +129,9 @@ class ToolLoop:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
         if self._compacts_only or not self.request.facts.generates:
             return
-        request = self.request
-        known = known_tools(request.items)
+        request, known = self.request, self._known
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
-        approved = self._approved
-        if not unlisted and not approved:
+        if not unlisted and not self._approved:
             self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
             return
         started = self._clock()
@@ -130,7 +146,7 @@ class ToolLoop:
             listed = task.result().data
             known[server.label] = listed.tools if isinstance(listed, frames.ListedTools) else ()
         self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
-        for approval in approved:
+        for approval in self._approved:
             yield from self._approved_call(approval)
         self._seconds_before = self._clock() - started
 
@@ -174,10 +190,12 @@ class ToolLoop:
     @property
     def may_compact(self) -> bool:
         """True if this turn may be a compaction instead, which depends on the length of its prompt."""
-        threshold, items = self._threshold, self.request.items
-        if not self.request.facts.generates:
-            return False
-        return threshold is not None and type(items[-1]) is not Compaction and would_supersede(items)
+        return self._threshold is not None and self.request.facts.generates
+
+    def has_superseded(self) -> bool:
+        """Return True if a compaction in this turn would supersede any items."""
+        items = self.request.items
+        return type(items[-1]) is not Compaction and would_supersede(items)
 
     def compact_if_full(self, prompt_tokens: int) -> None:
         """Make this turn a compaction if its prompt has so many tokens that the request, or the context, wants one."""
@@ -194,12 +212,6 @@ class ToolLoop:
     def _threshold(self) -> int | None:
         compacting = self.request.facts.compacting
         return compacting.threshold if compacting else None
-
-    @property
-    def _approved(self) -> list[McpApprovalRequest]:
-        if self._compacts_only or not self.request.facts.generates:
-            return []
-        return _approved(self.request)
 
     @property
     def _compacts_only(self) -> bool:
@@ -332,12 +344,9 @@ def _cut(turn: ModelTurn) -> Iterator[Step]:
         yield frames.ItemClosed(complete=False)
 
 
-def _approved(request: frames.ResolvedRequest) -> list[McpApprovalRequest]:
+def _approved(conversation: Iterable[Item], given: Iterable[Item]) -> list[McpApprovalRequest]:
     """Return the approval requests that the client has granted in its input and whose calls have not been made here."""
-    items = request.items
-    approvals = {item.id: item for item in of_type(items, McpApprovalRequest)}
-    made = {item.approval_request_id for item in of_type(items, McpCall)}
-    granted = dict.fromkeys(
-        item.approval_request_id for item in of_type(request.facts.input, McpApprovalResponse) if item.approve
-    )
+    approvals = {item.id: item for item in of_type(conversation, McpApprovalRequest)}
+    made = {item.approval_request_id for item in of_type(conversation, McpCall)}
+    granted = dict.fromkeys(item.approval_request_id for item in of_type(given, McpApprovalResponse) if item.approve)
     return [approvals[approval_id] for approval_id in granted if approval_id in approvals and approval_id not in made]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -39,6 +39,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
@@ -110,6 +111,25 @@ class CacheSharing:
 
 
 @dataclass(frozen=True)
+class _Read:
+    """The parts of a request and its history, as they were read."""
+
+    items: tuple[Item, ...]
+    """The items of the input that are not in the history."""
+    history: tuple[Item, ...]
+    toolset: Toolset
+    offered: ToolsetBuilder
+    raw: MessageReader
+    sampling: Sampling
+    granted: Collection[str]
+    """The ids of the approvals in the input whose calls are not in it: they may have been used by another response."""
+    run_here: Sequence[str]
+    """The ids of the calls in the input that this server may have run."""
+    latest: Compaction | None
+    """The latest compaction."""
+
+
+@dataclass(frozen=True)
 class Normalize:
     """Turn a request for one of ``models`` into a conversation.
 
@@ -146,49 +166,41 @@ class Normalize:
         refuse_unsupported(request)
         self._refuse_foreign(request)
         model, envelope = self._model(request), request.envelope
-        past = await self._past(request)
-        ids = references(request.input_items, "input")
+        past, given = await self._past(request), request.input_items
+        ids = await apart(len(given) > MANY, references, given, "input")
         referenced = await self.store.items(ids, envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
-        items, history, toolset, offered, raw = await asyncio.to_thread(
-            self._read, request, past, referenced, suffix, thoughts
-        )
-        await self._refuse_used_approvals(request, items)
-        sampling = _sampling(request, self.traits.sampling)
-        summary = await self._summary(request, (*past.items, *items), past.results)
+        read = await asyncio.to_thread(self._read, request, past, referenced, suffix, thoughts)
+        await self._refuse_used_approvals(request, read.granted)
+        summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
-            response=_response(request, offered.echo, sampling, response_id, int(now), model),
-            input=items,
-            sampling=sampling,
+            response=_response(request, read.offered.echo, read.sampling, response_id, int(now), model),
+            input=read.items,
+            sampling=read.sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
-            tools=toolset,
+            tools=read.toolset,
             scheduling=self._scheduling(request),
             origin=Origin(envelope.owner, past.end, envelope.is_recorded, envelope.request_id, past.opening),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
-            hosted=tuple(offered.settings.values()),
-            web=offered.web or NO_OPTIONS,
+            hosted=tuple(read.offered.settings.values()),
+            web=read.offered.web or NO_OPTIONS,
             compacting=_compacting(request),
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
-            results={**raw.results, **summary},
+            results={**read.raw.results, **summary},
         )
-        results = {**thoughts.results, **past.results, **await self._results(items, request), **facts.results}
-        return ResolvedRequest(facts, history, {**past.tokens, **thoughts.tokens, **raw.tokens}, results)
+        results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
+        return ResolvedRequest(facts, read.history, {**past.tokens, **thoughts.tokens, **read.raw.tokens}, results)
 
-    async def _refuse_used_approvals(self, request: CreateResponse, items: Sequence[Item]) -> None:
-        """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice.
-
-        The history of a client that keeps it itself has the call, too.
-        """
-        made = {item.approval_request_id for item in of_type(items, McpCall)}
-        granted = {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
+    async def _refuse_used_approvals(self, request: CreateResponse, granted: Collection[str]) -> None:
+        """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice."""
         used = await self.store.approvals.used(request.envelope.owner, granted) if granted else {}
-        for place, item in enumerate(request.input_items):
+        for place, item in enumerate(request.input_items if used else ()):
             approval_id = str(getattr(item, "approval_request_id", ""))
             if approval_id in used:
                 message = (
@@ -203,11 +215,8 @@ class Normalize:
         referenced: Mapping[str, Item],
         suffix: str,
         thoughts: ThoughtOpener,
-    ) -> tuple[tuple[Item, ...], tuple[Item, ...], Toolset, ToolsetBuilder, MessageReader]:
-        """Return the input, the history, the tools, their builder, and the reader of raw messages.
-
-        A request may have thousands of items and tools, so this runs in a thread.
-        """
+    ) -> _Read:
+        """Read all that a request may have thousands of: this runs in a thread."""
         history = thoughts.stored(past.items, past.tokens)
         may_use = self.access.of(request.envelope.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
@@ -220,27 +229,37 @@ class Normalize:
         builder.inherit(history)
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
         reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
-        items = thoughts.sent(reader.read(given, history), "input", referenced)
+        sent = thoughts.sent(reader.read(given, history), "input", referenced)
         messages = MessageReader(suffix, request.instructions, builder.tools)
-        before = messages.read(request.previous_input_messages or (), items)
-        if request.envelope.generates and not items and not before and not history:
+        before = messages.read(request.previous_input_messages or (), sent)
+        if request.envelope.generates and not sent and not before and not history:
             raise InvalidRequest(
                 "A request that continues nothing needs an input.", param="input", code="missing_required_parameter"
             )
-        check_pairs((*history, *before), items, "input")
-        new = new_items(history, items)
+        check_pairs((*history, *before), sent, "input")
+        new = new_items(history, sent)
         check_answered((*history, *new))
-        check_image_count((*history, *items))
-        return (*before, *new), history, builder.toolset(request), builder, messages
+        check_image_count((*history, *sent))
+        items = (*before, *new)
+        return _Read(
+            items,
+            history,
+            builder.toolset(request),
+            builder,
+            messages,
+            _sampling(request, self.traits.sampling),
+            granted=_granted(items),
+            run_here=[item.id for item in items if type(item) in _RUN_HERE],
+            latest=next((item for item in reversed((*history, *items)) if type(item) is Compaction), None),
+        )
 
     async def _summary(
-        self, request: CreateResponse, items: Sequence[Item], known: Mapping[str, str]
+        self, request: CreateResponse, latest: Compaction | None, known: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """Return the summary of the latest compaction among ``items`` by its id, unless it is known.
+        """Return the summary of the latest compaction by its id, unless it is known.
 
         It supersedes all compactions before it, and a short text may hold a long summary: those are not opened.
         """
-        latest = next((item for item in reversed(items) if type(item) is Compaction), None)
         if latest is None or latest.id in known:
             return {}
         return {latest.id: await asyncio.to_thread(self._opened, latest, request)}
@@ -294,13 +313,12 @@ class Normalize:
             raise errors.PreviousResponseUnfinished(previous, status)
         return await self.store.history(chain)
 
-    async def _results(self, items: Sequence[Item], request: CreateResponse) -> Mapping[str, str]:
-        """Return the stored results of calls in the input, by item id, for calls that this server ran.
+    async def _results(self, item_ids: Sequence[str], request: CreateResponse) -> Mapping[str, str]:
+        """Return the stored results of calls in the input that this server may have run, by item id.
 
         If the store fails, a request with ``store: false`` goes on without them, because its items also hold some of
         the results.
         """
-        item_ids = [item.id for item in items if type(item) in _RUN_HERE]
         try:
             return await self.store.results(item_ids, request.envelope.owner) if item_ids else {}
         except errors.StoreFailed:
@@ -316,6 +334,15 @@ class Normalize:
             # else `cached_tokens` and the time to the first token confirm guesses of another key's prompts
             salt = sha256(f"{owner} {salt or ''}".encode()).hexdigest()
         return Scheduling(salt, request.priority or 0, request.envelope.trace_headers)
+
+
+def _granted(items: Sequence[Item]) -> Collection[str]:
+    """Return the ids of the approvals among ``items`` whose calls are not among them.
+
+    The history of a client that keeps it itself has the call, too.
+    """
+    made = {item.approval_request_id for item in of_type(items, McpCall)}
+    return {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
 
 
 def _ends_with_trigger(request: CreateResponse) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -61,3 +63,41 @@ def count_instructions(run: Callable[[], object]) -> int:
         sys.settrace(previous[0])
         threading.settrace(previous[1])
     return count
+
+
+@dataclass
+class Turns:
+    """The bytecode instructions of one turn of the event loop after another; a call into C counts as one.
+
+    Work in other threads does not count, and short turns count together.
+    """
+
+    longest: int = 0
+    _count: int = 0
+    _next: asyncio.TimerHandle | None = None
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._count += event == "opcode"
+        return self.trace
+
+    def turn(self) -> None:
+        self.longest, self._count = max(self.longest, self._count), 0
+        self._next = asyncio.get_running_loop().call_later(0.001, self.turn)
+
+    def end(self) -> None:
+        if self._next:
+            self._next.cancel()
+
+
+@contextmanager
+def counting_turns() -> Iterator[Turns]:
+    """Count the instructions of each turn that the running event loop takes within the block."""
+    turns, previous = Turns(), sys.gettrace()
+    turns.turn()
+    sys.settrace(turns.trace)
+    try:
+        yield turns
+    finally:
+        sys.settrace(previous)
+        turns.end()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import (
@@ -156,11 +158,7 @@ class StoredConversations:
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""
-        name, metadata = conversation.id, rows.to_json(conversation.metadata)
-        added = list(_added(name, owner, items))
-        size = rows.octets(metadata) + _size(added)
-        created = Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items), size))
-        await self._change(name, created, *added)
+        await self._context.writer.carry_out(partial(_created, conversation, owner, items), conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
         """Return the conversation without its items; None if there is none."""
@@ -192,12 +190,7 @@ class StoredConversations:
             kept = (await self._up_to_date(conversation_id, length)).items
             if upto is not None:
                 kept = kept[: bisect_left(kept, upto, key=_position)]
-            return History(
-                tuple([each.item for each in kept]),
-                {each.item.id: each.tokens for each in kept if each.tokens},
-                {each.item.id: each.result for each in kept if each.result is not None},
-                length,
-            )
+            return await apart(len(kept) > MANY, _history, kept, length)
         return None
 
     async def page(
@@ -215,7 +208,8 @@ class StoredConversations:
             if start is None:
                 raise ItemNotFound(shortened(after), param="after")
         sql = _NEWEST_FIRST if newest_first else _OLDEST_FIRST
-        return tuple([rows.item(text) for (text,) in await self._read(sql, conversation_id, owner, start, limit)])
+        found = await self._read(sql, conversation_id, owner, start, limit)
+        return tuple(await rows.decoded(found, lambda row: rows.item(row[0])))
 
     async def find(self, conversation_id: str, owner: str, ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of a conversation that have these ids, by id; of several with one id, the last."""
@@ -226,7 +220,8 @@ class StoredConversations:
             select id, item from conversation_items
             where {_OWNED} and id in ({placeholders(len(wanted), 3)}) order by position
         """
-        return {name: rows.item(text) for name, text in await self._read(query, conversation_id, owner, *wanted)}
+        found = await self._read(query, conversation_id, owner, *wanted)
+        return dict(await rows.decoded(found, lambda row: (row[0], rows.item(row[1]))))
 
     async def _up_to_date(self, conversation_id: str, length: int) -> _Known:
         """Return the items of a conversation of this length; only those that are not known yet are read."""
@@ -238,8 +233,9 @@ class StoredConversations:
             known = _NOTHING_KNOWN
             added = await self._read(_ITEMS, conversation_id, 0, length)
         if added or known.end < length:
-            size = known.size + sum(map(size_of, added))
-            known = _Known(length, (*known.items, *map(_stored_item, added)), size)
+            read = await rows.decoded(added, lambda row: (_stored_item(row), size_of(row)))
+            size = known.size + sum(size for _, size in read)
+            known = _Known(length, (*known.items, *(item for item, _ in read)), size)
             self._known.put(conversation_id, known, size)
         return known
 
@@ -250,9 +246,8 @@ class StoredConversations:
         """
         if not rows.can_exist(conversation_id):
             return False
-        added = list(_added(conversation_id, owner, items))
-        grown = Statement(_GROW, (conversation_id, owner, len(items), _size(added)))
-        held, *counts = await self._change_held(conversation_id, owner, grown, *added)
+        grown = partial(self._grown, conversation_id, owner, items)
+        held, *counts = await self._context.writer.carry_out(grown, conversation_id)
         if held and not counts[0]:
             raise ConversationLocked
         return held > 0
@@ -305,7 +300,15 @@ class StoredConversations:
 
         The first of the returned counts is 1 if the conversation exists, and 0 if not.
         """
-        return await self._change(conversation_id, Statement(_HOLD, (conversation_id, owner, *self._ours)), *statements)
+        return await self._change(conversation_id, self._held(conversation_id, owner), *statements)
+
+    def _held(self, conversation_id: str, owner: str) -> Statement:
+        return Statement(_HOLD, (conversation_id, owner, *self._ours))
+
+    def _grown(self, conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[Statement]:
+        added = list(_added(conversation_id, owner, items))
+        grown = Statement(_GROW, (conversation_id, owner, len(items), _size(added)))
+        return self._held(conversation_id, owner), grown, *added
 
     async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
         return await self._context.writer.carry_out(statements, conversation_id)
@@ -320,6 +323,15 @@ class StoredConversations:
 _METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
+def _history(kept: Sequence[_StoredItem], end: int) -> History:
+    return History(
+        tuple([each.item for each in kept]),
+        {each.item.id: each.tokens for each in kept if each.tokens},
+        {each.item.id: each.result for each in kept if each.result is not None},
+        end,
+    )
+
+
 def _position(stored: _StoredItem) -> int:
     return stored.position
 
@@ -327,6 +339,13 @@ def _position(stored: _StoredItem) -> int:
 def _stored_item(row: Row) -> _StoredItem:
     position, item, tokens, result = row
     return _StoredItem(position, rows.item(item), rows.token_ids(tokens), rows.result(result) if result else None)
+
+
+def _created(conversation: StoredConversation, owner: str, items: Sequence[Item]) -> Iterable[Statement]:
+    name, metadata = conversation.id, rows.to_json(conversation.metadata)
+    added = list(_added(name, owner, items))
+    size = rows.octets(metadata) + _size(added)
+    return Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items), size)), *added
 
 
 def _size(added: Iterable[Statement]) -> int:

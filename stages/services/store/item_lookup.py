@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import BATCH, placeholders
+from penstock.stages.services.store.database import BATCH, Row, placeholders
 from penstock.stages.services.store.writer import StoreContext
 
 _Found: TypeAlias = dict[str, tuple[float, Item]]
@@ -47,8 +47,7 @@ async def _in_responses(context: StoreContext, ids: Sequence[str], owner: str) -
     items: _Found = {}
     if times_by_response:
         query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(times_by_response))})"
-        for row in await context.read(query, *times_by_response):
-            stored = rows.stored_response(row)
+        for stored in await rows.decoded(await context.read(query, *times_by_response), rows.stored_response):
             times = times_by_response[stored.response.id]
             items |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
     return items
@@ -60,7 +59,12 @@ async def _in_conversations(context: StoreContext, ids: Sequence[str], owner: st
         from conversation_items join conversations on conversations.id = conversation_id
         where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) order by stored_at
     """
-    return {name: (at, rows.item(text)) for name, at, text in await context.read(query, owner, *ids)}
+    return dict(await rows.decoded(await context.read(query, owner, *ids), _found))
+
+
+def _found(row: Row) -> tuple[str, tuple[float, Item]]:
+    name, at, text = row
+    return name, (at, rows.item(text))
 
 
 async def find_results(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, str]:

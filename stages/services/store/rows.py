@@ -7,7 +7,7 @@ Such JSON is written in ASCII, with escapes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,8 @@ from penstock.pipeline.frames import Origin, TokenIds
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.secret import unread, unwritten
-from penstock.stages.services.store.database import Row, Value
+from penstock.pipeline.tasks import LARGE, MANY, apart
+from penstock.stages.services.store.database import Row, Value, size_of
 from penstock.stages.services.store.stored import StoredResponse
 
 T = TypeVar("T")
@@ -56,6 +57,12 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
             return msgspec.convert(json.loads(text), decoder.type, dec_hook=unread)
         except (msgspec.MsgspecError, ValueError) as exc:
             raise StoreFailed("The stored data cannot be decoded.") from exc
+
+
+async def decoded(read: Sequence[Row], decode: Callable[[Row], T]) -> list[T]:
+    """Decode rows, apart from the event loop if they are many or large."""
+    is_long = len(read) > MANY or sum(map(size_of, read)) > LARGE
+    return await apart(is_long, lambda: [decode(row) for row in read])
 
 
 def stored_response(row: Row) -> StoredResponse:

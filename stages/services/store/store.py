@@ -23,6 +23,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
+from penstock.pipeline.tasks import LARGE, MANY, apart
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
@@ -258,8 +259,8 @@ class Store:
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """Return the response, ended or still running; None if there is no such response."""
-        for row in await self._read(_GET, response_id, owner):
-            return rows.stored_response(row)
+        for stored in await rows.decoded(await self._read(_GET, response_id, owner), rows.stored_response):
+            return stored
         return None
 
     async def chain(self, response_id: str, owner: str) -> tuple[StoredResponse, ...]:
@@ -285,21 +286,17 @@ class Store:
             query = (
                 f"select id, ended_at, {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(some))})"
             )
-            for name, ended_at, *columns in await self._context.read(query, *some):
-                found[name] = rows.stored_response(columns)
-                if ended_at is not None:
-                    self._known.put(name, found[name], size_of(columns))
+            for name, stored, size, has_ended in await rows.decoded(await self._context.read(query, *some), _ended):
+                found[name] = stored
+                if has_ended:
+                    self._known.put(name, stored, size)
         return found
 
     async def history(self, chain: Sequence[StoredResponse]) -> History:
         """Return the items before the next response: those of the conversation, then those of this chain."""
         before = await self._before(chain[0])
-        tokens, results = dict(before.tokens), dict(before.results)
-        for stored in chain:
-            tokens |= stored.tokens
-            results |= stored.results
-        read, first = (*_items_read(before, chain), *chain[-1].response.output), chain[0]
-        return History(read, tokens, results, opening=opening((*before.items, *first.input), first.response.id))
+        count = len(before.items) + sum(len(stored.input) for stored in chain)
+        return await apart(count > MANY, _history, before, chain)
 
     async def input_items(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """Return all items that a response has read, ending with its own input; None if there is no such response."""
@@ -344,7 +341,7 @@ class Store:
         """
         for (request,) in await self._read(_REQUEST, response_id, self.server_id):
             try:
-                return _queued_request(request)
+                return await apart(len(request) > LARGE, _queued_request, request)
             except StoreFailed as exc:
                 raise RunInterrupted from exc
         return None
@@ -403,6 +400,22 @@ class Store:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
         return await sweep(self._context, keep_responses, keep_logs)
+
+
+def _ended(row: Row) -> tuple[str, StoredResponse, int, bool]:
+    """Decode a row: the id of a response, the response, its size, and True if it has ended."""
+    name, ended_at, *columns = row
+    return name, rows.stored_response(columns), size_of(columns), ended_at is not None
+
+
+def _history(before: History, chain: Sequence[StoredResponse]) -> History:
+    """Return the history of a chain whose first response had read the items ``before`` it."""
+    tokens, results = dict(before.tokens), dict(before.results)
+    for stored in chain:
+        tokens |= stored.tokens
+        results |= stored.results
+    read, first = (*_items_read(before, chain), *chain[-1].response.output), chain[0]
+    return History(read, tokens, results, opening=opening((*before.items, *first.input), first.response.id))
 
 
 def _item_columns(stored: StoredResponse, item: Item) -> tuple[str | None, tuple[Value, ...]]:

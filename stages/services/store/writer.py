@@ -275,11 +275,10 @@ class Writer:
         """Return the units of a group; those not built yet are built in a thread."""
         unbuilt = [change for change in group if change.unit is None]
         if unbuilt:
-            await asyncio.to_thread(lambda: [change.built() for change in unbuilt])
-        for change in unbuilt:
-            size = _size(change.built())
-            self.backlog += size - change.size
-            change.size = size
+            sizes = await asyncio.to_thread(lambda: [_size(change.built()) for change in unbuilt])
+            for change, size in zip(unbuilt, sizes, strict=True):
+                self.backlog += size - change.size
+                change.size = size
         return [change.built() for change in group]
 
     def _take_out(self, change: _Change) -> asyncio.Future[None]:

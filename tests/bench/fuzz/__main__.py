@@ -1,6 +1,6 @@
-"""Fire hostile bodies, raw connections, floods, many streams and attacks on WebSockets at server processes.
+"""Fire hostile bodies, raw connections, floods, many streams, attacks on WebSockets and heavy requests at servers.
 
-No 5xx, no traceback, no hang.  What held the event loop in the attacks on WebSockets is told, and is no fault.
+No 5xx, no traceback, no hang.  What held the event loop in the last two is told, and is no fault.
 
     python -m tests.bench.fuzz [--bodies N] [--connections N] [--streams N] [--seed N]
 
@@ -22,8 +22,10 @@ import uvloop
 
 from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
 from tests.bench.fuzz.floods import flood
+from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
-from tests.bench.fuzz.sockets import attack_sockets, measured_process
+from tests.bench.fuzz.measured import PASSING, measured_process
+from tests.bench.fuzz.sockets import attack_sockets
 from tests.support.openapi import Description
 from tests.support.server_process import ServerProcess, running_process
 
@@ -84,9 +86,12 @@ async def main() -> int:
                 else:
                     found = await many_streams(server, wanted.streams)
                 wrong += tell(found, begun)
-        async with measured_process(folder) as server:
-            begun = time.monotonic()
-            wrong += tell(await attack_sockets(server), begun)
+        for stages in ((), PASSING):
+            print("With stages of an operator:" if stages else "With the server's own stages:")
+            for script, attack in (("slow", attack_sockets), ("quick", send_heavy)):
+                async with measured_process(folder, script, *stages) as server:
+                    begun = time.monotonic()
+                    wrong += tell(await attack(server), begun)
     return bool(wrong)
 
 
@@ -94,7 +99,8 @@ def tell(found: Mapping[str, Outcome], begun: float) -> int:
     """Print outcomes; return the number of faults."""
     for what, outcome in found.items():
         statuses = ", ".join(f"{status}: {count:,}" for status, count in sorted(outcome.statuses.items()))
-        print(f"{what}: {statuses or 'nothing'}; {len(outcome.faults)} faults")
+        held = f"; {outcome.hold}" if outcome.hold else ""
+        print(f"{what}: {statuses or 'nothing'}; {len(outcome.faults)} faults{held}")
         print(*outcome.faults[:SHOWN], sep="\n", end="\n" if outcome.faults else "")
     print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
     return sum(len(outcome.faults) for outcome in found.values())

@@ -17,6 +17,7 @@ import aiohttp
 from yarl import URL
 
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
+from tests.bench.fuzz.measured import Hold
 from tests.support.api_clients import JSON, ApiClient
 from tests.support.server_process import ServerProcess
 
@@ -34,10 +35,15 @@ Shot = TypeVar("Shot")
 
 @dataclass
 class Outcome:
-    """The number of answers by status, and a line for each fault."""
+    """The number of answers by status, a line for each fault, and the longest hold of the event loop, if measured."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    hold: Hold | None = None
+
+    def note(self, hold: Hold) -> None:
+        """Keep the shortest of the longest holds of all rounds."""
+        self.hold = min(self.hold or hold, hold)
 
     def fault(self, problem: str, shot: object) -> None:
         self.faults.append(f"{problem}: {str(shot)[:2000]}")

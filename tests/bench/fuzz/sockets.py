@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-import uvloop
 from aiohttp import WSCloseCode
 
 from tests.bench.fuzz.fire import HANGS, Outcome, complaints
-from tests.support.server_process import ServerProcess, scripted, serving_process
+from tests.bench.fuzz.measured import noting_hold
+from tests.support.server_process import ServerProcess
 from tests.support.socket_client import connected
 from tests.support.socket_frames import (
     CLOSE,
@@ -30,16 +27,6 @@ from tests.support.socket_frames import (
     read_frame,
     upgraded,
 )
-
-logger = logging.getLogger(__name__)
-
-HOLD_SECONDS = 0.02
-"""Seconds of computing for which nothing may hold the event loop."""
-
-LOOK_SECONDS = 0.001
-"""Seconds between two looks at what the loop's thread has computed."""
-
-HELD = re.compile(r"The loop was held for (\d+) ms$", re.MULTILINE)
 
 MEGABYTES = 2**20
 
@@ -134,14 +121,12 @@ async def attack_sockets(server: ServerProcess, rounds: int = 1) -> dict[str, Ou
     found = dict[str, Outcome]()
     for name, (attack, wanted) in ATTACKS.items():
         found[name] = outcome = Outcome()
-        read = len(server.log.read_text(errors="replace"))
         for _ in range(rounds):
-            end = await _play(server, attack)
+            async with noting_hold(server, outcome.note):
+                end = await _play(server, attack)
             outcome.statuses[end] += 1
             if end != wanted:
                 outcome.fault(f"the connection ended with {end}, not {wanted}", name)
-        for held in HELD.findall(server.log.read_text(errors="replace")[read:]):
-            outcome.statuses[f"loop held for {held} ms"] += 1
     is_over.set()
     await asking
     return {**found, "the ordinary client": ordinary, "after the attacks": Outcome(faults=complaints(server))}
@@ -168,32 +153,3 @@ async def _ask(server: ServerProcess, outcome: Outcome, is_over: asyncio.Event) 
         outcome.statuses[response.status] += 1
         if response.status != "completed":
             outcome.fault(f"a response was {response.status}", response.id)
-
-
-def serve_measured(*arguments: str) -> None:
-    """Serve as `serve_script` does, and log how long the event loop is held, in computing time."""
-
-    async def serving() -> None:
-        looking = asyncio.create_task(_look())
-        try:
-            await scripted(*arguments)
-        finally:
-            looking.cancel()
-
-    uvloop.run(serving())
-
-
-async def _look() -> None:
-    while True:
-        before = time.thread_time()
-        await asyncio.sleep(LOOK_SECONDS)
-        if (held := time.thread_time() - before) > HOLD_SECONDS + LOOK_SECONDS:
-            logger.warning("The loop was held for %.0f ms", held * 1000)
-
-
-@asynccontextmanager
-async def measured_process(folder: Path) -> AsyncGenerator[ServerProcess, None]:
-    """Run a server whose log tells what holds its event loop."""
-    options = ("slow", "--no-sandbox", "--keep-alive", "1", "--log-level", "INFO")
-    async with serving_process(serve_measured, options, str(folder / "sockets.sqlite3"), folder) as server:
-        yield server

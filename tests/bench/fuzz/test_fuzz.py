@@ -13,8 +13,10 @@ from aiohttp import web
 from tests.bench.fuzz import fire
 from tests.bench.fuzz.__main__ import hostile, many_streams
 from tests.bench.fuzz.floods import flood
+from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
-from tests.bench.fuzz.sockets import attack_sockets, measured_process
+from tests.bench.fuzz.measured import PASSING, measured_process
+from tests.bench.fuzz.sockets import attack_sockets
 from tests.support.api_clients import ApiClient
 from tests.support.server_process import running_process
 from tests.support.tool_servers import web_server
@@ -39,10 +41,16 @@ async def test_each_of_many_streams_has_one_end(tmp_path: Path) -> None:
 
 
 async def test_attacks_on_sockets_end_as_they_must_and_disturb_no_other_client(tmp_path: Path) -> None:
-    async with measured_process(tmp_path) as server:
+    async with measured_process(tmp_path, "slow") as server:
         found = await attack_sockets(server)
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
     assert found["the ordinary client"].statuses["completed"] > 0
+
+
+async def test_heavy_requests_are_answered(tmp_path: Path) -> None:
+    async with measured_process(tmp_path, "quick", *PASSING) as server:
+        found = await send_heavy(server, share=500)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
 
 
 async def test_ordinary_client_goes_on_beside_bodies_that_do_not_end(tmp_path: Path) -> None:

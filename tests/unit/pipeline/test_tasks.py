@@ -1,43 +1,40 @@
-"""Work that goes on if its caller is cancelled."""
+"""Work in threads of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
+import weakref
+from threading import get_ident
 
 import pytest
 
-from penstock.pipeline.tasks import unhindered
+from penstock.pipeline import tasks
+from penstock.pipeline.tasks import MANY, apart, let_go
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_work_is_completed_without_its_caller(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
-    may_end, done = asyncio.Event(), asyncio.Event()
+class Value:
+    """A value that tells when it is freed."""
 
-    async def work() -> None:
-        await may_end.wait()
-        done.set()
-        if fails:
-            raise ValueError("of no caller")
 
-    caller = asyncio.create_task(unhindered(work()))
-    await asyncio.sleep(0)
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    may_end.set()
-    with caplog.at_level(logging.ERROR):
-        await done.wait()
+@pytest.mark.parametrize("is_long", [True, False])
+async def test_long_work_alone_leaves_the_loop(is_long: bool) -> None:
+    assert (await apart(is_long, get_ident) != get_ident()) == is_long
+
+
+@pytest.mark.io
+@pytest.mark.parametrize(("count", "is_kept"), [(MANY + 1, True), (MANY, False)])
+async def test_only_many_values_are_freed_in_a_thread(
+    count: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "LINGER", 0.0)
+    threads = list[int]()
+    values = [Value() for _ in range(count)]
+    for value in values:
+        weakref.finalize(value, lambda: threads.append(get_ident()))
+    del value
+    let_go(values)
+    del values
+    assert len(threads) == (0 if is_kept else count)
+    while len(threads) < count:
         await asyncio.sleep(0)
-        gc.collect()
-    assert not caplog.records
-
-
-async def test_caller_gets_result_and_error() -> None:
-    async def work(number: int) -> float:
-        return 1 / number
-
-    assert await unhindered(work(2)) == 0.5
-    with pytest.raises(ZeroDivisionError):
-        await unhindered(work(0))
+    assert all((thread != get_ident()) == is_kept for thread in threads)

@@ -45,3 +45,9 @@ def test_openings_differ_by_all_that_the_model_reads() -> None:
 
 def test_response_without_items_opens_with_its_id() -> None:
     assert opening((), "resp_1") == "resp_1"
+
+
+def test_only_the_first_of_very_many_items_make_an_opening() -> None:
+    many = [user_message("msg_1", str(number)) for number in range(1_000)]
+    assert opening([*many, user_message("msg_1", "More")], "resp_1") == opening(many, "resp_1")
+    assert opening(many[:2], "resp_1") != opening(many[:3], "resp_1")
