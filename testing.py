@@ -18,7 +18,7 @@ from penstock.api.cli.replayer import recorded_files, replay_of, unedited
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, ServerStopping
 from penstock.pipeline.field_types import WrongType, check_fields
-from penstock.pipeline.frame_order import ORDERS, OneForOne, TokenOrder
+from penstock.pipeline.frame_order import ORDERS, EngineOrder, OneForOne
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -219,8 +219,7 @@ class _Tester:
 
     async def read(self, frames: AsyncIterator[EngineFrame], prompt: Prompt) -> tuple[list[int], GenerationFinished]:
         """Return the tokens of the frames up to their end; raise `InvariantBroken` for a wrong frame."""
-        order, tokens, last = TokenOrder(), list[int](), None
-        order.feed(GenerationStarted(prompt.facts, len(prompt.token_ids)))
+        order, tokens, last = EngineOrder(), list[int](), None
         async for frame in frames:
             rule(isinstance(frame, TokenChunk | GenerationFinished), f"{frame!r} is no frame of an engine")
             try:

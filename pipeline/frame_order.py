@@ -1,7 +1,4 @@
-"""The order of the frames at each junction, as state machines that raise at the first frame out of order.
-
-``penstock.pipeline.frames`` and ``penstock.pipeline.protocol.events`` state each order as a grammar.
-"""
+"""The order of the frames at each junction, as state machines that raise at the first frame out of order."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from typing import Any, ClassVar, get_args
 
 from penstock.pipeline import frames
 from penstock.pipeline.frames import ItemDelta, TokenChunk
+from penstock.pipeline.grammar import Automaton
 from penstock.pipeline.lifecycle.order import StreamOrder
-from penstock.pipeline.lifecycle.rules import rule
+from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import Event, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 
@@ -72,112 +71,59 @@ class _Counted:
         return frame
 
 
-class TokenOrder(Order):
+def _automaton(rule_name: str) -> Automaton:
+    return Automaton(rule_name, frames.GRAMMAR, {**vars(events), **vars(frames)}, frames.variant_of)
+
+
+class GrammarOrder(Order):
+    """The order of a rule of `frames.GRAMMAR`, and no empty text."""
+
+    automaton: ClassVar[Automaton]
+
+    def __init__(self) -> None:
+        self._state = self.automaton.start
+
+    def feed(self, frame: Any) -> None:
+        """Take the next frame."""
+        kind = type(frame)
+        if kind is ItemDelta:
+            if not frame.text:
+                raise InvariantBroken("an ItemDelta is never empty")
+        elif kind is TokenChunk and (frame.logprobs or not frame.token_ids):
+            rule(bool(frame.token_ids), "a TokenChunk is never empty")
+            rule(len(frame.logprobs) == len(frame.token_ids), "each token has a logprob, or none has one")
+        state = self._state
+        following = state.following.get(kind)
+        if following is not state:
+            self._state = following or state.after(frame)
+
+    def finish(self) -> None:
+        """End the frames."""
+        self._state.finish()
+
+
+class EngineOrder(GrammarOrder):
+    """The order of `frames.EngineFrame`."""
+
+    automaton = _automaton("EngineFrame")
+
+
+class TokenOrder(GrammarOrder):
     """The order of `frames.TokenFrame`, for one turn or several."""
 
-    def __init__(self) -> None:
-        self._is_open = self._has_begun = False
-
-    def feed(self, frame: frames.TokenFrame) -> None:
-        """Take the next frame."""
-        if type(frame) is TokenChunk and self._is_open and frame.token_ids and not frame.logprobs:
-            return
-        match frame:
-            case frames.TokenChunk():
-                rule(self._is_open, "tokens come between GenerationStarted and GenerationFinished")
-                rule(bool(frame.token_ids), "a TokenChunk is never empty")
-                rule(len(frame.logprobs) in (0, len(frame.token_ids)), "each token has a logprob, or none has one")
-            case frames.GenerationStarted():
-                rule(not self._is_open, "a generation ends with GenerationFinished before the next begins")
-                self._is_open = self._has_begun = True
-            case frames.GenerationFinished():
-                rule(self._is_open, "GenerationFinished ends what GenerationStarted began, once")
-                self._is_open = False
-
-    def finish(self) -> None:
-        """End the frames."""
-        rule(self._has_begun, "a generation begins with GenerationStarted")
-        rule(not self._is_open, "a generation ends with GenerationFinished")
+    automaton = _automaton("TokenFrame")
 
 
-class ItemOrder(Order):
+class ParsedOrder(GrammarOrder):
     """The order of `frames.ParsedFrame`, for one turn or several."""
 
-    calls_run: ClassVar[bool] = False
-    """True if the calls of this server have run: their items are complete only then."""
-
-    def __init__(self) -> None:
-        self._takes_text = False
-        self._open: type | None = None
-        self._call = ""  # of the open item: "started" or "finished"
-        self._is_cut = False
-        self._has_begun = False
-        self._in_turn = False
-        self._turns = 0
-
-    def feed(self, frame: frames.ConversedFrame) -> None:
-        """Take the next frame."""
-        if type(frame) is ItemDelta and self._takes_text and frame.text:
-            return
-        match frame:
-            case frames.ItemDelta():
-                rule(self._open is not None, "text comes inside an item: after its opening, and before ItemClosed")
-                rule(self._open not in _TEXTLESS, "the items of McpListToolsOpened and ShellOutputOpened have no text")
-                rule(not self._call, "the text of a call comes before CallStarted")
-                rule(bool(frame.text), "an ItemDelta is never empty")
-            case frames.AnnotationAdded():
-                rule(self._open is frames.MessageOpened, "an annotation comes inside a message")
-            case frames.ItemClosed():
-                rule(self._open is not None, "ItemClosed ends an open item, once")
-                is_done = self._call == "finished" or not self.calls_run or self._open not in _RUNNING
-                rule(
-                    is_done or not frame.complete,
-                    "a call that this server runs is finished before its item is complete",
-                )
-                self._open, self._takes_text, self._is_cut = None, False, not frame.complete
-            case frames.CallStarted():
-                rule(self._open in _RUNNING, "CallStarted comes inside the item of a call that this server runs")
-                rule(not self._call, "a call starts once")
-                self._call, self._takes_text = "started", False
-            case frames.CallFinished():
-                rule(self._open is not None and self._call == "started", "CallFinished follows CallStarted, once")
-                self._call = "finished"
-            case _:
-                rule(self._open is None, "an item is closed before what follows it")
-                self._between_items(frame)
-
-    def finish(self) -> None:
-        """End the frames."""
-        rule(self._open is None, "an item is closed before the end")
-        rule(not self._in_turn, "every turn ends with TurnFinished")
-        rule(self._turns > 0, "a response has a turn, from GenerationStarted to TurnFinished")
-
-    def _between_items(self, frame: frames.ConversedFrame) -> None:
-        match frame:
-            case frames.ResponseStarted():
-                rule(not self._has_begun, "ResponseStarted comes first, and once")
-            case frames.GenerationStarted():
-                rule(not self._in_turn, "a turn ends with TurnFinished before the next GenerationStarted")
-                rule(not self._is_cut, "an item that was cut is the last")
-                self._in_turn = True
-            case frames.TurnFinished():
-                rule(self._in_turn, "TurnFinished ends what GenerationStarted began, once")
-                rule(not self._is_cut or frame.reason != "stop", "a turn with a cut item does not end with 'stop'")
-                self._in_turn = False
-                self._turns += 1
-            case _:
-                rule(not self._is_cut, "an item that was cut is the last")
-                before = self._has_begun and not self._turns and type(frame) in _SERVED
-                rule(self._in_turn or before, "an item comes inside a turn: between GenerationStarted and TurnFinished")
-                self._open, self._call = type(frame), ""
-                self._takes_text = self._open not in _TEXTLESS
-        self._has_begun = True
+    automaton = _automaton("ParsedFrame")
 
 
-class ConversedOrder(ItemOrder):
+class ConversedOrder(GrammarOrder):
     """The order of `frames.ConversedFrame`."""
 
-    calls_run = True
+    automaton = _automaton("ConversedFrame")
 
 
 class EventOrder(Order):
@@ -206,30 +152,26 @@ class EventOrder(Order):
             self._events.finish()
 
 
-class EmittedOrder(Order):
-    """The order of `frames.EmittedFrame`."""
+class EmittedOrder(GrammarOrder):
+    """The order of `frames.EmittedFrame`; its events are in the order of a stream."""
+
+    automaton = _automaton("EmittedFrame")
 
     def __init__(self) -> None:
+        super().__init__()
         self._events = StreamOrder()
-        self._has_begun = False
 
     def feed(self, frame: frames.EmittedFrame) -> None:
         """Take the next frame."""
-        if self._has_begun and isinstance(frame, Event):
+        super().feed(frame)
+        if isinstance(frame, Event):
             self._events.feed(frame)
-            return
-        is_first = isinstance(frame, frames.ResponseStarted)
-        rule(is_first != self._has_begun, "ResponseStarted comes first, and once")
-        self._has_begun = True
 
     def finish(self) -> None:
         """End the frames."""
+        super().finish()
         self._events.finish()
 
-
-_TEXTLESS = (frames.McpListToolsOpened, frames.ShellOutputOpened)
-_SERVED = get_args(frames.ServedOpened)
-_RUNNING = tuple(kind for kind in _SERVED if kind is not frames.ShellCallOpened)  # its ShellOutputOpened is what runs
 
 ORDERS: Mapping[frozenset[Any], Callable[[], Order]] = {
     frozenset(get_args(junction) or (junction,)): order
@@ -238,7 +180,7 @@ ORDERS: Mapping[frozenset[Any], Callable[[], Order]] = {
         (frames.ResolvedRequest, OneForOne),
         (frames.Prompt, OneForOne),
         (frames.TokenFrame, TokenOrder),
-        (frames.ParsedFrame, ItemOrder),
+        (frames.ParsedFrame, ParsedOrder),
         (frames.ConversedFrame, ConversedOrder),
         (frames.EmittedFrame, EmittedOrder),
         (ResponseEvent, EventOrder),

@@ -612,10 +612,9 @@ class TurnFinished(_Frame, frozen=True):
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished
-"""``TokenChunk* . GenerationFinished``"""
+"""The frames that an engine gives for a prompt."""
 
 TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
-"""``GenerationStarted . TokenChunk* . GenerationFinished``"""
 
 ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
 """Calls that the client must run or approve before the model can continue."""
@@ -635,11 +634,7 @@ ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened
 
 ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | ClientCallOpened | ServerCallOpened
 
-ItemFrame: TypeAlias = ItemOpened | ItemDelta | AnnotationAdded | ItemClosed
-"""``ItemOpened . (ItemDelta | AnnotationAdded)* . ItemClosed``, once per item"""
-
-ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
-"""``GenerationStarted . ItemFrame* . TurnFinished``"""
+ParsedFrame: TypeAlias = GenerationStarted | ItemOpened | ItemDelta | AnnotationAdded | ItemClosed | TurnFinished
 
 ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpened
 """Items for work of this server, requested by the model or not."""
@@ -647,10 +642,9 @@ ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpe
 Opened: TypeAlias = ItemOpened | ServedOpened | CompactionOpened
 
 ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
-"""``(CallStarted . CallFinished)`` comes inside the item of the call, after its last `ItemDelta`"""
+"""The work of this server, besides the items that the model begins."""
 
 ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame | CompactionOpened
-"""``ResponseStarted? . (items of tools)* . (GenerationStarted . (ItemFrame | ToolFrame)* . TurnFinished)+``"""
 
 
 class ItemTokens(_Frame, frozen=True):
@@ -672,4 +666,45 @@ class ItemResult(_Frame, frozen=True):
 
 
 EmittedFrame: TypeAlias = ResponseStarted | ItemTokens | ItemResult | ResponseEvent
-"""``ResponseStarted . (ItemTokens | ItemResult | ResponseEvent)+``: the request, for the store, then the stream"""
+
+GRAMMAR: Mapping[str, str] = {
+    "EngineFrame": "TokenChunk* . GenerationFinished",
+    "TokenFrame": "(GenerationStarted . EngineFrame)+",
+    "ParsedFrame": """
+        (GenerationStarted . ((Text | Call) . ItemClosed[complete])*
+         . (TurnFinished | (Text | Call) . ItemClosed[cut] . TurnFinished[cut]))+
+    """,
+    "Text": """
+        MessageOpened . (ItemDelta | AnnotationAdded)*
+        | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened) . ItemDelta*
+    """,
+    "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened) . ItemDelta*",
+    "ConversedFrame": """
+        (ResponseStarted . ((Run | ShellCallOpened . ItemDelta*) . ItemClosed[complete])*)?
+        . (GenerationStarted . ((Run | Text | Summary) . ItemClosed[complete])*
+           . (TurnFinished | (Work . CallStarted? | Run | Text | Summary) . ItemClosed[cut] . TurnFinished[cut]))+
+    """,
+    "Run": "Work . CallStarted . CallFinished",
+    "Summary": "CompactionOpened . ItemDelta*",
+    "Work": "Call | McpListToolsOpened | ShellOutputOpened",
+    "EmittedFrame": "ResponseStarted . (ItemTokens | ItemResult | Event)+",
+    "ResponseEvent": """
+        ResponseCreated . ResponseQueued?
+        . (ResponseInProgress . (OutputItemAdded . (ItemEvent | ShellEvent)* . OutputItemDone)*)? . TerminalEvent
+    """,
+}
+"""The order of the frames at each junction, and the rules that it is made of.
+
+``.`` means "then", ``|`` "or", ``*`` any number, ``+`` at least one, ``?`` at most one.  A word is a frame, one of a
+union of frames, or another rule.  ``ItemClosed[cut]`` is an `ItemClosed` that is not ``complete``, and
+``TurnFinished[cut]`` a `TurnFinished` with another reason than ``stop``.
+"""
+
+
+def variant_of(frame: Any) -> str:
+    """Return the variant of a frame, as `GRAMMAR` names it; an empty text if its class has none."""
+    if isinstance(frame, ItemClosed):
+        return "complete" if frame.complete else "cut"
+    if isinstance(frame, TurnFinished):
+        return "stop" if frame.reason == "stop" else "cut"
+    return ""

@@ -301,7 +301,6 @@ ResponseEvent: TypeAlias = (
     | OutputItemDone
     | TerminalEvent
 )
-"""``ResponseCreated . ResponseQueued? . ResponseInProgress . (one item after another)* . TerminalEvent``"""
 
 DELTAS: frozenset[type[Event]] = frozenset(get_args(TextDelta))
 """The types of deltas, for ``type(event) in DELTAS``: isinstance takes five times as long, at every token."""

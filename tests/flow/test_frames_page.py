@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from inspect import cleandoc
+from textwrap import indent
 from typing import Any, get_args
 
 import pytest
@@ -43,10 +45,18 @@ JUNCTIONS: dict[str, tuple[Any, ...]] = {
 ALIASES = {
     "Prompt": ("CallSyntax",),
     "TokenFrame": ("FinishReason",),
-    "ParsedFrame": ("ItemFrame", "Repair"),
-    "ConversedFrame": ("ToolFrame",),
+    "ParsedFrame": ("Repair",),
 }
-"""The types of fields, and the parts of grammars, that the page describes too."""
+"""The types of fields that the page describes too."""
+
+RULES = {
+    "TokenFrame": ("TokenFrame", "EngineFrame"),
+    "ParsedFrame": ("ParsedFrame", "Text", "Call"),
+    "ConversedFrame": ("ConversedFrame", "Run", "Work", "Summary"),
+    "EmittedFrame": ("EmittedFrame",),
+    "ResponseEvent": ("ResponseEvent",),
+}
+"""The rules of the grammar, at the junction that needs them first."""
 
 
 @cache
@@ -102,16 +112,19 @@ def alias(name: str) -> str:
     return f"**`{name}`**: {values}{plain(docstring_after(statements('frames.py'), name))}"
 
 
+def rule(name: str) -> str:
+    first, *more = cleandoc(frames.GRAMMAR[name]).splitlines()
+    return f"{name}:\n" + indent("\n".join((first, *more)), "    ") if more else f"{name}: {first}"
+
+
 def event(kind: type[events.Event]) -> str:
     fields = ", ".join(name for name in kind.__struct_fields__ if name != "sequence_number")
     return f"| `{kind.__struct_config__.tag}` | `{kind.__name__}`: {fields} |"
 
 
 def generated(junction: str) -> str:
-    grammar = plain(docstring_after(statements("frames.py"), junction))
-    if junction == "ResponseEvent":
-        grammar = plain(docstring_after(statements("protocol/events.py"), junction))
-    parts = [grammar] if grammar else []
+    rules = "\n".join(map(rule, RULES.get(junction, ())))
+    parts = [f"```\n{rules}\n```"] if rules else []
     if junction == "ResponseEvent":
         parts.append(
             "| event | class and fields |\n|---|---|\n" + "\n".join(map(event, get_args(events.ResponseEvent)))
@@ -133,4 +146,5 @@ def test_page_leaves_no_frame_out() -> None:
     unions = (frames.TokenFrame, frames.ParsedFrame, frames.ConversedFrame, frames.EmittedFrame)
     all_frames = {kind for union in unions for kind in get_args(union)} - set(get_args(events.ResponseEvent))
     assert all_frames <= {kind for kinds in JUNCTIONS.values() for kind in kinds}
+    assert sorted(name for names in RULES.values() for name in names) == sorted(frames.GRAMMAR)
     assert set(re.findall(r"<!-- (\w+) -->", PAGE.read_text())) == set(JUNCTIONS)

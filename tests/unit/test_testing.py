@@ -239,8 +239,8 @@ class CannotClose(Broken):
         (Broken(is_alive=False), "members: is_alive is True while the engine can serve requests"),
         (Silent(), "frames: the prompt of the check is answered with several tokens, not with 0: give another"),
         (OneToken(), "frames: the prompt of the check is answered with several tokens, not with 1: give another"),
-        (WithoutEnd(), "frames: a generation ends with GenerationFinished"),
-        (EndsTwice(), "frames: GenerationFinished ends what GenerationStarted began, once"),
+        (WithoutEnd(), "frames: after TokenChunk: expected TokenChunk or GenerationFinished, got the end"),
+        (EndsTwice(), "frames: after GenerationFinished: expected the end, got GenerationFinished"),
         (WithEmptyChunks(), "frames: a TokenChunk is never empty"),
         (WithWords(), "frames: TokenChunk.token_ids"),
         (WithStrangeTokens(), "frames: token ids are below vocabulary_size"),
@@ -333,7 +333,7 @@ async def test_text_backend_is_refused_with_the_helper_that_reads_it() -> None:
 
     with pytest.raises(BrokenRule, match=r"members: Backend is a text backend.* check it with `await run\("):
         await check_engine(Backend())  # type: ignore[arg-type]  # the fault
-    with pytest.raises(StageFault, match="ended too early: every turn ends with TurnFinished"):
+    with pytest.raises(StageFault, match=r"ended too early: after GenerationStarted: .* or TurnFinished, got the end"):
         await run(Backend().answer, [await resolved("Hi")])
 
 

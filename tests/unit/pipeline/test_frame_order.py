@@ -1,9 +1,9 @@
-"""The state machines of the junctions, against the grammars that the docs state, as regular expressions."""
+"""The orders of the junctions, against Python's `re` for the same grammar."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -15,54 +15,57 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
+from penstock.pipeline.core import source_of
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol import events
 from penstock.pipeline.recordings.format import FILES, read_frames
-from tests.support.frames import response_frames
+from tests.support.frames import response_frames, started
 from tests.support.paths import CHAT, HARMONY
 
-TOKENS = r"(GC*F)+"
-WRITTEN = r"(M[DA]*|[OS]D*)"
-PARSED = rf"(G(({WRITTEN}|VD*)Z)*(({WRITTEN}|VD*)zt|[Tt]))+"
-SERVED = r"(VD*|L)"
-TURN = rf"G(({WRITTEN}|{SERVED}BE)Z)*(({WRITTEN}|{SERVED}(BE?)?)zt|[Tt])"
-CONVERSED = rf"(R(({SERVED}BE|SD*)Z)*)?({TURN})+"
-EMITTED = r"NQ?(P(Ax*Z)*)?E"
-EVENTS = r"(NQ?(E|P(Ax*Z)*(E|Ax*)?)?)?"  # after persist, the end may be missing
+VARIANTS = {frames.ItemClosed: ("complete", "cut"), frames.TurnFinished: ("stop", "cut")}
+JUNCTIONS = {
+    name: getattr(events if name == "ResponseEvent" else frames, name)
+    for name in ("TokenFrame", "ParsedFrame", "ConversedFrame", "EmittedFrame", "ResponseEvent")
+}
+"""The junctions whose order is a rule."""
+
+KINDS = list(dict.fromkeys(kind for junction in JUNCTIONS.values() for kind in get_args(junction)))
+LETTERS = {
+    letter: chr(0x100 + number)
+    for number, letter in enumerate((kind, variant) for kind in KINDS for variant in VARIANTS.get(kind, ("",)))
+}
+"""A letter for each class of frames, and each variant of it."""
 
 
-LETTERS: Sequence[tuple[tuple[type, ...], str]] = (
-    ((frames.MessageOpened,), "M"),
-    ((frames.McpListToolsOpened, frames.ShellOutputOpened), "L"),
-    ((frames.ShellCallOpened,), "S"),
-    (get_args(frames.ServedOpened), "V"),
-    (get_args(frames.Opened), "O"),
-    (get_args(events.TerminalEvent), "E"),
-    ((frames.GenerationStarted,), "G"),
-    ((frames.TokenChunk,), "C"),
-    ((frames.GenerationFinished,), "F"),
-    ((frames.ResponseStarted,), "R"),
-    ((frames.ItemDelta,), "D"),
-    ((frames.AnnotationAdded, events.OutputItemAdded), "A"),
-    ((frames.CallStarted,), "B"),
-    ((frames.CallFinished,), "E"),
-    ((frames.ItemClosed, events.OutputItemDone), "Z"),
-    ((frames.TurnFinished,), "T"),
-    ((frames.ItemTokens, frames.ItemResult), "k"),
-    ((events.ResponseCreated,), "N"),
-    ((events.ResponseQueued,), "Q"),
-    ((events.ResponseInProgress,), "P"),
-    ((object,), "x"),
-)
-"""The letters of the frames in the expressions: the first that fits counts."""
+def expression(rule: str) -> str:
+    """The regular expression of a rule of the grammar, over `LETTERS`."""
+    return re.sub(r"[\s.]", "", re.sub(r"[\w\[\]]+", lambda word: _expression_of(word[0]), frames.GRAMMAR[rule]))
+
+
+def _expression_of(word: str) -> str:
+    if word in frames.GRAMMAR:
+        return f"(?:{expression(word)})"
+    name, variant = re.fullmatch(r"(\w+)(?:\[(\w+)\])?", word).groups("")  # type: ignore[union-attr]
+    union = getattr(frames, name, None) or getattr(events, name)
+    fitting = [
+        letter
+        for (kind, own), letter in LETTERS.items()
+        if issubclass(kind, get_args(union) or union) and variant in ("", own)
+    ]
+    assert fitting, word
+    return f"[{''.join(fitting)}]"
+
+
+EXPRESSIONS = {name: re.compile(expression(name)) for name in JUNCTIONS}
 
 
 def letter(frame: Any) -> str:
-    """The letter of a frame: a small one for the end of an item that was cut, and of a turn that did not just stop."""
-    found = next(letter for kinds, letter in LETTERS if isinstance(frame, kinds))
-    is_small = getattr(frame, "complete", True) is False or getattr(frame, "reason", "stop") != "stop"
-    return found.lower() if is_small and found in "ZT" else found
+    return LETTERS[type(frame), frames.variant_of(frame)]
+
+
+def matches(rule: str, sequence: Iterable[Any]) -> bool:
+    return EXPRESSIONS[rule].fullmatch("".join(map(letter, sequence))) is not None
 
 
 def is_empty(frame: Any) -> bool:
@@ -76,19 +79,17 @@ def is_right(junction: Any, sequence: Sequence[Any]) -> bool:
     """Decide without the state machines."""
     if any(is_empty(frame) for frame in sequence):
         return False
-    letters = "".join(map(letter, sequence))
-    if junction in (frames.EmittedFrame, events.ResponseEvent):
-        numbers = [frame.sequence_number for frame in sequence if isinstance(frame, events.Event)]
-        if numbers != [*range(len(numbers))]:
-            return False
-    if junction is frames.EmittedFrame:
-        return letters.rfind("R") == 0 and re.fullmatch(EMITTED, re.sub("[Rk]", "", letters)) is not None
-    grammars = {frames.TokenFrame: TOKENS, frames.ParsedFrame: PARSED, events.ResponseEvent: EVENTS}
-    return re.fullmatch(grammars.get(junction, CONVERSED), letters) is not None
+    sent = events_of(sequence)
+    if [event.sequence_number for event in sent] != [*range(len(sent))]:
+        return False
+    [rule] = [name for name, each in JUNCTIONS.items() if each == junction]
+    return matches(rule, sequence) and (junction is not frames.EmittedFrame or matches("ResponseEvent", sent))
 
 
-def passes(junction: Any, sequence: Iterable[Any]) -> bool:
+def passes(junction: Any, sequence: Iterable[Any], source: AsyncGenerator[Any, None] | None = None) -> bool:
+    """Return True if the guard of the junction passes a sequence whose ``source`` goes on."""
     order = ORDERS[frozenset(get_args(junction))]()
+    order.taken_from(source or source_of([]))
     try:
         for frame in sequence:
             order.feed(frame)
@@ -116,6 +117,46 @@ def recorded(path: Path, junction: Any) -> tuple[Any, ...]:
 def test_recorded_frames_are_in_order() -> None:
     refused = [path for path, junction in RECORDED if not passes(junction, recorded(path, junction))]
     assert (refused, len(RECORDED) > 500) == ([], True)
+
+
+def blank(kind: type[Any], variant: str) -> Any:
+    """Return a frame without its content."""
+    content = dict.fromkeys(kind.__struct_fields__[: -len(kind.__struct_defaults__) or None]) | {
+        "token_ids": (1,),
+        "text": "a",
+        "complete": variant == "complete",
+        "reason": variant,
+        "sequence_number": 0,
+        "response": started().facts.response,
+    }
+    return kind(**{name: value for name, value in content.items() if name in kind.__struct_fields__})
+
+
+FRAMES = {letter: blank(*of) for of, letter in LETTERS.items()}
+
+
+@pytest.mark.parametrize("rule", JUNCTIONS)
+@given(st.data())
+def test_frames_pass_if_the_regular_expression_of_their_grammar_matches(rule: str, data: st.DataObject) -> None:
+    letters = list(data.draw(st.from_regex(EXPRESSIONS[rule], fullmatch=True)))
+    own = [letter for (kind, _), letter in LETTERS.items() if kind in get_args(JUNCTIONS[rule])]
+    changes = data.draw(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 40)), max_size=2))
+    for change, at in changes:
+        letters = change(letters, at)
+    for added, at in data.draw(st.lists(st.tuples(st.sampled_from(own), st.integers(0, 40)), max_size=2)):
+        letters.insert(at, added)
+    sequence = renumbered(FRAMES[letter] for letter in letters)
+    assert passes(JUNCTIONS[rule], sequence) == is_right(JUNCTIONS[rule], sequence)
+
+
+async def test_events_may_end_early_if_their_source_has() -> None:
+    sent = events_of(recorded(HARMONY / "weather" / "events.jsonl", frames.EmittedFrame))
+    ended: AsyncGenerator[Any, None] = source_of([])
+    assert [frame async for frame in ended] == []
+    for end in range(len(sent)):
+        assert passes(events.ResponseEvent, sent[:end], ended)
+        assert not passes(events.ResponseEvent, sent[:end])
+    assert not passes(events.ResponseEvent, [*sent[:3], sent[2]], ended)
 
 
 @given(response_frames())

@@ -60,8 +60,8 @@ def test_stages_of_the_operator_are_guarded_and_no_others() -> None:
         "after summarize": "OneForOne",
         "after render": "OneForOne",
         "after generate": "TokenOrder",
-        "parse": "ItemOrder",
-        "after parse": "ItemOrder",
+        "parse": "ParsedOrder",
+        "after parse": "ParsedOrder",
         "after converse": "ConversedOrder",
         "after emit": "EmittedOrder",
         "after persist": "EventOrder",
@@ -74,7 +74,7 @@ def test_composite_stage_is_the_operators_only_if_it_has_changed_itself() -> Non
     original = recorded_responses()
     converse: Converse = original.stage("converse")
     inner = converse.inner.insert_after("parse", "mine", passed)
-    assert guards(original.replace("converse", replace(converse, inner=inner)), original) == {"mine": "ItemOrder"}
+    assert guards(original.replace("converse", replace(converse, inner=inner)), original) == {"mine": "ParsedOrder"}
     changed = replace(converse, limits=replace(converse.limits, turns=1))
     assert guards(original.replace("converse", changed), original) == {"converse": "ConversedOrder"}
 
@@ -161,7 +161,12 @@ def line_of(stage: Any, text: str) -> int:
 @pytest.mark.parametrize(
     ("stage", "line", "problem", "last"),
     [
-        (drop_openings, "yield", "broke a rule: text comes inside an item", "GenerationStarted, ItemDelta of "),
+        (
+            drop_openings,
+            "yield",
+            "broke a rule: after GenerationStarted: expected MessageOpened, ",
+            "GenerationStarted, ItemDelta of ",
+        ),
         (
             count_characters,
             "yield",
@@ -170,7 +175,12 @@ def line_of(stage: Any, text: str) -> int:
         ),
         (unwrap, "yield", "gave a wrong type: expected ParsedFrame, got str", "ReasoningOpened, str)"),
         (only_text, "yield", "gave a wrong type: expected ItemDelta, got Gen", "frames: GenerationStarted)"),
-        (return_early, "def", "ended too early: an item is closed before the end", "Opened, ItemDelta of 1 character)"),
+        (
+            return_early,
+            "def",
+            "ended too early: after ItemDelta: expected ItemDelta, ItemClosed[complete] or ItemClosed[cut], got the",
+            "Opened, ItemDelta of 1 character)",
+        ),
         (leave, "sys.exit", "raised SystemExit", "frames: GenerationStarted)"),
         (await_cancelled, "await given_up", "raised CancelledError", "frames: GenerationStarted)"),
         (look_up, "oops", "raised KeyError", "frames: GenerationStarted)"),

@@ -198,7 +198,12 @@ def test_stage_that_raises_before_its_first_frame_is_drawn(penstock: RunCommand,
 @pytest.mark.parametrize(
     ("stage", "problem"),
     [
-        ("lose", "ended too early: every turn ends with TurnFinished"),
+        (
+            "lose",
+            "ended too early: after ItemClosed[complete]: expected MessageOpened, ReasoningOpened, RefusalOpened,"
+            " ClientCallOpened, ShellCallOpened, McpCallOpened, CodeCallOpened, WebCallOpened or TurnFinished,"
+            " got the end",
+        ),
         ("count", "gave a wrong type: ItemDelta.text: expected `str`, got `int`"),
         ("leave", "raised SystemExit: 3"),
     ],

@@ -247,7 +247,9 @@ class MuteBackend(ScriptedEngine):
         (
             MuteBackend(),
             text_stages(),
-            "The engine, in stage 'parse', of this server ended too early: every turn ends with TurnFinished.",
+            "The engine, in stage 'parse', of this server ended too early: after GenerationStarted: expected"
+            " MessageOpened, ReasoningOpened, RefusalOpened, ClientCallOpened, ShellCallOpened, McpCallOpened,"
+            " CodeCallOpened, WebCallOpened or TurnFinished, got the end.",
             inspect.getsourcelines(MuteBackend.answer)[1],
         ),
     ],

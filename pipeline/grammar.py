@@ -1,0 +1,143 @@
+"""Grammars of frames: rules as text, each compiled to an automaton that raises at the first frame out of order.
+
+``penstock.pipeline.frames.GRAMMAR`` has the rules, and explains their notation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, get_args
+
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+
+_TOKEN = re.compile(r"[\w\[\]]+|[^\s\w.]")
+
+
+class Word(NamedTuple):
+    """A place in a rule that one frame fills."""
+
+    name: str
+    classes: tuple[type, ...]
+    variant: str
+    """The variant of the frame, as in ``ItemClosed[cut]``; empty for any."""
+
+
+class _Part(NamedTuple):
+    """A part of a rule: the places of its words at which it can begin and end."""
+
+    is_optional: bool
+    first: frozenset[int]
+    last: frozenset[int]
+
+
+class State:
+    """A state of an automaton: the ``places`` in the rule that the latest frame may fill."""
+
+    def __init__(self, automaton: Automaton, places: frozenset[int]) -> None:
+        self.following: dict[Any, State] = {}
+        """The states after frames that have come here before: by class, or by class and variant."""
+        self._automaton = automaton
+        self._places = places
+
+    def after(self, frame: Any) -> State:
+        """Return the state after one more frame; raise `InvariantBroken` if it is out of order."""
+        variant = self._automaton.variant_of(frame)
+        key = (type(frame), variant) if variant else type(frame)
+        if key not in self.following:
+            self.following[key] = self._first_after(frame, variant)
+        return self.following[key]
+
+    def _first_after(self, frame: Any, variant: str) -> State:
+        words = [(place, self._automaton.words[place]) for place in self._next_places()]
+        places = {place for place, word in words if isinstance(frame, word.classes) and word.variant in ("", variant)}
+        if not places:
+            raise self._broken(f"{type(frame).__name__}[{variant}]" if variant else type(frame).__name__)
+        return self._automaton.state(frozenset(places))
+
+    def finish(self) -> None:
+        """Raise `InvariantBroken` if frames are missing."""
+        if not self._places & self._automaton.ends:
+            raise self._broken("the end")
+
+    def _next_places(self) -> list[int]:
+        return sorted(frozenset[int]().union(*(self._automaton.next_places[place] for place in self._places)))
+
+    def _broken(self, got: str) -> InvariantBroken:
+        words = self._automaton.words
+        names = list(dict.fromkeys(words[place].name for place in self._next_places()))
+        expected = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "the end"
+        return InvariantBroken(f"after {words[min(self._places)].name}: expected {expected}, got {got}")
+
+
+class Automaton:
+    """The automaton of one rule, by Glushkov's construction; its states are made when they are first reached.
+
+    ``rules`` are those that it may name, ``kinds`` its other words: a class or a union of classes each.
+    """
+
+    def __init__(
+        self, name: str, rules: Mapping[str, str], kinds: Mapping[str, Any], variant_of: Callable[[Any], str]
+    ) -> None:
+        self.variant_of = variant_of
+        self.words = [Word("the start", (), "")]
+        self.next_places: list[frozenset[int]] = [frozenset()]
+        self._rules, self._kinds = rules, kinds
+        self._states: dict[frozenset[int], State] = {}
+        whole = self._rule(name)
+        self.next_places[0] = whole.first
+        self.ends = whole.last | {0} if whole.is_optional else whole.last
+        self.start = self.state(frozenset({0}))
+
+    def state(self, places: frozenset[int]) -> State:
+        """Return the state of ``places``."""
+        if places not in self._states:
+            self._states[places] = State(self, places)
+        return self._states[places]
+
+    def _rule(self, name: str) -> _Part:
+        tokens = _TOKEN.findall(self._rules[name])[::-1]
+        return self._choice(tokens)
+
+    def _choice(self, tokens: list[str]) -> _Part:
+        part = self._sequence(tokens)
+        while tokens and tokens[-1] == "|":
+            tokens.pop()
+            other = self._sequence(tokens)
+            part = _Part(part.is_optional or other.is_optional, part.first | other.first, part.last | other.last)
+        return part
+
+    def _sequence(self, tokens: list[str]) -> _Part:
+        part = self._repeated(tokens)
+        while tokens and tokens[-1] not in "|)":
+            other = self._repeated(tokens)
+            self._link(part.last, other.first)
+            part = _Part(
+                part.is_optional and other.is_optional,
+                part.first | other.first if part.is_optional else part.first,
+                part.last | other.last if other.is_optional else other.last,
+            )
+        return part
+
+    def _repeated(self, tokens: list[str]) -> _Part:
+        if (token := tokens.pop()) == "(":
+            part = self._choice(tokens)
+            tokens.pop()  # the closing parenthesis
+        else:
+            part = self._rule(token) if token in self._rules else self._word(token)
+        times = tokens.pop() if tokens and tokens[-1] in "*+?" else ""
+        if times in ("*", "+"):
+            self._link(part.last, part.first)
+        return part._replace(is_optional=part.is_optional or times in ("*", "?"))
+
+    def _word(self, token: str) -> _Part:
+        name, _, variant = token.rstrip("]").partition("[")
+        kind = self._kinds[name]
+        self.words.append(Word(token, get_args(kind) or (kind,), variant))
+        self.next_places.append(frozenset())
+        place = frozenset({len(self.words) - 1})
+        return _Part(False, place, place)
+
+    def _link(self, places: Iterable[int], following: frozenset[int]) -> None:
+        for place in places:
+            self.next_places[place] |= following
