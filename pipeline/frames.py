@@ -23,7 +23,7 @@ from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import ECHOED, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
 from penstock.pipeline.tasks import MANY
@@ -296,12 +296,20 @@ def with_facts(frame: FactsFrame, **changes: Any) -> FactsFrame:
     return replace(frame, facts=replace(frame.facts, **changes))
 
 
-_ECHOED = {
-    **{name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")},
+PARAMETERS: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
+    "extra_args": "vllm_xargs",
 }
-"""The fields of `Sampling` that the response shows, each with its name there."""
+"""The fields of `Sampling` with another name in the API."""
+
+
+def echo_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a response that echo these fields of `Sampling`."""
+    fields = {PARAMETERS.get(name, name): value for name, value in sampling.items()}
+    if "top_logprobs" in fields:
+        fields["top_logprobs"] = fields["top_logprobs"] or 0
+    return {name: value for name, value in fields.items() if name in ECHOED}
 
 
 def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
@@ -310,10 +318,7 @@ def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
     The engine reads ``facts.sampling`` and the client ``facts.response``: a change of the first alone hides from the
     client how its answer was made.
     """
-    shown = {_ECHOED[name]: value for name, value in changes.items() if name in _ECHOED}
-    if "top_logprobs" in shown:
-        shown["top_logprobs"] = shown["top_logprobs"] or 0
-    response = replace(frame.facts.response, **shown)
+    response = replace(frame.facts.response, **echo_of(changes))
     return with_facts(frame, sampling=replace(frame.facts.sampling, **changes), response=response)
 
 

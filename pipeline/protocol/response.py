@@ -5,6 +5,7 @@ The 31 fields of the Open Responses specification are always present; a few othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -132,3 +133,33 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM); None until the end."""
     output_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
     """The model's output, under the same condition."""
+
+
+ANSWERING: Mapping[str, Any] = {
+    "instructions": None,
+    "tools": (),
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "max_tool_calls": None,
+    "text": {"format": {"type": "text"}},
+    "reasoning": ReasoningOptions(None, None),
+    "truncation": "disabled",
+    "max_output_tokens": None,
+    "top_logprobs": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The echoed parameters that may change the answer of the model, each with its value if the request omits it."""
+
+ECHOED: Mapping[str, Any] = {
+    **ANSWERING,
+    "metadata": {},
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": UNSET,
+    "safety_identifier": None,
+    "user": UNSET,
+}
+"""All parameters that a response echoes, each with its value if the request omits it."""

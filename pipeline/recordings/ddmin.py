@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.response import ECHOED
 from penstock.pipeline.protocol.tools import Tool, Toolset
 from penstock.pipeline.recordings.failing_case import CaseToken, CaseTurn, FailingCase
 
@@ -137,18 +138,7 @@ def _changes(
 
 # The request
 
-_PLAIN: dict[str, Any] = {
-    "instructions": None,
-    "metadata": {},
-    "tool_choice": "auto",
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "safety_identifier": None,
-    "user": msgspec.UNSET,
-}
-"""The response fields that a request may omit, with their values in that case."""
+_PLAIN = {name: value for name, value in ECHOED.items() if name != "tools"}  # which are left out one by one
 
 
 RequestPart: TypeAlias = tuple[str, int]

@@ -5,7 +5,6 @@ Data derived from these two, such as the prompt, is not part of a case.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from penstock.pipeline.frames import (
     TokenLogprob,
 )
 from penstock.pipeline.protocol.items import Item
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import ECHOED, Response
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, UnreadableRecording, line, read_recording
 
 TOKENS, _ = FILES["generate"]
@@ -129,7 +128,8 @@ def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     fields = _as_json(response)
     items = [_as_sent(_as_json(item)) for item in conversation.items]
     body: dict[str, Any] = {"model": response.model, "input": items}
-    body |= {name: fields[name] for name, omitted in _OMITTED.items() if fields[name] != omitted}
+    body |= {name: fields[name] for name, omitted in ECHOED.items() if getattr(response, name) != omitted}
+    body.pop("previous_response_id", None)  # its items are in the input
     if conversation.facts.sampling.stop:
         body["stop"] = list(conversation.facts.sampling.stop)
     if conversation.facts.include:
@@ -142,24 +142,6 @@ def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
 def _as_json(struct: Response | Item) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
     return fields
-
-
-_OMITTED: Mapping[str, Any] = {
-    "instructions": None,
-    "tools": [],
-    "tool_choice": "auto",
-    "text": {"format": {"type": "text"}},
-    "reasoning": {"effort": None, "summary": None},
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "parallel_tool_calls": True,
-    "top_logprobs": 0,
-    "truncation": "disabled",
-    "metadata": {},
-}
-"""The fields of a response that echo its request, with their values when the request omits them."""
 
 
 def _as_sent(item: dict[str, Any]) -> dict[str, Any]:

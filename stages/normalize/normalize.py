@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from penstock.pipeline import errors
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
@@ -29,6 +30,7 @@ from penstock.pipeline.frames import (
     Sampling,
     Scheduling,
     TemplateOptions,
+    echo_of,
 )
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
@@ -454,13 +456,8 @@ def _response(
         truncation=request.truncation or "disabled",
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text=_text(request),
-        top_p=sampling.top_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        top_logprobs=request.top_logprobs or 0,
-        temperature=sampling.temperature,
         reasoning=_reasoning(request),
-        max_output_tokens=request.max_output_tokens,
+        **echo_of(asdict(sampling)) | {"max_output_tokens": request.max_output_tokens},
         max_tool_calls=request.max_tool_calls,
         store=request.store is not False,
         background=request.background is True,

@@ -19,15 +19,8 @@ from msgspec import UNSET
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Reasoning
-from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.response import ANSWERING, Response
 from penstock.pipeline.recordings.comparison import excerpt
-
-PARTICULARS = (
-    *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "text", "reasoning"),
-    *("truncation", "max_output_tokens", "top_logprobs", "temperature", "top_p"),
-    *("presence_penalty", "frequency_penalty"),
-)
-"""The response fields that echo the request and may change the answer of the model."""
 
 _CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
 """The fields of items that clients may change or omit when they send an item back."""
@@ -90,7 +83,7 @@ class ComparableRequest:
     @cached_property
     def particulars(self) -> Mapping[str, Any]:
         """The remaining parameters that may change the answer."""
-        values = {name: msgspec.to_builtins(getattr(self.response, name)) for name in PARTICULARS}
+        values = {name: msgspec.to_builtins(getattr(self.response, name)) for name in ANSWERING}
         return values | {"stop": self.stop}
 
     @property

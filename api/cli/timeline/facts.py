@@ -10,20 +10,13 @@ import msgspec
 
 from penstock.api.cli.timeline.timeline import Crossing, Timeline
 from penstock.pipeline.frames import GenerationFinished, ItemClosed, TokenChunk, TurnFinished
+from penstock.pipeline.protocol.response import ANSWERING
 from penstock.pipeline.secret import unwritten
 
 Fact = tuple[str, str]
 
-DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "max_output_tokens": None,
-    "tool_choice": "auto",
-    "truncation": "disabled",
-    "top_logprobs": 0,
-    "service_tier": "default",
-}
-"""The request parameters that are shown unless they have these values."""
+PLAIN = {name: value for name, value in ANSWERING.items() if name not in ("instructions", "tools", "text", "reasoning")}
+"""The request parameters that are shown as they are, unless they have these values."""
 
 
 def facts_of(timeline: Timeline) -> list[Fact]:
@@ -34,7 +27,7 @@ def facts_of(timeline: Timeline) -> list[Fact]:
 def request_of(timeline: Timeline) -> dict[str, Any]:
     """Return the request parameters that differ from their defaults, and the names of the tools."""
     response = _response(timeline)
-    params = {name: response[name] for name, default in DEFAULTS.items() if response.get(name) not in (None, default)}
+    params = {name: response[name] for name, default in PLAIN.items() if response.get(name) not in (None, default)}
     if effort := (response.get("reasoning") or {}).get("effort"):
         params["reasoning.effort"] = effort
     if (form := (response.get("text") or {}).get("format", {}).get("type", "text")) != "text":

@@ -9,14 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from penstock.pipeline import frames
 from penstock.pipeline.frames import EngineFrame, ParsedFrame, Prompt, ResolvedRequest
 
-PARAMETERS = {
-    "logprobs": "top_logprobs",
-    "max_tokens": "max_output_tokens",
-    "input_tokens": "input",
-    "extra_args": "vllm_xargs",
-}
+PARAMETERS = {**frames.PARAMETERS, "input_tokens": "input"}
 """vLLM's parameters with a different name in the API, used in error messages."""
 
 
