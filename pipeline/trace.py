@@ -7,7 +7,7 @@ each stage finds it for any kind of stage: it counts the frames that the tap bef
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +19,16 @@ from penstock.pipeline.tap import Tap
 
 
 @dataclass(frozen=True)
-class Caused:
-    """A frame, and the index of its cause among the frames of the previous junction.
+class Crossing:
+    """A frame, the index of its cause among the frames of the previous junction, and its time.
 
-    ``cause`` is None for a frame of the source, and for a frame that a stage gives before it has taken any.
+    ``cause`` is None for a frame of the source, and for a frame that a stage gives before it has taken any.  ``at`` is
+    in seconds, and None if no time is known.
     """
 
     frame: Any
-    cause: int | None
+    cause: int | None = None
+    at: float | None = None
 
 
 @dataclass
@@ -38,13 +40,13 @@ class Crossed:
     """
 
     stage: str
-    caused: list[Caused] = field(default_factory=list)
+    crossings: Sequence[Crossing] = ()
     raised: Exception | None = None
 
     @property
     def frames(self) -> list[Any]:
-        """The frames without their causes."""
-        return [caused.frame for caused in self.caused]
+        """The frames alone."""
+        return [crossing.frame for crossing in self.crossings]
 
 
 @dataclass
@@ -86,7 +88,7 @@ class _CauseTap(Tap):
         super().keep(frame)
 
     def crossed(self, stage: str) -> Crossed:
-        return Crossed(stage, list(map(Caused, self.frames, self.causes)), self.raised)
+        return Crossed(stage, tuple(map(Crossing, self.frames, self.causes)), self.raised)
 
 
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:

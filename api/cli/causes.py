@@ -66,13 +66,13 @@ def recorded_cause(replay: Replay, junction: str, index: int) -> str:
     crossings = replay.trace.junctions
     source = crossings[0].stage
     at = next((at for at, crossed in enumerate(crossings) if crossed.stage == junction), 0)
-    if not at or source in ("normalize", "render") or index >= len(crossings[at].caused):
+    if not at or source in ("normalize", "render") or index >= len(crossings[at].crossings):
         return ""
     cause: int | None = index
     for crossed in reversed(crossings[1 : at + 1]):
         if cause is None:
             return ""
-        cause = crossed.caused[cause].cause
+        cause = crossed.crossings[cause].cause
     if cause is None:
         return ""
     timed = replay.recording.timed[cause]

@@ -88,8 +88,8 @@ async def attributed(
     single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
     parsed = (await traced(parse, source_of(one for _, one in single), "tokens")).junctions[-1]
     parsed_frames: list[list[Any]] = [[] for _ in single]
-    for caused in parsed.caused:
-        parsed_frames[caused.cause or 0].append(caused.frame)
+    for crossing in parsed.crossings:
+        parsed_frames[crossing.cause or 0].append(crossing.frame)
     attribution = _Attribution(model.spelling, model.is_mark)
     for (index, one), came in zip(single, parsed_frames, strict=True):
         if isinstance(one, GenerationStarted):

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.cli.timeline.timeline import Crossing, Timeline
+from penstock.api.cli.timeline.timeline import Timeline
 from penstock.pipeline.frames import GenerationFinished, ItemClosed, TokenChunk, TurnFinished
 from penstock.pipeline.protocol.response import ANSWERING
 from penstock.pipeline.secret import unwritten
+from penstock.pipeline.trace import Crossing
 
 Fact = tuple[str, str]
 

@@ -6,7 +6,7 @@ The causes come from a replay.  A recording that cannot be replayed has a timeli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
-from penstock.pipeline.trace import Caused, Crossed, traced
+from penstock.pipeline.trace import Crossed, Crossing, traced
 
 SERVED = (frames.McpListToolsOpened, frames.ShellOutputOpened)
 """The frames that open an item which the server writes, not the model."""
@@ -32,51 +32,22 @@ NEAR = 100
 
 
 @dataclass(frozen=True)
-class Crossing:
-    """A frame, the index of its cause, and its time in seconds, if known.
-
-    The times of a junction are the recorded ones if it is the source of the replay, or if the replay yields as many
-    frames as were recorded.  Otherwise each frame has the time of its cause.
-    """
-
-    frame: Any
-    cause: int | None = None
-    at: float | None = None
-
-
-@dataclass(frozen=True)
-class RecordedJunction:
-    """The output of ``stage``, in order; the causes are in the previous junction."""
-
-    stage: str
-    crossings: tuple[Crossing, ...]
-
-    @cached_property
-    def kind(self) -> str:
-        """The kind of the frames: tokens, items or events; empty for conversations and prompts."""
-        kinds = [type(crossing.frame) for crossing in self.crossings]
-        if any(issubclass(kind, Event) for kind in kinds):
-            return "events"
-        if self.stage == "generate" or {frames.TokenChunk, frames.GenerationFinished}.intersection(kinds):
-            return "tokens"
-        return "" if {frames.ResolvedRequest, frames.Prompt}.intersection(kinds) else "items"
-
-
-@dataclass(frozen=True)
 class Timeline:
     """A recording, and its replay if there is one.
 
-    ``junctions`` are in pipeline order, from the first one known.  ``prompts`` has one prompt for each turn.
-    ``attributed`` has each token with its item; it is empty if the vocabulary is not available.  ``error`` ended the
-    replay, and ``fault`` is the stage that raised, with its error.  ``end`` is the recorded end of the replayed frames.
-    ``notes`` explain what is missing, ``difference`` is the first event that differs from the recorded one, and
-    ``failures`` give the reason why the stream broke off.
+    ``junctions`` are in pipeline order, from the first one known.  The times of a junction are the recorded ones if
+    it is the source of the replay, or if the replay yields as many frames as were recorded.  Otherwise each frame
+    has the time of its cause.  ``prompts`` has one prompt for each turn.  ``attributed`` has each token with its
+    item; it is empty if the vocabulary is not available.  ``error`` ended the replay, and ``fault`` is the stage
+    that raised, with its error.  ``end`` is the recorded end of the replayed frames.  ``notes`` explain what is
+    missing, ``difference`` is the first event that differs from the recorded one, and ``failures`` give the reason
+    why the stream broke off.
     """
 
     path: Path
     header: Header
     model: RecordedModel
-    junctions: tuple[RecordedJunction, ...]
+    junctions: tuple[Crossed, ...]
     prompts: tuple[frames.Prompt, ...] = ()
     attributed: tuple[AttributedToken, ...] = ()
     error: BaseException | None = None
@@ -86,7 +57,7 @@ class Timeline:
     difference: str = ""
     failures: tuple[str, ...] = ()
 
-    def after(self, stage: str) -> tuple[Crossing, ...]:
+    def after(self, stage: str) -> Sequence[Crossing]:
         """Return the output of ``stage``; empty if it is not known."""
         return next((junction.crossings for junction in self.junctions if junction.stage == stage), ())
 
@@ -112,7 +83,7 @@ class Timeline:
         return frozenset(at for at, text in enumerate(shown) if text != (read[at] if at < len(read) else None))
 
     def _crossings(self, kind: str, causing: str) -> list[Crossing]:
-        last = {junction.kind: at for at, junction in enumerate(self.junctions)}
+        last = {_kind(junction): at for at, junction in enumerate(self.junctions)}
         at = last.get(kind)
         if at is None:
             return []
@@ -123,6 +94,16 @@ class Timeline:
             previous = self.junctions[between].crossings
             causes = [None if cause is None else previous[cause].cause for cause in causes]
         return [Crossing(each.frame, cause, each.at) for each, cause in zip(crossings, causes, strict=True)]
+
+
+def _kind(crossed: Crossed) -> str:
+    """Return the kind of the frames: tokens, items or events; an empty text for conversations and prompts."""
+    kinds = {type(frame) for frame in crossed.frames}
+    if any(issubclass(kind, Event) for kind in kinds):
+        return "events"
+    if crossed.stage == "generate" or kinds & {frames.TokenChunk, frames.GenerationFinished}:
+        return "tokens"
+    return "" if kinds & {frames.ResolvedRequest, frames.Prompt} else "items"
 
 
 def _texts(crossings: Sequence[Crossing]) -> list[str]:
@@ -151,7 +132,7 @@ async def timeline_of(
     if replay.model.spelling and read in known:
         tokens = await attributed(known[read], _parser(replay), replay.model)
     junctions = _timed(crossed, files)
-    if "generate" in files and not any(junction.kind == "tokens" for junction in junctions):
+    if "generate" in files and not any(_kind(junction) == "tokens" for junction in junctions):
         junctions.insert(0, _as_recorded("generate", files["generate"]))
     return Timeline(
         path,
@@ -197,8 +178,8 @@ def _frames(files: Mapping[str, Recording], stage: str) -> tuple[Any, ...]:
     return files[stage].frames if stage in files else ()
 
 
-def _as_recorded(stage: str, recording: Recording) -> RecordedJunction:
-    return RecordedJunction(stage, tuple(Crossing(timed.frame, None, timed.at) for timed in recording.timed))
+def _as_recorded(stage: str, recording: Recording) -> Crossed:
+    return Crossed(stage, tuple(Crossing(timed.frame, at=timed.at) for timed in recording.timed))
 
 
 def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | None) -> tuple[str, ...]:
@@ -235,21 +216,18 @@ def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:
 # Times and causes
 
 
-def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[RecordedJunction]:
+def _timed(crossed: Sequence[Crossed], files: Mapping[str, Recording]) -> list[Crossed]:
     junctions = []
     previous: Sequence[float | None] = ()
     for each in crossed:
         times: list[float | None] = [timed.at for timed in files[each.stage].timed] if each.stage in files else []
         if not previous:  # a replay that failed has not read all that was recorded
-            times = times[: len(each.caused)]
-        if len(times) != len(each.caused):
-            times = [
-                previous[caused.cause] if previous and caused.cause is not None else None for caused in each.caused
-            ]
-        crossings = zip(each.caused, times, strict=True)
-        junctions.append(
-            RecordedJunction(each.stage, tuple(Crossing(caused.frame, caused.cause, at) for caused, at in crossings))
-        )
+            times = times[: len(each.crossings)]
+        if len(times) != len(each.crossings):
+            causes = [crossing.cause for crossing in each.crossings]
+            times = [previous[cause] if previous and cause is not None else None for cause in causes]
+        crossings = zip(each.crossings, times, strict=True)
+        junctions.append(replace(each, crossings=tuple(replace(crossing, at=at) for crossing, at in crossings)))
         previous = times
     return junctions
 
@@ -284,8 +262,8 @@ def _parser(replay: Replay) -> Any:
 
 def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
     places = aligned(parsed.frames, crossed.frames)
-    causes = [parsed.caused[place].cause if via_cause and place is not None else place for place in places]
-    return Crossed(crossed.stage, [Caused(frame, cause) for frame, cause in zip(crossed.frames, causes, strict=True)])
+    causes = [parsed.crossings[place].cause if via_cause and place is not None else place for place in places]
+    return Crossed(crossed.stage, tuple(map(Crossing, crossed.frames, causes)))
 
 
 def aligned(parsed: Sequence[Any], conversed: Sequence[Any]) -> list[int | None]:

@@ -61,7 +61,7 @@ async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
     trace = await traced(
         model_of(recording.header).pipeline.from_stage("parse"), source_of(recording.frames), "generate"
     )
-    _, parsed, emitted, events = (junction.caused for junction in trace.junctions)
+    _, parsed, emitted, events = (junction.crossings for junction in trace.junctions)
     caused: list[tuple[int, set[int]]] = [(at, set()) for at in range(len(recording.frames))]
     for event in events:
         assert isinstance(event.frame, Event)

@@ -43,10 +43,10 @@ async def fail_at_three(source: Numbers) -> AsyncGenerator[int, None]:
 
 def check_causes(trace: Trace) -> None:
     """Assert that every cause is an earlier junction's frame, and that causes never go backwards."""
-    assert all(caused.cause is None for caused in trace.junctions[0].caused)
+    assert all(caused.cause is None for caused in trace.junctions[0].crossings)
     for ahead, crossed in pairwise(trace.junctions):
-        causes = [caused.cause for caused in crossed.caused]
-        assert all(cause is not None and 0 <= cause < len(ahead.caused) for cause in causes)
+        causes = [caused.cause for caused in crossed.crossings]
+        assert all(cause is not None and 0 <= cause < len(ahead.crossings) for cause in causes)
         assert causes == sorted(causes, key=lambda cause: -1 if cause is None else cause)
 
 
@@ -57,8 +57,8 @@ async def test_frame_is_caused_by_last_frame_its_stage_took(numbers: list[int]) 
     check_causes(trace)
     assert trace.after("numbers").frames == numbers
     repeated = trace.after("repeat")
-    assert [numbers[caused.cause] for caused in repeated.caused if caused.cause is not None] == repeated.frames
-    for caused in trace.after("pair").caused:
+    assert [numbers[caused.cause] for caused in repeated.crossings if caused.cause is not None] == repeated.frames
+    for caused in trace.after("pair").crossings:
         first, second = caused.frame
         assert repeated.frames[caused.cause or 0] == (second or first)
 

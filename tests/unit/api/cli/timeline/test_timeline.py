@@ -13,10 +13,11 @@ from rich.console import Console
 from penstock.api.cli.terminal import Drawing, visible
 from penstock.api.cli.timeline.facts import facts_of, speed_of
 from penstock.api.cli.timeline.rows import Row, rows_of
-from penstock.api.cli.timeline.timeline import Crossing, Timeline, aligned, timeline_of
+from penstock.api.cli.timeline.timeline import Timeline, aligned, timeline_of
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import line, read_frames, read_recording
+from penstock.pipeline.trace import Crossing
 from tests.support.paths import FIXTURES
 
 HARMONY = sorted((FIXTURES / "harmony").glob("*/"), key=lambda case: case.name)
