@@ -10,7 +10,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.frames import ItemDelta, TokenChunk
 from penstock.pipeline.grammar import Automaton
 from penstock.pipeline.lifecycle.order import StreamOrder
-from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import Event, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -82,20 +82,22 @@ class GrammarOrder(Order):
 
     def __init__(self) -> None:
         self._state = self.automaton.start
+        self._repeated: type | None = None
+        """The class of text that has just come a second time: more of it leaves the state as it is."""
 
     def feed(self, frame: Any) -> None:
         """Take the next frame."""
         kind = type(frame)
+        if kind is self._repeated and (frame.text if kind is ItemDelta else frame.token_ids and not frame.logprobs):
+            return  # nearly every frame takes this path
         if kind is ItemDelta:
-            if not frame.text:
-                raise InvariantBroken("an ItemDelta is never empty")
-        elif kind is TokenChunk and (frame.logprobs or not frame.token_ids):
+            rule(bool(frame.text), "an ItemDelta is never empty")
+        elif kind is TokenChunk:
             rule(bool(frame.token_ids), "a TokenChunk is never empty")
-            rule(len(frame.logprobs) == len(frame.token_ids), "each token has a logprob, or none has one")
-        state = self._state
-        following = state.following.get(kind)
-        if following is not state:
-            self._state = following or state.after(frame)
+            rule(len(frame.logprobs) in (0, len(frame.token_ids)), "each token has a logprob, or none has one")
+        before = self._state
+        self._state = before.following.get(kind) or before.after(frame)
+        self._repeated = kind if self._state is before and kind in (ItemDelta, TokenChunk) else None
 
     def finish(self) -> None:
         """End the frames."""
