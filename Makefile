@@ -152,7 +152,7 @@ ruff: $(DONE)/test
 	@$(BIN)/ruff check --quiet
 
 spelling: $(DONE)/test
-	@$(BIN)/codespell api deploy pipeline stages tests server.py testing.py README.md CHANGELOG.md Makefile pyproject.toml
+	@$(BIN)/codespell api deploy pipeline stages tests server.py testing.py *.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }

@@ -35,12 +35,11 @@ from tests.support.stored_responses import stored_response
 
 Json: TypeAlias = Any
 
-README = (ROOT / "api" / "README.md").read_text()
+PAGE = (ROOT / "api" / "PARAMETERS.md").read_text()
 
 
 def table() -> list[tuple[str, str]]:
-    section = README.split("## Request parameters")[1].split("\n##")[0]
-    rows = re.findall(r"^\| (`.+?) \| (\w+) \|", section, re.MULTILINE)
+    rows = re.findall(r"^\| (`.+?) \| (\w+) \|", PAGE.split("\n##")[0], re.MULTILINE)
     return [(name, promise) for names, promise in rows for name in re.findall(r"`(\w+)`", names)]
 
 

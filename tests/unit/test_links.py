@@ -1,0 +1,47 @@
+"""Links between the pages: each leads to a file that exists, and to a heading of it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FOLDERS = ("api", "deploy", "fixtures", "pipeline", "stages", "tests")
+PAGES = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")))
+    if "node_modules" not in path.parts
+)
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NAMED = re.compile(r"`((?:[a-z_]+/)*[A-Za-z_]+\.md)`")
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub writes them."""
+    headings = HEADING.findall(FENCED.sub("", path.read_text()))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_nowhere(page: Path, link: str) -> bool:
+    file, _, anchor = link.partition("#")
+    target = (page.parent / file).resolve() if file else page
+    return not target.exists() or (bool(anchor) and target.suffix == ".md" and anchor not in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(CODE.sub("", FENCED.sub("", page.read_text())))
+    assert not [link for link in links if "://" not in link and leads_nowhere(page, link)]
+
+
+def test_pages_that_the_changelog_names_exist() -> None:
+    named = {name for name in NAMED.findall((ROOT / "CHANGELOG.md").read_text()) if "/" in name}
+    assert not {name for name in named if not (ROOT / name).exists()}
