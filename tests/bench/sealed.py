@@ -16,7 +16,7 @@ from penstock.stages.services.sealing import SealedReasoning, Sealer
 from tests.support.paths import ROOT
 
 LENGTHS = (1_000, 10_000, 100_000)
-PAGES = ("stages/README.md", "api/PARAMETERS.md", "api/SETTINGS.md", "stages/services/README.md")
+PAGES = ("stages/README.md", "api/PARAMETERS.md", "api/SETTINGS.md", "stages/services/AFFINITY.md")
 ROUNDS = 25
 OWNER = "owner"
 
