@@ -45,3 +45,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_pages_that_the_changelog_names_exist() -> None:
     named = {name for name in NAMED.findall((ROOT / "CHANGELOG.md").read_text()) if "/" in name}
     assert not {name for name in named if not (ROOT / name).exists()}
+
+
+def test_guide_for_authors_names_what_exists() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(
+        r"`((?:api|deploy|fixtures|pipeline|stages|tests)(?:/\w+)*(?:\.\w+)?|\w+\.(?:py|md|toml))`", guide
+    )
+    assert paths
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    named = re.findall(r"`(\w+)`(?: and `(\w+)`)? in\s`([\w/]+\.\w+)`", guide)
+    assert named
+    assert not [
+        (name, path)
+        for *names, path in named
+        for name in filter(None, names)
+        if not re.search(rf"^(?:class |def |async def )?{name}\b", (ROOT / path).read_text(), re.MULTILINE)
+    ]
