@@ -157,9 +157,11 @@ class Scheduler:
         elif create_request.store is not False:
             self.store.check()
             await self.admission.storing(create_request.envelope.owner, self.store)
-        let_go(create_request.input_items)
-        async with self._normalizing.open(source_of([create_request])) as requests:
-            request = await first(requests)
+        try:
+            async with self._normalizing.open(source_of([create_request])) as requests:
+                request = await first(requests)
+        finally:
+            let_go(create_request.input_items)
         response, origin = request.facts.response, request.facts.origin
         if response.conversation is not UNSET and response.store:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
