@@ -40,7 +40,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY, apart, let_go
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Mode, Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -158,8 +158,11 @@ class Responses:
         body = await receive(request)
         with self.scheduler.in_flight:
             create_request = await self._read(request, body)
-            async with self._rendering.open(source_of([create_request])) as prompts:
-                prompt = await anext(prompts)
+            try:
+                async with self._rendering.open(source_of([create_request])) as prompts:
+                    prompt = await anext(prompts)
+            finally:
+                let_go((*create_request.input_items, *(create_request.tools or ())))
         return as_json(InputTokens(len(prompt.token_ids)))
 
     @operation(

@@ -161,7 +161,7 @@ class Scheduler:
             async with self._normalizing.open(source_of([create_request])) as requests:
                 request = await first(requests)
         finally:
-            let_go(create_request.input_items)
+            let_go((*create_request.input_items, *(create_request.tools or ())))
         response, origin = request.facts.response, request.facts.origin
         if response.conversation is not UNSET and response.store:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
@@ -221,7 +221,7 @@ class Scheduler:
             try:
                 yield
             finally:
-                let_go((*request.history, *request.facts.input))
+                let_go((*request.history, *request.facts.input, *request.facts.tools.tools))
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:

@@ -44,12 +44,17 @@ async def _in_responses(context: StoreContext, ids: Sequence[str], owner: str) -
     times_by_response: dict[str, dict[str, float]] = defaultdict(dict)
     for response_id, name, stored_at in await context.read(holders, owner, *ids):
         times_by_response[response_id][name] = stored_at
+
+    def found(row: Row) -> _Found:
+        stored = rows.stored_response(row)
+        times = times_by_response[stored.response.id]
+        return {item.id: (times[item.id], item) for item in stored.items if item.id in times}
+
     items: _Found = {}
     if times_by_response:
         query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(times_by_response))})"
-        for stored in await rows.decoded(await context.read(query, *times_by_response), rows.stored_response):
-            times = times_by_response[stored.response.id]
-            items |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
+        for some in await rows.decoded(await context.read(query, *times_by_response), found):
+            items |= some
     return items
 
 
@@ -59,10 +64,10 @@ async def _in_conversations(context: StoreContext, ids: Sequence[str], owner: st
         from conversation_items join conversations on conversations.id = conversation_id
         where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) order by stored_at
     """
-    return dict(await rows.decoded(await context.read(query, owner, *ids), _found))
+    return dict(await rows.decoded(await context.read(query, owner, *ids), _dated))
 
 
-def _found(row: Row) -> tuple[str, tuple[float, Item]]:
+def _dated(row: Row) -> tuple[str, tuple[float, Item]]:
     name, at, text = row
     return name, (at, rows.item(text))
 

@@ -316,7 +316,7 @@ class Store:
         Of several items with one id, the item stored last is returned.
         """
         await self._writer.flushed()
-        return await find_items(self._context, rows.possible(ids), owner)
+        return await find_items(self._context, await apart(len(ids) > MANY, rows.possible, ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
         """Return tool call results by item id: the texts that the calls gave the model to read.
@@ -324,7 +324,7 @@ class Store:
         Results stored only with a deleted response are left out.
         """
         await self._writer.flushed()
-        return await find_results(self._context, rows.possible(ids), owner)
+        return await find_results(self._context, await apart(len(ids) > MANY, rows.possible, ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""

@@ -73,6 +73,15 @@ async def test_large_request_never_holds_the_loop(served: Server[ScriptedEngine]
     assert longest < MOST_INSTRUCTIONS
 
 
+async def test_many_references_never_hold_the_loop(served: Server[ScriptedEngine]) -> None:
+    _, begun = await served.post({"input": MESSAGES, "truncation": "auto"})
+    _, page = await served.get(f"/v1/responses/{begun['id']}/input_items?limit=1")
+    first = page["data"][0]["id"].removesuffix(f"{COUNT - 1:04x}")
+    named = [{"type": "item_reference", "id": f"{first}{number:04x}"} for number in range(COUNT)]
+    longest, _ = await longest_turn(served, "/v1/responses", {"input": named, "truncation": "auto"})
+    assert longest < MOST_INSTRUCTIONS
+
+
 async def test_large_history_never_holds_the_loop(served: Server[ScriptedEngine]) -> None:
     _, begun = await served.post({"input": MESSAGES, "truncation": "auto"})
     continued = {"input": "Hi", "previous_response_id": begun["id"], "truncation": "auto"}
