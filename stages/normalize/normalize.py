@@ -444,6 +444,7 @@ def _response(
     model: str,
 ) -> Response:
     messages = None if request.enable_response_messages else UNSET
+    shown: dict[str, Any] = {**echo_of(asdict(sampling)), "max_output_tokens": request.max_output_tokens}
     return Response(
         id=response_id,
         created_at=created_at,
@@ -457,7 +458,7 @@ def _response(
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text=_text(request),
         reasoning=_reasoning(request),
-        **echo_of(asdict(sampling)) | {"max_output_tokens": request.max_output_tokens},
+        **shown,
         max_tool_calls=request.max_tool_calls,
         store=request.store is not False,
         background=request.background is True,
