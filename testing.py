@@ -283,7 +283,7 @@ async def _check_concurrency(tester: _Tester) -> None:
     prompts = [await tester.prompt() for _ in range(4)]
     async with AsyncExitStack() as running:
         streams = [await running.enter_async_context(tester.engine.open(prompt)) for prompt in prompts]
-        was_running = await tester.engine.cancel(prompts[0].facts.response.id)
+        was_running = await tester.engine.cancel(prompts[0].facts.response_id)
         ends = [(await tester.read(stream, prompt))[1] for stream, prompt in zip(streams, prompts, strict=True)]
     rule(not was_running or ends[0].reason == "cancelled", "a generation that was cancelled ends with 'cancelled'")
     rule(all(end.reason != "cancelled" for end in ends[1:]), "cancel ends no generation of another response")
@@ -296,7 +296,7 @@ async def _check_cancel(tester: _Tester) -> None:
         async with tester.engine.open(prompt) as frames:
             if number:
                 await anext(frames)
-            was_running = await tester.engine.cancel(prompt.facts.response.id)
+            was_running = await tester.engine.cancel(prompt.facts.response_id)
             rule(was_running or bool(number), "cancel returns True for a generation that has just been accepted")
             _, finished = await tester.read(frames, prompt)
         ended_so = finished.reason == "cancelled"
@@ -307,7 +307,7 @@ async def _check_leaving(tester: _Tester) -> None:
     prompt = await tester.prompt(max_tokens=_LONG)
     async with tester.engine.open(prompt) as frames:
         await anext(frames)
-    is_running = await tester.engine.cancel(prompt.facts.response.id)
+    is_running = await tester.engine.cancel(prompt.facts.response_id)
     rule(not is_running, "leaving the block of open ends the generation: cancel finds none after it")
     await tester.generate()
 

@@ -180,9 +180,19 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options of the web search, if the request has one."""
 
     @property
+    def response_id(self) -> str:
+        """The id of the response."""
+        return self.response.id
+
+    @property
+    def model(self) -> str:
+        """The name of the model that answers: the engine's own, an alias, or a LoRA adapter."""
+        return self.response.model
+
+    @property
     def engine_id(self) -> str:
         """The name of the request in the engine: the id of the response, which is unique, after that of the client."""
-        return "-".join(filter(None, (self.origin.request_id, self.response.id)))
+        return "-".join(filter(None, (self.origin.request_id, self.response_id)))
 
 
 class ResolvedRequest(_Frame, frozen=True):

@@ -237,7 +237,7 @@ class Scheduler:
 
     async def _in_foreground(self, request: ResolvedRequest, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
-        response_id = request.facts.response.id
+        response_id = request.facts.response_id
         async with self._responding(request):
             with _traced(request, mode) as traced:
                 async with self._after_normalize.open(source_of([traced.request])) as events:
@@ -273,8 +273,8 @@ class Scheduler:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run_detached(request, begun, mode))
-        self._interrupts[request.facts.response.id] = task.cancel
-        task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response.id))
+        self._interrupts[request.facts.response_id] = task.cancel
+        task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response_id))
         await asyncio.shield(begun)
         run = self._run_of(request)
         async with aclosing(run.follow()) as events:
@@ -296,7 +296,7 @@ class Scheduler:
                 try:
                     await first(events)
                 except Exception as error:
-                    run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
+                    run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
                     if run and run.response.status == "in_progress":
                         _fail(run, error)
                     raise
@@ -311,7 +311,7 @@ class Scheduler:
                     _fail(run, error)
 
     def _run_of(self, request: ResolvedRequest) -> Run:
-        run = self.runs.get(request.facts.response.id, request.facts.origin.owner)
+        run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
         if run is None:
             raise RuntimeError("a response that has begun is among the live ones")
         return run

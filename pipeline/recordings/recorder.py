@@ -175,11 +175,11 @@ class Recorder:
         if facts is None:  # an event, whose response has passed the tap after ``emit``
             response = getattr(frame, "response", None)
             return self.folders.get(response.id) if isinstance(response, Response) else None
-        if not self.condition.chooses(facts.response.id, facts.origin):
+        if not self.condition.chooses(facts.response_id, facts.origin):
             return None
-        folder = self.folders.get(facts.response.id)
+        folder = self.folders.get(facts.response_id)
         if folder is None:
-            folder = self.folders[facts.response.id] = self._new_folder(facts.response)
+            folder = self.folders[facts.response_id] = self._new_folder(facts.response)
         return folder
 
     def _new_folder(self, response: Response) -> ResponseFolder:
@@ -263,7 +263,7 @@ class KeepBody:
         async for request in source:
             async with aclosing(self.normalize(source_of([request]))) as conversations:
                 async for conversation in conversations:
-                    response_id = conversation.facts.response.id
+                    response_id = conversation.facts.response_id
                     is_recorded = self.condition.chooses(response_id, conversation.facts.origin)
                     _latest_request.set((response_id, request.envelope.body if is_recorded else b""))
                     yield conversation

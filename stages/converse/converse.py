@@ -101,7 +101,7 @@ class Converse:
     async def _stop_if_cut(self, loop: ToolLoop) -> None:
         """End the engine's generation once its output is dropped."""
         if loop.stops_now():
-            await self.steering.stop(loop.request.facts.response.id)
+            await self.steering.stop(loop.request.facts.response_id)
 
     def _check(self, request: ResolvedRequest) -> None:
         """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""

@@ -76,7 +76,7 @@ class ToolLoop:
         self._toolbox = toolbox
         self._limits = limits
         self._clock = clock
-        self._is_steered = partial(is_steered, request.facts.response.id)
+        self._is_steered = partial(is_steered, request.facts.response_id)
         self._is_cut = False  # the rest of the turn is dropped
         self._is_stopped = False  # a stop string has ended the turn
         self._has_stopped = False
@@ -121,8 +121,8 @@ class ToolLoop:
         for approval in self._approved:
             if approvals is None:
                 return
-            used_by = await approvals.use(facts.origin.owner, approval.id, facts.response.id)
-            if used_by != facts.response.id:
+            used_by = await approvals.use(facts.origin.owner, approval.id, facts.response_id)
+            if used_by != facts.response_id:
                 self._used[approval.id] = used_by
 
     def begin(self) -> Iterator[Step]:

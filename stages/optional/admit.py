@@ -41,7 +41,7 @@ class Admit:
     async def _enter(self, prompt: Prompt, owner: str) -> None:
         """Take a place."""
         patience, started = None, time.monotonic()
-        if not self.is_accepted(prompt.facts.response.id):
+        if not self.is_accepted(prompt.facts.response_id):
             if self.most is not None and self.places.in_use + self.places.waiting >= self.most:
                 raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
             patience = self.patience(owner)

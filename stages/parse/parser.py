@@ -51,7 +51,7 @@ class ParseStage(ABC):
                     continue
             if isinstance(frame, frames.GenerationStarted):
                 parser = await self._begin(frame)
-                tally = self.tallies.of(frame.facts.response.id)
+                tally = self.tallies.of(frame.facts.response_id)
                 tally.begin(parser, lists_turns=frame.facts.wants_raw_messages)
                 yield frame
             elif parser is None:

@@ -116,7 +116,7 @@ class Recordings:
 
     def find(self, request: ResolvedRequest) -> Sequence[Recorded]:
         """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
-        if named := self._by_name.get(request.facts.response.model):
+        if named := self._by_name.get(request.facts.model):
             return [named]
         arriving = ComparableRequest.of(request)
         matches = [recorded for key in arriving.keys for recorded in self._by_key.get(key, ())]

@@ -334,7 +334,7 @@ def turn_span(request: ResolvedRequest) -> Iterator[TracedTurn]:
     if _tracer is None:
         yield _UNTRACED
         return
-    model = request.facts.response.model
+    model = request.facts.model
     attributes: Attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",

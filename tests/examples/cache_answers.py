@@ -22,7 +22,7 @@ from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prom
 
 def key_of(prompt: Prompt) -> bytes:
     read = (prompt.token_ids, prompt.stop_token_ids, prompt.grammar, prompt.images, prompt.facts.sampling)
-    return msgspec.msgpack.encode((read, prompt.facts.response.model, prompt.facts.origin.owner))
+    return msgspec.msgpack.encode((read, prompt.facts.model, prompt.facts.origin.owner))
 
 
 @dataclass(frozen=True)

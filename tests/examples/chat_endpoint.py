@@ -177,7 +177,7 @@ def body(request: frames.ResolvedRequest, names: ToolNames) -> dict[str, Any]:
     if facts.structured:
         raise errors.UnsupportedParameter("This model takes text.format alone.", param="structured_outputs")
     values = {
-        "model": facts.response.model,
+        "model": facts.model,
         "messages": messages(request, names),
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -42,15 +42,15 @@ class EchoEngine:
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         if self._is_stopping:
             raise ServerStopping
-        self._running.add(prompt.facts.response.id)
+        self._running.add(prompt.facts.response_id)
         try:
             async with aclosing(self._generate(prompt)) as frames:
                 yield frames
         finally:
-            self._running.discard(prompt.facts.response.id)
+            self._running.discard(prompt.facts.response_id)
 
     async def _generate(self, prompt: Prompt) -> AsyncGenerator[EngineFrame, None]:
-        began, response_id, parameters = monotonic(), prompt.facts.response.id, sampling_parameters(prompt)
+        began, response_id, parameters = monotonic(), prompt.facts.response_id, sampling_parameters(prompt)
         reason: FinishReason = "stop"
         for count, token in enumerate(echo(prompt.token_ids), start=1):
             await asyncio.sleep(0)

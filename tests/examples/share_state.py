@@ -28,7 +28,7 @@ SHARED: WeakValueDictionary[str, Counter[str]] = WeakValueDictionary()
 
 
 def repairs_of(facts: RequestFacts) -> Counter[str]:
-    return SHARED.setdefault(facts.response.id, Counter())
+    return SHARED.setdefault(facts.response_id, Counter())
 
 
 async def collect(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:

@@ -31,7 +31,7 @@ async def test_text_selects_the_route(given: Any, shown: dict[str, Any], priorit
         answer = (await served.post({"input": given}))[1]
     [prompt] = engine.prompts
     assert {name: answer[name] for name in shown} == shown
-    assert prompt.facts.response.model == shown["model"]
+    assert prompt.facts.model == shown["model"]
     assert prompt.facts.sampling.temperature == shown["temperature"]
     assert prompt.facts.scheduling.priority == priority
 

@@ -51,7 +51,7 @@ def ranked(engines: Sequence[str], facts: RequestFacts) -> list[str]:
 
 def _key(facts: RequestFacts) -> str:
     """Return the conversation with its model and salt, as neither models nor salts share caches."""
-    return "\n".join((conversation_of(facts), facts.response.model, facts.scheduling.cache_salt or ""))
+    return "\n".join((conversation_of(facts), facts.model, facts.scheduling.cache_salt or ""))
 
 
 def _digest(text: str, size: int) -> bytes:

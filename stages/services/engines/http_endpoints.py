@@ -225,7 +225,7 @@ def constrained_to(grammar: str) -> dict[str, Any]:
 
 def _request(prompt: Prompt) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": prompt.facts.response.model,
+        "model": prompt.facts.model,
         "request_id": prompt.facts.engine_id,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -63,7 +63,7 @@ class HttpGeneration:
 
     def is_for(self, response_id: str) -> bool:
         """Return True if this is an unfinished generation for the response with this id."""
-        return self.prompt.facts.response.id == response_id and self._answer.finish_reason is None
+        return self.prompt.facts.response_id == response_id and self._answer.finish_reason is None
 
     def finish(self, end: End) -> None:
         """Close the connection.  The consumer still gets the tokens received so far, then the end."""

@@ -65,9 +65,9 @@ class ScriptedEngine:
             raise ServerStopping
         if self.script.refusal:
             raise self.script.refusal
-        script = self._next_script(prompt.facts.response.id) if self.turns else self.script
+        script = self._next_script(prompt.facts.response_id) if self.turns else self.script
         self.prompts.append(prompt)
-        run = _Run(prompt.facts.response.id)
+        run = _Run(prompt.facts.response_id)
         self._runs.append(run)
         try:
             async with aclosing(self._frames(script, prompt, run)) as frames:
@@ -92,7 +92,7 @@ class ScriptedEngine:
         self.is_alive = False
 
     def _next_script(self, response_id: str) -> Script:
-        turn = sum(prompt.facts.response.id == response_id for prompt in self.prompts)
+        turn = sum(prompt.facts.response_id == response_id for prompt in self.prompts)
         return self.turns[turn] if turn < len(self.turns) else self.script
 
     def _leave(self, run: _Run) -> None:

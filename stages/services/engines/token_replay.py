@@ -33,7 +33,7 @@ class TokenReplayEngine:
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Replay the next turn; raise `InvalidPrompt` if there is no recording, or no further turn in it."""
-        response_id = prompt.facts.response.id
+        response_id = prompt.facts.response_id
         recorded = self._next_turn(response_id)
         self._running.add(response_id)
         try:

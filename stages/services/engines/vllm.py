@@ -192,7 +192,7 @@ class VllmEngine:
         facts, unread = prompt.facts, list[int]()
         if facts.sampling.logprobs is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
-        return _Reading(facts.response.id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
+        return _Reading(facts.response_id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -203,7 +203,7 @@ class VllmEngine:
                     prompt.facts.engine_id,
                     read,
                     params,
-                    lora_request=self._adapters.get(prompt.facts.response.model),
+                    lora_request=self._adapters.get(prompt.facts.model),
                     trace_headers=prompt.facts.scheduling.trace_headers or None,
                     priority=self._priority(prompt),
                 )

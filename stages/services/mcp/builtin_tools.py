@@ -40,7 +40,7 @@ class McpHost:
         self._retry_at = -math.inf
 
     def session(self, request: ResolvedRequest) -> Session:
-        inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response.id})
+        inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response_id})
         return _SESSIONS[self._kind](self._kind, inner)
 
     async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:

@@ -301,7 +301,7 @@ class RunRegistry:
     def begin(self, started: ResponseStarted) -> Run:
         """Return the run of a response that begins, new or from the queue.  The store is updated without waiting."""
         facts = started.facts
-        run = self._runs.get(facts.response.id)
+        run = self._runs.get(facts.response_id)
         if run is not None:
             run.input, run.results = facts.input, dict(facts.results)
             run.trace_headers = facts.scheduling.trace_headers

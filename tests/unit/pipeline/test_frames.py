@@ -54,3 +54,8 @@ def test_changed_sampling_is_shown_to_the_client(changes: dict[str, Any], shown:
     after = with_sampling(before, **changes)
     assert after.facts.sampling == replace(before.facts.sampling, **changes)
     assert after.facts.response == replace(before.facts.response, **shown)
+
+
+def test_facts_name_the_response_and_its_model() -> None:
+    known = facts(response("resp_1"), input=())
+    assert (known.response_id, known.model) == (known.response.id, known.response.model)
