@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -40,6 +41,12 @@ def free_port() -> int:
             if len(_reserved) > RESERVED:
                 _reserved.popleft().close()
             return port
+
+
+@atexit.register
+def _release() -> None:
+    while _reserved:
+        _reserved.pop().close()
 
 
 def descendants(root: int) -> set[int]:
