@@ -34,8 +34,7 @@ from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database, Nowhere
-from penstock.stages.services.store.postgres import PostgresDatabase
-from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess, Toolbox
@@ -73,12 +72,8 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
 
 
 def database(store: str) -> Database:
-    """Return the database of the setting ``store``: PostgreSQL by its URL, or SQLite by the path of its file."""
-    if store == NO_STORE:
-        return Nowhere()
-    if store.startswith(("postgresql://", "postgres://")):
-        return PostgresDatabase(store)
-    return SqliteDatabase(store)
+    """Return the database of the setting ``store``, not open yet; raises `WrongPlugin` as `named_database` does."""
+    return Nowhere() if store == NO_STORE else named_database(store)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,11 @@ from penstock.pipeline.stage_guard import StageGuard
 
 GROUP = "penstock.stages"
 """The group of entry points for plug-ins."""
+
+STORES = "penstock.stores"
+"""The group of entry points for databases: functions that take a URL, each under the name of the URL's scheme."""
+
+_CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
 
 NEEDED = ("normalize", "persist")
 """Stages that must stay: a server cuts its pipeline at the first, and ``persist`` keeps its responses."""
@@ -144,14 +150,14 @@ def _guard(step: NamedStage, taken: Junction, function: Callable[..., Any] | Non
     return StageGuard(step.name, accepted, ORDERS.get(taken.frames), function)
 
 
-def function_named(name: str, option: str = WITH) -> Callable[..., Any]:
+def function_named(name: str, option: str = WITH, group: str = GROUP) -> Callable[..., Any]:
     """Return the function that an ``option`` names: ``module:function``, ``file.py:function`` or an entry point.
 
-    Raises `WrongPlugin`.
+    The entry point is of the ``group``.  Raises `WrongPlugin`.
     """
     if name.endswith(".py"):
         raise WrongPlugin(name, f"name its function, too: {' or '.join(_functions_in(name))}", option)
-    place, _, path = (name if ":" in name else _entry_point(name)).partition(":")
+    place, _, path = (name if ":" in name else _entry_point(name, option, group)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise WrongPlugin(name, f"there is no file {place}", option)
     try:
@@ -181,11 +187,21 @@ def _functions_in(file: str) -> list[str]:
     return [f"{file}:{name}" for name in named]
 
 
-def _entry_point(name: str) -> str:
-    points = {point.name: point.value for point in entry_points(group=GROUP)}
+def names_code(name: str) -> bool:
+    """Return True if a name is that of a Python file, or of the function of a file or a module."""
+    return _CODE.fullmatch(name) is not None
+
+
+def installed(group: str) -> dict[str, str]:
+    """Return the functions that the entry points of a ``group`` name, by the names of the entry points."""
+    return {point.name: point.value for point in entry_points(group=group)}
+
+
+def _entry_point(name: str, option: str, group: str) -> str:
+    points = installed(group)
     if name not in points:
         there = f"there are {', '.join(sorted(points))}" if points else "there are none"
-        raise WrongPlugin(name, f"it is neither module:function nor an entry point of {GROUP} ({there})")
+        raise WrongPlugin(name, f"it is neither module:function nor an entry point of {group} ({there})", option)
     return points[name]
 
 

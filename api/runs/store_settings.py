@@ -13,22 +13,20 @@ from pydantic_settings import BaseSettings
 
 from penstock.api.http.http_settings import is_here
 from penstock.api.values import Duration
+from penstock.pipeline.plugins import STORES, installed
 
 NO_STORE = "none"
 """The value of ``--store`` for a server that stores nothing."""
 
-_CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
-"""A Python file, or the function of one or of a module, as ``--engine`` and ``--with`` take them."""
-
 
 def store_place(store: str) -> str:
     """Return the place of a store, with the home folder of ``~``; raise `ValueError` if there is no such store."""
-    is_database = store.startswith(("postgresql://", "postgres://"))
-    if not is_database and ("://" in store or re.match("postgres(ql)?:?//", store)):
-        raise ValueError("give the path of a file, postgresql://..., or none")
-    if not is_database and _CODE.fullmatch(store):
-        raise ValueError("there are two stores, SQLite and PostgreSQL: give the path of a file, or postgresql://...")
-    return store if is_database else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
+    scheme, separator, _ = store.partition("://")
+    schemes = installed(STORES)
+    if scheme not in schemes if separator else re.match("postgres(ql)?//", store):
+        urls = "".join(f"{each}://..., " for each in sorted(schemes))
+        raise ValueError(f"give the path of a file, {urls}file.py:function, or none")
+    return store if separator else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
 
 
 def _data_folder() -> Path:
@@ -51,7 +49,8 @@ class StoreSettings(BaseSettings):
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
         title="STORE",
-        description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), or none",
+        description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), none, or "
+        "file.py:function or module:function, for a store of your own",
     )
     store_ttl: Duration = Field("30d", validate_default=True, description="time for which responses are stored")
     stream_ttl: Duration = Field(

@@ -60,7 +60,11 @@ class DatabaseRefused(Exception):
 
 
 class Database(Protocol):
-    """The storage of rows.  Reads and writes fail with `DatabaseUnavailable` or `DatabaseRefused` only."""
+    """The storage of rows.  Reads and writes fail with `DatabaseUnavailable` or `DatabaseRefused` only.
+
+    A store has one write at a time, and any number of reads beside it.  `check_database` of `penstock.testing` checks
+    the rules.
+    """
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; raises `StoreFailed` with a one-line message."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -205,15 +204,16 @@ def test_file_of_wrong_syntax_is_named(folder: Path) -> None:
 def test_store_with_a_mistyped_scheme_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its password would become the name of a folder."""
     monkeypatch.setenv("PENSTOCK_STORE", "postgres//me:secret-5311@host/x")
-    assert mistake() == "PENSTOCK_STORE: give the path of a file, postgresql://..., or none"
+    assert (
+        mistake()
+        == "PENSTOCK_STORE: give the path of a file, postgres://..., postgresql://..., file.py:function, or none"
+    )
 
 
 @pytest.mark.parametrize("store", ["store.py", "./own/store.py:open_store", "own.stores:open_store", "mysql:penstock"])
 def test_store_of_ones_own_is_no_file(store: str) -> None:
     """``--engine`` and ``--with`` take such names, so that a file of that name would be a surprise."""
-    problem = "there are two stores, SQLite and PostgreSQL: give the path of a file, or postgresql://..."
-    assert mistake("--store", store) == f"--store: {problem}"
-    with pytest.raises(CannotRun, match=re.escape(problem)):
+    with pytest.raises(CannotRun, match="--store "):
         keys(["list", "--store", store])
     assert list(Path().iterdir()) == []
 
