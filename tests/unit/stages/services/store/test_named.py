@@ -68,7 +68,7 @@ def test_file_url_or_function_names_a_database(here: Path) -> None:
     ("name", "problem"),
     [
         ("own_store.py", "name its function, too: own_store.py:store or own_store.py:needs"),
-        ("own_store.py:stroe", "own_store.py has no function stroe (did you mean store?)"),
+        ("own_store.py:storage", "own_store.py has no function storage"),
         ("absent.py:store", "there is no file absent.py"),
         ("absent:store", "there is no module absent"),
         ("own_store.py:needs", "it takes no arguments"),
