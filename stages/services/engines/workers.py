@@ -1,7 +1,8 @@
-"""Make vLLM's worker processes end with the server, even if it is killed, and not before.
+"""Plug-ins of vLLM, which each of its processes calls first (see ``pyproject.toml``).
 
-vLLM itself does not notice that its parent process was killed.  Its workers would go on generating and keep the GPU
-memory, so that no other server could start.
+One makes worker processes end with the server, even if it is killed, and not before.  vLLM itself does not notice that
+its parent process was killed.  Its workers would go on generating and keep the GPU memory, so that no other server
+could start.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 
@@ -16,6 +18,12 @@ MARK = "_PENSTOCK_ENGINE"
 """Environment variable that marks the processes that this server starts."""
 
 _SET_PARENT_DEATH_SIGNAL = 1
+
+_ARCH_PRCTL = 158
+"""The number of the system call on x86-64."""
+_REQUEST_PERMISSION = 0x1023
+_TILE_DATA = 18
+"""The number of the processor state that AMX needs."""
 
 
 def mark_workers() -> None:
@@ -33,8 +41,7 @@ def end_with_parent() -> None:
 
     Ctrl-C would otherwise end the engine while the server still waits for running responses.
 
-    This is a vLLM plugin (see ``pyproject.toml``): each vLLM process calls it first.  It does nothing in processes
-    of other programs, and only works on Linux.
+    It does nothing in processes of other programs, and only works on Linux.
     """
     parent = multiprocessing.parent_process()
     if parent is None or MARK not in os.environ or sys.platform != "linux":
@@ -43,3 +50,13 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent.pid:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def permit_amx() -> None:
+    """Request the permission to use AMX, the matrix instructions of newer Intel processors.
+
+    Linux ends a process that uses them without a permission (``Documentation/arch/x86/xstate.rst``).  vLLM's attention
+    on the CPU uses them for bfloat16 if the processor has them, and requests none.
+    """
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)

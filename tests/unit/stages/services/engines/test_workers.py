@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import psutil
 import pytest
 
-from penstock.stages.services.engines.workers import MARK, end_with_parent, mark_workers
+from penstock.stages.services.engines.workers import MARK, end_with_parent, mark_workers, permit_amx
 
+CPU = Path("/proc/cpuinfo")
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -53,3 +56,30 @@ def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatc
 def test_server_itself_is_no_worker() -> None:
     end_with_parent()
     assert multiprocessing.parent_process() is None
+
+
+GET_PERMISSION, ARCH_PRCTL = 0x1022, 158
+
+
+def permitted(writer: Connection) -> None:
+    permit_amx()
+    states = ctypes.c_uint64()
+    ctypes.CDLL(None).syscall(ARCH_PRCTL, GET_PERMISSION, ctypes.byref(states))
+    writer.send(bool(states.value >> 18 & 1))
+
+
+@pytest.mark.io
+@pytest.mark.skipif(not CPU.exists() or "amx_tile" not in CPU.read_text(), reason="the processor has no AMX")
+def test_amx_is_permitted() -> None:
+    reader, writer = SPAWN.Pipe(duplex=False)
+    worker = SPAWN.Process(target=permitted, args=(writer,))
+    worker.start()
+    assert reader.poll(60)
+    assert reader.recv() is True
+    worker.join()
+
+
+def test_without_amx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("ctypes.CDLL", None)
+    permit_amx()
