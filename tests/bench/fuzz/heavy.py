@@ -143,7 +143,7 @@ async def send_heavy(server: ServerProcess, share: int = 1) -> dict[str, Outcome
     async def send(name: str, path: str, body: bytes | None, method: str = "POST") -> Any:
         found[name] = outcome = Outcome()
         async with noting_hold(server, outcome.note):
-            url, status = server.url + path, BUSY
+            url, status, read = server.url + path, BUSY, b""
             while status == BUSY:
                 async with server.client.request(method, url, data=body, headers=JSON, timeout=PATIENCE) as answer:
                     read, status = await answer.read(), answer.status

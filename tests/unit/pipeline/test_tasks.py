@@ -29,12 +29,15 @@ async def test_only_many_values_are_freed_in_a_thread(
     monkeypatch.setattr(tasks, "LINGER", 0.0)
     threads = list[int]()
     values = [Value() for _ in range(count)]
-    for value in values:
-        weakref.finalize(value, lambda: threads.append(get_ident()))
-    del value
+    _finalize(values, threads)
     let_go(values)
     del values
     assert len(threads) == (0 if is_kept else count)
     while len(threads) < count:
         await asyncio.sleep(0)
     assert all((thread != get_ident()) == is_kept for thread in threads)
+
+
+def _finalize(values: list[Value], threads: list[int]) -> None:
+    for value in values:
+        weakref.finalize(value, lambda: threads.append(get_ident()))
