@@ -24,13 +24,18 @@ from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connect
 from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
+from tests.bench.fuzz.limits import exceed_limits, limited_process
 from tests.bench.fuzz.measured import PASSING, measured_process
 from tests.bench.fuzz.sockets import attack_sockets
+from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.openapi import Description
 from tests.support.server_process import ServerProcess, running_process
 
 FLOOD_SECONDS = 15.0
 """Seconds of a flood, and those after it, in which memory goes back."""
+
+LIMITED = 1_000
+"""Requests of a limited key, and bodies that it declares."""
 
 SHOWN = 5
 """Faults of each kind that are printed."""
@@ -92,6 +97,12 @@ async def main() -> int:
                 async with measured_process(folder, script, *stages) as server:
                     begun = time.monotonic()
                     wrong += tell(await attack(server), begun)
+        async with calling_process(folder) as server:
+            begun = time.monotonic()
+            wrong += tell(await attack_tools(server), begun)
+        async with limited_process(folder) as server:
+            begun = time.monotonic()
+            wrong += tell(await exceed_limits(server, LIMITED, wanted.seed), begun)
     return bool(wrong)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.bench.fuzz.fire import HANGS, Outcome, complaints
+from tests.support.api_clients import ApiClient
 from tests.support.server_process import ServerProcess
 
 BODY_BYTES = 1_040_000
 """Bytes of a body that does not end, just below what counts as large."""
 
 PIECE_BYTES = 2**16
+
+ORDINARY: Mapping[str, Any] = {"input": "Hi"}
 
 _HEAD = (
     b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -63,7 +67,7 @@ async def _leave_unfinished(server: ServerProcess, seconds: float) -> str:
 
 
 @asynccontextmanager
-async def ordinary_client(server: ServerProcess) -> AsyncGenerator[Outcome, None]:
+async def ordinary_client(server: ApiClient, body: Mapping[str, Any] = ORDINARY) -> AsyncGenerator[Outcome, None]:
     """Send requests for the length of the block, each again while the server is busy, as SDKs do."""
     outcome, is_over = Outcome(), asyncio.Event()
 
@@ -71,7 +75,7 @@ async def ordinary_client(server: ServerProcess) -> AsyncGenerator[Outcome, None
         while not is_over.is_set():
             try:
                 async with asyncio.timeout(HANGS):
-                    while (status := (await server.post({"input": "Hi"}))[0]) == 503:
+                    while (status := (await server.post(body))[0]) == 503:
                         outcome.statuses["503"] += 1
                         await asyncio.sleep(1)
             except TimeoutError:

@@ -15,8 +15,10 @@ from tests.bench.fuzz.__main__ import hostile, many_streams
 from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
+from tests.bench.fuzz.limits import exceed_limits, limited_process
 from tests.bench.fuzz.measured import PASSING, measured_process
 from tests.bench.fuzz.sockets import attack_sockets
+from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.api_clients import ApiClient
 from tests.support.server_process import running_process
 from tests.support.tool_servers import web_server
@@ -51,6 +53,21 @@ async def test_heavy_requests_are_answered(tmp_path: Path) -> None:
     async with measured_process(tmp_path, "quick", *PASSING) as server:
         found = await send_heavy(server, share=500)
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
+
+
+async def test_hostile_mcp_servers_disturb_no_other_client(tmp_path: Path) -> None:
+    async with calling_process(tmp_path) as server:
+        found = await attack_tools(server)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert found["an ordinary client of tools"].statuses.keys() == {"200"}
+
+
+async def test_each_request_of_a_limited_key_counts(tmp_path: Path) -> None:
+    async with limited_process(tmp_path) as server:
+        found = await exceed_limits(server, 150, seed=1)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert found["declared bodies of a limited key"].statuses["429"] > 0
+    assert found["an ordinary key"].statuses.keys() == {"200"}
 
 
 async def test_ordinary_client_goes_on_beside_bodies_that_do_not_end(tmp_path: Path) -> None:
