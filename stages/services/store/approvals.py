@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store.database import NOW, Statement, placeholders
+from penstock.stages.services.store.database import NOW, Statement, batches, placeholders
 from penstock.stages.services.store.writer import StoreContext
 
 _USE = f"""
@@ -51,6 +51,9 @@ class StoredApprovals:
         return here
 
     async def _stored(self, owner: str, approval_ids: Collection[str]) -> Mapping[str, str]:
-        names = placeholders(len(approval_ids), 2)
-        sql = f"select id, response_id from approvals where owner = $1 and id in ({names})"
-        return {str(row[0]): str(row[1]) for row in await self._context.read(sql, owner, *approval_ids)}
+        found: dict[str, str] = {}
+        for some in batches(approval_ids):
+            names = placeholders(len(some), 2)
+            sql = f"select id, response_id from approvals where owner = $1 and id in ({names})"
+            found.update((str(row[0]), str(row[1])) for row in await self._context.read(sql, owner, *some))
+        return found

@@ -31,6 +31,7 @@ from penstock.stages.services.store.database import (
     Row,
     Statement,
     Value,
+    batches,
     placeholders,
     size_of,
 )
@@ -213,15 +214,15 @@ class StoredConversations:
 
     async def find(self, conversation_id: str, owner: str, ids: Iterable[str]) -> dict[str, Item]:
         """Return the items of a conversation that have these ids, by id; of several with one id, the last."""
-        wanted = rows.possible(ids)
-        if not wanted:
-            return {}
-        query = f"""
-            select id, item from conversation_items
-            where {_OWNED} and id in ({placeholders(len(wanted), 3)}) order by position
-        """
-        found = await self._read(query, conversation_id, owner, *wanted)
-        return dict(await rows.decoded(found, lambda row: (row[0], rows.item(row[1]))))
+        found: dict[str, Item] = {}
+        for some in batches(rows.possible(ids)):
+            query = f"""
+                select id, item from conversation_items
+                where {_OWNED} and id in ({placeholders(len(some), 3)}) order by position
+            """
+            read = await self._read(query, conversation_id, owner, *some)
+            found.update(await rows.decoded(read, lambda row: (row[0], rows.item(row[1]))))
+        return found
 
     async def _up_to_date(self, conversation_id: str, length: int) -> _Known:
         """Return the items of a conversation of this length; only those that are not known yet are read."""

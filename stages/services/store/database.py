@@ -6,12 +6,14 @@ that SQLite lacks are constants in this module, and the SQLite backend replaces 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = Sequence[Any]
+_T = TypeVar("_T")
 
 NOW = "cast(extract(epoch from clock_timestamp()) as double precision)"
 """The database's clock, in seconds since 1970.  It is the same for all servers."""
@@ -110,6 +112,13 @@ class Nowhere:
 
     async def close(self) -> None:
         """Do nothing, as no connection is open."""
+
+
+def batches(values: Iterable[_T]) -> Iterator[tuple[_T, ...]]:
+    """Yield the values in tuples of at most `BATCH`: a statement with too many arguments is refused."""
+    left = iter(values)
+    while some := tuple(islice(left, BATCH)):
+        yield some
 
 
 def placeholders(count: int, first: int = 1) -> str:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.services.store import rows
-from penstock.stages.services.store.database import BATCH, Row, placeholders
+from penstock.stages.services.store.database import Row, batches, placeholders
 from penstock.stages.services.store.writer import StoreContext
 
 _Found: TypeAlias = dict[str, tuple[float, Item]]
@@ -22,8 +22,7 @@ _Found: TypeAlias = dict[str, tuple[float, Item]]
 async def find_items(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, Item]:
     """Return the owner's items with these ids, by id."""
     items: dict[str, Item] = {}
-    for start in range(0, len(ids), BATCH):
-        some = ids[start : start + BATCH]
+    for some in batches(ids):
         responses, conversations = (
             await _in_responses(context, some, owner),
             await _in_conversations(context, some, owner),
@@ -75,8 +74,7 @@ def _dated(row: Row) -> tuple[str, tuple[float, Item]]:
 async def find_results(context: StoreContext, ids: Sequence[str], owner: str) -> dict[str, str]:
     """Return the results of the owner's tool calls with these item ids, by item id."""
     results: dict[str, str] = {}
-    for start in range(0, len(ids), BATCH):
-        some = ids[start : start + BATCH]
+    for some in batches(ids):
         results |= await _results_in_conversations(context, some, owner)
         results |= await _results_in_responses(context, some, owner)
     return results

@@ -32,13 +32,13 @@ from penstock.stages.services.store.allowances import StoredAllowances
 from penstock.stages.services.store.approvals import StoredApprovals
 from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
-    BATCH,
     KEPT_BYTES,
     NOW,
     Database,
     Row,
     Statement,
     Value,
+    batches,
     placeholders,
     size_of,
 )
@@ -281,8 +281,7 @@ class Store:
         """Return those responses that exist, by id; ended ones never change, and are kept in memory."""
         found = {name: stored for name in ids if (stored := self._known.get(name))}
         unknown = [name for name in ids if name not in found]
-        for start in range(0, len(unknown), BATCH):
-            some = unknown[start : start + BATCH]
+        for some in batches(unknown):
             query = (
                 f"select id, ended_at, {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(some))})"
             )

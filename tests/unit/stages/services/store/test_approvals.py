@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store.approvals import StoredApprovals
 from penstock.stages.services.store.database import Statement
+from penstock.stages.services.store.store import Store
 
 OWNER, APPROVAL = "owner", "mcpr_1"
 
@@ -73,3 +74,12 @@ def test_every_answer_names_the_response_that_has_the_approval(
         assert {(await server.used(OWNER, [APPROVAL]))[APPROVAL] for server in servers} <= set(users)
 
     asyncio.run(run())
+
+
+async def test_any_number_of_approvals_and_items_may_be_looked_up(store: Store) -> None:
+    """A database takes only so many arguments in one statement: SQLite 32,766, PostgreSQL 65,535."""
+    ids = [f"mcpr_{number}" for number in range(70_000)]
+    await store.approvals.use(OWNER, ids[-1], "resp_1")
+    assert await StoredApprovals(store._context).used(OWNER, ids) == {ids[-1]: "resp_1"}
+    assert await store.conversations.find("conv_1", OWNER, ids) == {}
+    assert await store.items(ids, OWNER) == {}
