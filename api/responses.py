@@ -20,7 +20,7 @@ from aiohttp import web
 from penstock.api.http.access_log import MODEL, RESPONSE, name_model, take_request_id
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import CompactedResponse, DeletedResponse, InputTokens, Items
-from penstock.api.http.errors import as_json
+from penstock.api.http.errors import as_json, listed_as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
@@ -146,7 +146,9 @@ class Responses:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
         items = (*resolved.facts.input, *response.output)
         window = await apart(len(resolved.history) + len(items) > MANY, unsuperseded, resolved.history, items)
-        return as_json(CompactedResponse(response.id, response.created_at, window, response.usage))
+        compacted = CompactedResponse(response.id, response.created_at, window, response.usage)
+        del window, items
+        return await listed_as_json(compacted, "output")
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:

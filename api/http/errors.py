@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
+from msgspec.structs import replace
 
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import MANY, let_go
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +115,22 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
 def as_json(body: object, status: int = 200) -> web.Response:
     """Return an answer with ``body`` encoded as JSON."""
     return web.Response(body=_encode(body), status=status, content_type="application/json")
+
+
+async def listed_as_json(body: Any, field: str) -> web.Response:
+    """Return an answer like `as_json`, whose list in ``field`` may be long: it is then encoded apart from the loop."""
+    values = getattr(body, field)
+    if len(values) <= MANY:
+        return as_json(body)
+    answer = as_json(replace(body, **{field: msgspec.Raw(await asyncio.to_thread(_encoded_list, values))}))
+    let_go(values)
+    return answer
+
+
+def _encoded_list(values: Sequence[Any]) -> bytes:
+    """Encode a list in pieces, between which other threads compute."""
+    pieces = (_encode(values[start : start + MANY])[1:-1] for start in range(0, len(values), MANY))
+    return b"[%b]" % b",".join(pieces)
 
 
 def as_error(
