@@ -27,7 +27,7 @@ from penstock.api.http.query import Flag, Number
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import obfuscated, send
 from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
-from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest
@@ -40,7 +40,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.tasks import MANY, apart, let_go
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Mode, Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -164,7 +164,7 @@ class Responses:
                 async with self._rendering.open(source_of([create_request])) as prompts:
                     prompt = await anext(prompts)
             finally:
-                let_go((*create_request.input_items, *(create_request.tools or ())))
+                let_go_of(create_request)
         return as_json(InputTokens(len(prompt.token_ids)))
 
     @operation(

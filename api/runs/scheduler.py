@@ -28,10 +28,11 @@ from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
+from penstock.pipeline.protocol.params.items import AdditionalToolsItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.tasks import let_go, unhindered
+from penstock.pipeline.tasks import MANY, let_go, unhindered
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
@@ -161,7 +162,7 @@ class Scheduler:
             async with self._normalizing.open(source_of([create_request])) as requests:
                 request = await first(requests)
         finally:
-            let_go((*create_request.input_items, *(create_request.tools or ())))
+            let_go_of(create_request)
         response, origin = request.facts.response, request.facts.origin
         if response.conversation is not UNSET and response.store:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
@@ -401,6 +402,13 @@ class Scheduler:
         self.background.interrupt(run)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
+
+
+def let_go_of(create_request: CreateResponse) -> None:
+    """Free the lists of a request, which may be long, in a thread (see `let_go`)."""
+    items = create_request.input_items
+    tools = (tool for item in items[:MANY] if isinstance(item, AdditionalToolsItem) for tool in item.tools)
+    let_go((*items, *(create_request.tools or ()), *tools, *(create_request.previous_input_messages or ())))
 
 
 def _unstored(create_request: CreateResponse) -> CreateResponse:
