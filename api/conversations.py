@@ -6,7 +6,6 @@ not change: a request to add or delete items is answered with status 409 and can
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from penstock.pipeline.protocol.params.items import InputItem, ItemReference
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
+from penstock.pipeline.tasks import in_thread
 from penstock.stages.normalize.input_items import InputReader, id_prefix, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
@@ -163,10 +163,10 @@ class Conversations:
         linked = [ItemReference(id=item.id) if item.id in stored else item for item in input_items]
         # images are read too, because any model may continue the conversation
         reader = InputReader("items", self.draw(), stored, ToolsetBuilder(frozenset(HOSTED)), sees_images=True)
-        items = await asyncio.to_thread(reader.read, linked, present.values())
+        items = await in_thread(reader.read, linked, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
-            await asyncio.to_thread(check_pairs, past.items if past else (), items, "items")
+            await in_thread(check_pairs, past.items if past else (), items, "items")
         return new_items(present.values(), items)
 
 

@@ -40,7 +40,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY, apart, let_go
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Mode, Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -165,6 +165,7 @@ class Responses:
                     prompt = await anext(prompts)
             finally:
                 let_go_of(create_request)
+        let_go(prompt.token_ids)
         return as_json(InputTokens(len(prompt.token_ids)))
 
     @operation(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 MANY: Final = 1_000
 """Values from which on work on each of them happens apart from the event loop."""
@@ -18,9 +20,30 @@ LARGE: Final = 2**18
 """Bytes from which on their reading, writing or copying happens apart from the event loop."""
 
 
+async def in_thread(
+    work: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """Return what ``work`` returns, computed in a thread.
+
+    If it raises, its variables are freed there too: the event loop would else free them with the error.
+    """
+    return await asyncio.to_thread(_clearing, work, *arguments, **named)
+
+
+def _clearing(work: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    try:
+        return work(*arguments, **named)
+    except Exception as error:
+        raised: BaseException | None = error
+        while raised is not None:
+            traceback.clear_frames(raised.__traceback__)
+            raised = raised.__cause__ or raised.__context__
+        raise
+
+
 async def apart(is_long: bool, work: Callable[..., Result], *arguments: Any) -> Result:
     """Return what ``work`` returns; it computes in a thread if that takes long."""
-    return await asyncio.to_thread(work, *arguments) if is_long else work(*arguments)
+    return await in_thread(work, *arguments) if is_long else work(*arguments)
 
 
 def let_go(values: Iterable[object]) -> None:

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from msgspec.structs import replace
 
 from penstock.api.http.bodies import ErrorBody, Problem
@@ -17,7 +19,7 @@ from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.tasks import MANY, let_go
+from penstock.pipeline.tasks import LARGE, MANY, in_thread, let_go
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +115,29 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
 
 
 def as_json(body: object, status: int = 200) -> web.Response:
-    """Return an answer with ``body`` encoded as JSON."""
-    return web.Response(body=_encode(body), status=status, content_type="application/json")
+    """Return an answer with ``body`` encoded as JSON; one that is large is written in pieces."""
+    data = _encode(body)
+    body = _Pieces(data) if len(data) > LARGE else data
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+class _Pieces(Payload):
+    """A large body, between whose pieces other tasks get a turn of the event loop."""
+
+    _value: bytes
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value)
+        self._size = len(value)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        view = memoryview(self._value)
+        for start in range(0, len(view), LARGE):
+            await writer.write(view[start : start + LARGE])
+            await asyncio.sleep(0)
 
 
 async def listed_as_json(body: Any, field: str) -> web.Response:
@@ -122,7 +145,7 @@ async def listed_as_json(body: Any, field: str) -> web.Response:
     values = getattr(body, field)
     if len(values) <= MANY:
         return as_json(body)
-    answer = as_json(replace(body, **{field: msgspec.Raw(await asyncio.to_thread(_encoded_list, values))}))
+    answer = as_json(replace(body, **{field: msgspec.Raw(await in_thread(_encoded_list, values))}))
     let_go(values)
     return answer
 

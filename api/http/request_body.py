@@ -12,7 +12,7 @@ from penstock.api.http.errors import Handler
 from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.tasks import LARGE, apart
+from penstock.pipeline.tasks import LARGE, apart, in_thread
 
 LONG = 2**15
 """Bytes of a body that takes milliseconds to read."""
@@ -77,7 +77,7 @@ async def off_loop(
     read: Callable[Concatenate[bytes, More], Value], body: bytes, /, *more: More.args, **named: More.kwargs
 ) -> Value:
     """Read a body with a function: a long one in a thread, as the event loop would wait."""
-    return read(body, *more, **named) if len(body) <= LONG else await asyncio.to_thread(read, body, *more, **named)
+    return read(body, *more, **named) if len(body) <= LONG else await in_thread(read, body, *more, **named)
 
 
 def release(request: web.Request) -> None:

@@ -6,7 +6,6 @@ the same input.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -41,7 +40,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
@@ -174,7 +173,7 @@ class Normalize:
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
-        read = await asyncio.to_thread(self._read, request, past, referenced, suffix, thoughts)
+        read = await in_thread(self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
@@ -264,7 +263,7 @@ class Normalize:
         """
         if latest is None or latest.id in known:
             return {}
-        return {latest.id: await asyncio.to_thread(self._opened, latest, request)}
+        return {latest.id: await in_thread(self._opened, latest, request)}
 
     def _opened(self, compaction: Compaction, request: CreateResponse) -> str:
         """Open a compaction.  Raises `InvalidEncryptedContent` if it is changed, or another maker's or owner's."""

@@ -215,7 +215,7 @@ class CreateResponse(Body):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
-    user: str | None = None
+    user: Annotated[str, StringConstraints(max_length=1024)] | None = None
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None

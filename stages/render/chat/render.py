@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from penstock.pipeline import metrics
 from penstock.pipeline.errors import ContextTooLong
 from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item, images_of
+from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import Layout
@@ -39,7 +39,7 @@ class RenderChat:
             items = request.items
             urls = [image.image_url for item in items for image in images_of(item)]
             images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
-            yield await asyncio.to_thread(self._prompt, request, images)
+            yield await in_thread(self._prompt, request, images)
 
     @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:

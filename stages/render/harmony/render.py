@@ -6,7 +6,6 @@ turn of an agent needs all of them again.  Output of earlier turns is rendered i
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from cachetools import LRUCache, cached
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
+from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.harmony.grammar import grammar
@@ -49,7 +49,7 @@ class RenderHarmony:
         Raises `InvalidRequest` for a format that cannot be enforced, and `ContextTooLong` for far too many tokens.
         """
         async for request in source:
-            yield await asyncio.to_thread(self._prompt, request)
+            yield await in_thread(self._prompt, request)
 
     @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest) -> Prompt:

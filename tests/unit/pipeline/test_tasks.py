@@ -9,7 +9,7 @@ from threading import get_ident
 import pytest
 
 from penstock.pipeline import tasks
-from penstock.pipeline.tasks import MANY, apart, let_go
+from penstock.pipeline.tasks import MANY, apart, in_thread, let_go
 
 
 class Value:
@@ -36,6 +36,25 @@ async def test_only_many_values_are_freed_in_a_thread(
     while len(threads) < count:
         await asyncio.sleep(0)
     assert all((thread != get_ident()) == is_kept for thread in threads)
+
+
+async def test_variables_of_work_that_fails_are_freed_in_its_thread() -> None:
+    threads = list[int]()
+
+    def fail(*, again: bool) -> None:
+        values = [Value()]
+        _finalize(values, threads)
+        if not again:
+            raise ValueError("No")
+        try:
+            fail(again=False)
+        except ValueError as error:
+            raise RuntimeError("No") from error
+
+    with pytest.raises(RuntimeError):
+        await in_thread(fail, again=True)
+    assert len(threads) == 2
+    assert get_ident() not in threads
 
 
 def _finalize(values: list[Value], threads: list[int]) -> None:

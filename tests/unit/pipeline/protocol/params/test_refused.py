@@ -100,6 +100,7 @@ TYPES = [
     ({"conversation": {}}, "Field required", "conversation.id"),
     ({"conversation": {"id": None, "as_text": "conv_1"}}, "valid string", "conversation.id"),
     ({"user": 5}, "valid string", "user"),
+    ({"user": "u" * 1025}, "at most 1024 characters", "user"),
     ({"prompt_cache_key": 5}, "valid string", "prompt_cache_key"),
     ({"safety_identifier": 5}, "valid string", "safety_identifier"),
     ({"service_tier": 5}, "'auto', 'default'", "service_tier"),
