@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.http_writer import StreamWriter
 
+from penstock.pipeline.tasks import LARGE
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json
 from tests.support.clock import counting_turns
@@ -105,3 +108,26 @@ async def test_superseded_items_never_hold_the_loop(served: Server[ScriptedEngin
     longest, compacted = await longest_turn(served, compact, body)
     again, _ = await longest_turn(served, "/v1/responses", {"input": [*MESSAGES, compacted["output"][-1]]})
     assert max(longest, again) < MOST_INSTRUCTIONS
+
+
+async def test_large_answer_is_written_in_pieces(
+    served: Server[ScriptedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[int]()
+    write = StreamWriter.write
+
+    async def writing(writer: StreamWriter, chunk: Any, *more: Any, **named: Any) -> None:
+        written.append(len(chunk))
+        await write(writer, chunk, *more, **named)
+
+    monkeypatch.setattr(StreamWriter, "write", writing)
+    items = [{"role": "user", "content": "x" * 2 * LARGE}]
+    async with served.client.post(f"{served.url}/v1/conversations", json={"items": items}) as answer:
+        conversation = await answer.json()
+    written.clear()
+    async with served.client.get(f"{served.url}/v1/conversations/{conversation['id']}/items") as answer:
+        body = await answer.read()
+    assert answer.content_length == len(body)
+    assert json.loads(body)["data"][0]["content"][0]["text"] == items[0]["content"]
+    assert sum(written) == len(body)
+    assert max(written) == LARGE

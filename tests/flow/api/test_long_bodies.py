@@ -1,19 +1,16 @@
-"""A long body is read in a thread, whichever way it comes, and a long answer written in pieces: the loop goes on."""
+"""A long body is read in a thread, whichever way it comes, so that the event loop goes on."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp.http_writer import StreamWriter
 
 from penstock.api.http.request_body import LONG
 from penstock.api.socket.events import read_event
 from penstock.pipeline.protocol.params.json_body import read_json
-from penstock.pipeline.tasks import LARGE
 from tests.support.server import PacedServer
 from tests.support.socket_client import connected
 
@@ -68,24 +65,3 @@ async def test_long_event_of_a_socket_is_read_off_the_loop(served: PacedServer, 
         await client.socket.send_json({"type": "response.steer", "previous_response_id": "resp_1", "input": WORDS})
         assert (await client.frame())["type"] == "response.steer.failed"
         assert reads[4:] == [(True, False)] * 2
-
-
-async def test_large_answer_is_written_in_pieces(served: PacedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = list[int]()
-    write = StreamWriter.write
-
-    async def writing(writer: StreamWriter, chunk: Any, *more: Any, **named: Any) -> None:
-        written.append(len(chunk))
-        await write(writer, chunk, *more, **named)
-
-    monkeypatch.setattr(StreamWriter, "write", writing)
-    items = [{"role": "user", "content": "x" * (LARGE + LONG)}]
-    async with served.client.post(f"{served.url}/v1/conversations", json={"items": items}) as answer:
-        conversation = await answer.json()
-    written.clear()
-    async with served.client.get(f"{served.url}/v1/conversations/{conversation['id']}/items") as answer:
-        body = await answer.read()
-    assert answer.content_length == len(body)
-    assert json.loads(body)["data"][0]["content"][0]["text"] == items[0]["content"]
-    assert sum(written) == len(body)
-    assert max(written) == LARGE
