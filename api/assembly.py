@@ -29,15 +29,15 @@ from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.stages.services.fair_places import Limit, places_here, unlimited
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sandbox.lease import Limit, places_here, unlimited
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
-from penstock.stages.services.tools import FULL_ACCESS, ToolAccess, Toolbox
+from penstock.stages.services.tools import FULL_ACCESS, HostSettings, ToolAccess, Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger(__name__)
@@ -62,11 +62,16 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
 
     ``limit`` limits the sandboxes of a client.
     """
-    places = places_here(settings.frontends) if settings.sandbox else None
-    allowed = AllowedNetworks.parse(settings.allow_address)
-    key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
-    mcp = mcp_servers(settings)
-    tools = await open_toolbox(allowed, mcp, settings.web_search, key, places=places, limit=limit)
+    tools = await open_toolbox(
+        HostSettings(
+            AllowedNetworks.parse(settings.allow_address),
+            settings.mcp_config,
+            settings.web_search,
+            settings.web_search_key.get_secret_value() if settings.web_search_key else "",
+            places_here(settings.frontends) if settings.sandbox else None,
+            limit,
+        )
+    )
     of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
     return replace(tools, access=ToolAccess(of_all, keys.tools))
 

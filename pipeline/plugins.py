@@ -32,6 +32,9 @@ GROUP = "penstock.stages"
 STORES = "penstock.stores"
 """The group of entry points for databases: functions that take a URL, each under the name of the URL's scheme."""
 
+HOSTS = "penstock.hosts"
+"""The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
+
 _CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
 
 NEEDED = ("normalize", "persist")

@@ -33,7 +33,7 @@ from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.toolbox import sandboxes
+from penstock.stages.services.sandbox.probe import probe
 from penstock.stages.services.tools import ServerUnavailable
 
 APART = 30.0
@@ -115,7 +115,7 @@ class Checks:
         """Start a sandbox of each kind."""
         if not self.settings.sandbox:
             return "off"
-        python, container = await sandboxes()
+        python, container = await probe("python"), await probe("container")
         return f"{python.describe()}; {container.describe()}"
 
     async def tools(self) -> str:

@@ -22,10 +22,9 @@ from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool
+from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, CALL, FUNCTIONS, load_encoding
-from penstock.stages.models.shell_calls import shell_action
-from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
-from penstock.stages.services.tools import CallFailed
+from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
@@ -215,7 +214,7 @@ def _action(name: str, text: str) -> dict[str, Any]:
     """Return the action of a browser call, as far as its arguments reveal it."""
     try:
         call = parse_call(name, text)
-    except CallFailed:
+    except ArgumentsInvalid:
         call = _UNCLEAR[name]
     match call:
         case Search(query):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TypeAlias
 
 Weigh = Callable[[str], float]
 """Gives the weight of an owner: one with twice the weight gets twice the places while all are in use."""
@@ -110,3 +112,21 @@ class FairPlaces:
             del self._held[owner]
             if owner not in self._waiting:
                 self._received.pop(owner, None)
+
+
+Limit: TypeAlias = Callable[[str], AbstractAsyncContextManager[None]]
+"""A function that returns a context in which an owner may have one more sandbox, as soon as its limits allow it."""
+
+
+def unlimited(_: str) -> AbstractAsyncContextManager[None]:
+    """Limit nothing."""
+    return nullcontext()
+
+
+def places_here(servers: int = 1) -> FairPlaces:
+    """Return the places of one of ``servers`` processes here: more sandboxes at work would delay the servers.
+
+    One API key may hold half of them, so that it cannot lock out all others.
+    """
+    most = max(2, min(32, 8 * len(os.sched_getaffinity(0))) // servers)
+    return FairPlaces(most, share=-(-most // 2))

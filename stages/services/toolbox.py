@@ -1,64 +1,38 @@
-"""The tools that the server runs for the model, as the operator configured them."""
+"""The tools that the server runs for the model, as the operator configured them.
+
+Each host comes through the door: it is an entry point of the group ``penstock.hosts``, a function that takes the
+`HostSettings`.  Nothing here imports a host.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any
 
+from penstock.pipeline.plugins import HOSTS, function_named
 from penstock.pipeline.protocol.tools import HOSTED
-from penstock.stages.services.browser.search_engines import search_backend
-from penstock.stages.services.browser.session import BrowserHost
-from penstock.stages.services.fair_places import FairPlaces
-from penstock.stages.services.mcp.builtin_tools import McpHost
-from penstock.stages.services.mcp.config import ServerConfig
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.sandbox.container import ContainerHost
-from penstock.stages.services.sandbox.lease import Limit, unlimited
-from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
-from penstock.stages.services.sandbox.python import PythonHost
-from penstock.stages.services.tools import Host, Toolbox
-from penstock.stages.services.web.ssrf import AllowedNetworks
+from penstock.stages.services.tools import Host, HostSettings, ReplacingServers, Toolbox
 
-logger = logging.getLogger(__name__)
+_MCP = "mcp"
+"""The entry point that opens the MCP servers, some of which may run a built-in tool."""
 
 
-async def open_toolbox(
-    allowed: AllowedNetworks,
-    configured: Mapping[str, ServerConfig],
-    web_search: str | None,
-    search_key: str,
-    *,
-    places: FairPlaces | None,
-    limit: Limit = unlimited,
-) -> Toolbox:
-    """Return the tools of these settings; ``configured`` are the MCP servers of the operator, by label.
+async def open_toolbox(settings: HostSettings) -> Toolbox:
+    """Return the tools of these settings.
 
-    ``places`` are those of sandboxes, if there are to be any, and ``limit`` limits the sandboxes of an owner.  An MCP
-    server of the operator replaces the built-in tool of the same kind.
+    An MCP server of the operator replaces the built-in tool of the same kind.
     """
-    servers = McpServers(configured, allowed)
-    hosts: dict[str, Host] = await _sandboxed(places, limit) if places else {}
-    if web_search:
-        kind, _, url = web_search.partition("=")
-        hosts["browser"] = BrowserHost(search_backend(kind, url, search_key), allowed)
-    own: dict[str, Host] = {kind: McpHost(servers, kind) for kind in HOSTED if kind in configured}
-    return Toolbox({**hosts, **own}, servers)
-
-
-async def sandboxes() -> tuple[Sandbox | NoSandbox, Sandbox | NoSandbox]:
-    """Return the sandboxes of the Python tool and of the shell that work on this machine."""
-    return await probe("python"), await probe("container")
-
-
-async def _sandboxed(places: FairPlaces, limit: Limit) -> dict[str, Host]:
-    """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
-    python, container = await sandboxes()
+    servers: ReplacingServers = await _opened(_MCP, settings)
     hosts: dict[str, Host] = {}
-    if isinstance(python, Sandbox):
-        hosts["python"] = PythonHost(python, places, limit)
-    if isinstance(container, Sandbox):
-        hosts["container"] = ContainerHost(container, places, limit)
-    for name, probed in (("Python", python), ("Shell", container)):
-        is_late = isinstance(probed, Sandbox) and probed.is_late
-        logger.log(logging.WARNING if is_late else logging.INFO, "%s for the model: %s", name, probed.describe())
-    return hosts
+    for kind in HOSTED:
+        if host := servers.host(kind) or await _opened(kind, settings):
+            hosts[kind] = host
+    return Toolbox(hosts, servers)
+
+
+async def _opened(name: str, settings: HostSettings) -> Any:
+    """Return what the entry point of that name opens; None if it is not to be had here."""
+    opens: Callable[[HostSettings], Awaitable[object] | object] = function_named(name, group=HOSTS)
+    opened = opens(settings)
+    return await opened if isawaitable(opened) else opened

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
+from penstock.stages.services.fair_places import FairPlaces, Limit, unlimited
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,27 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True)
+class HostSettings:
+    """The settings of the operator that hosts may need.
+
+    A function of the entry points ``penstock.hosts`` takes them, and returns the host, or None if it is not to be had
+    with these settings, or on this machine.  It may be async.
+    """
+
+    allowed: AllowedNetworks = NOTHING_ALLOWED
+    """The networks that URLs of requests and of the model may reach besides public addresses."""
+    mcp_config: Path | None = None
+    """The file of the operator's MCP servers."""
+    web_search: str | None = None
+    """The search engine: its name, or its name and URL with ``=`` between them."""
+    search_key: str = field(default="", repr=False)
+    places: FairPlaces | None = None
+    """The places of all sandboxes together; None if there are to be no sandboxes."""
+    limit: Limit = unlimited
+    """Limits the sandboxes of an owner."""
+
+
+@dataclass(frozen=True)
 class Declaration:
     """A built-in tool in the words of the server that runs it: its functions, and its description or ""."""
 
@@ -136,6 +160,14 @@ class McpHosts(Protocol):
 
     async def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+class ReplacingServers(McpHosts, Protocol):
+    """MCP servers, some of which run a built-in tool."""
+
+    def host(self, kind: HostedKind) -> Host | None:
+        """Return the host of a built-in tool that one of the operator's servers runs; None if none does."""
         ...
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from penstock.pipeline.frames import BrowserAction, ResolvedRequest
 from penstock.pipeline.protocol.tools import WebSearchOptions
-from penstock.stages.services.browser.browser_calls import Call, Find, Open, Search, parse_call
+from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
+from penstock.stages.models.shell_calls import ArgumentsInvalid
 from penstock.stages.services.browser.html import clean
 from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, VIEW_TOKENS, Page, matches, opened, results, view
 from penstock.stages.services.browser.reader import Reader
-from penstock.stages.services.browser.search_engines import Hit, SearchBackend
-from penstock.stages.services.tools import CallFailed, Source, ToolResult
+from penstock.stages.services.browser.search_engines import Hit, SearchBackend, search_backend
+from penstock.stages.services.tools import CallFailed, HostSettings, Source, ToolResult
 from penstock.stages.services.web.domains import is_within
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -45,6 +46,14 @@ class BrowserHost:
         await self._backend.close()
 
 
+def host(settings: HostSettings) -> BrowserHost | None:
+    """Return the host, if the operator has chosen a search engine."""
+    if settings.web_search is None:
+        return None
+    engine, _, url = settings.web_search.partition("=")
+    return BrowserHost(search_backend(engine, url, settings.search_key), settings.allowed)
+
+
 class BrowserSession:
     """A stack of pages, with the functions to search, open and find."""
 
@@ -63,7 +72,7 @@ class BrowserSession:
         """Return the action of a call, with the actual URL as far as it is known before the call runs."""
         try:
             return self._action(parse_call(name, text))
-        except CallFailed:
+        except (ArgumentsInvalid, CallFailed):
             return _unclear(name)
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
@@ -75,7 +84,7 @@ class BrowserSession:
                     return await self._done(parse_call(name, text), action)
                 finally:
                     self._deadlines.discard(deadline)
-        except CallFailed as failure:
+        except (ArgumentsInvalid, CallFailed) as failure:
             why = str(failure)
         except TimeoutError:
             why = "The call was cancelled." if self._is_closed else f"It took longer than {seconds:g} seconds."

@@ -17,9 +17,10 @@ import msgspec
 from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
 from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
 from penstock.pipeline.secret import Secret
+from penstock.stages.services.mcp.config import read_servers
 from penstock.stages.services.mcp.failures import McpFailure
 from penstock.stages.services.mcp.mcp_servers import McpServers, McpSession, arguments
-from penstock.stages.services.tools import Declaration, ServerUnavailable, Session, ToolResult, bounded
+from penstock.stages.services.tools import Declaration, HostSettings, ServerUnavailable, Session, ToolResult, bounded
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
@@ -75,6 +76,18 @@ class McpHost:
 
     async def close(self) -> None:
         """Do nothing: `McpServers` closes the connections."""
+
+
+class OperatorServers(McpServers):
+    """MCP servers, some of which run a built-in tool."""
+
+    def host(self, kind: HostedKind) -> McpHost | None:
+        return McpHost(self, kind) if kind in self.labels else None
+
+
+def servers(settings: HostSettings) -> OperatorServers:
+    """Return the MCP servers of the operator, and those that requests name."""
+    return OperatorServers(read_servers(settings.mcp_config) if settings.mcp_config else {}, settings.allowed)
 
 
 class _HostedSession:

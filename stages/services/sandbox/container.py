@@ -15,8 +15,9 @@ from typing import Any, Final
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
+from penstock.stages.services.sandbox.probe import offered
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.tools import ToolResult
+from penstock.stages.services.tools import HostSettings, ToolResult
 
 _GRACE_SECONDS: Final = 10.0
 """Seconds that the sandbox may take to end a command after its time is up: a fork bomb slows it down, too."""
@@ -30,6 +31,12 @@ class ContainerHost(SandboxHost):
 
     def session(self, request: ResolvedRequest) -> ContainerSession:
         return ContainerSession(self.lease(request))
+
+
+async def host(settings: HostSettings) -> ContainerHost | None:
+    """Return the host, if its sandbox works on this machine."""
+    sandbox = await offered("container", "Shell") if settings.places else None
+    return ContainerHost(sandbox, settings.places, settings.limit) if sandbox else None
 
 
 class ContainerSession:

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from typing import TypeAlias
+from contextlib import AsyncExitStack
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.stages.services.fair_places import FairPlaces
+from penstock.stages.services.fair_places import FairPlaces, Limit, places_here, unlimited
 from penstock.stages.services.sandbox.plan import SandboxLimits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
-
-Limit: TypeAlias = Callable[[str], AbstractAsyncContextManager[None]]
-"""A function that returns a context in which an owner may have one more sandbox, as soon as its limits allow it."""
-
-
-def unlimited(_: str) -> AbstractAsyncContextManager[None]:
-    """Limit nothing."""
-    return nullcontext()
-
-
-def places_here(servers: int = 1) -> FairPlaces:
-    """Return the places of one of ``servers`` processes here: more sandboxes at work would delay the servers.
-
-    One API key may hold half of them, so that it cannot lock out all others.
-    """
-    most = max(2, min(32, 8 * len(os.sched_getaffinity(0))) // servers)
-    return FairPlaces(most, share=-(-most // 2))
 
 
 class SandboxHost:

@@ -6,6 +6,7 @@ model try again.  Each start verifies the protections.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
 from penstock.stages.services.sandbox.process import Process, SandboxDied, SandboxLate
 from penstock.stages.services.sandbox.seccomp import MACHINES
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,11 @@ async def probe(
         return NoSandbox(kind, "; ".join(sandbox.refusals + uncounted))
     await process.end()
     return sandbox
+
+
+async def offered(kind: Kind, title: str) -> Sandbox | None:
+    """Return the sandbox that works here for the tool with this ``title``, if one does, and log what was found."""
+    found = await probe(kind)
+    is_late = isinstance(found, Sandbox) and found.is_late
+    logger.log(logging.WARNING if is_late else logging.INFO, "%s for the model: %s", title, found.describe())
+    return found if isinstance(found, Sandbox) else None

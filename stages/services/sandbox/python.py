@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
+from penstock.stages.services.sandbox.probe import offered
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.tools import ToolResult
+from penstock.stages.services.tools import HostSettings, ToolResult
 
 _GRACE_SECONDS: Final = 1.0
 """Seconds that interrupted code may take to end."""
@@ -20,6 +21,12 @@ class PythonHost(SandboxHost):
 
     def session(self, request: ResolvedRequest) -> PythonSession:
         return PythonSession(self.lease(request))
+
+
+async def host(settings: HostSettings) -> PythonHost | None:
+    """Return the host, if its sandbox works on this machine."""
+    sandbox = await offered("python", "Python") if settings.places else None
+    return PythonHost(sandbox, settings.places, settings.limit) if sandbox else None
 
 
 class PythonSession:

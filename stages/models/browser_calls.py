@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from yarl import URL
 
-from penstock.stages.services.tools import CallFailed
+from penstock.stages.models.shell_calls import ArgumentsInvalid
 
 _LONGEST_QUERY = 2_000
 _LONGEST_PATTERN = 500
@@ -45,13 +45,13 @@ Call: TypeAlias = Search | Open | Find
 
 
 def parse_call(name: str, text: str) -> Call:
-    """Parse a call; raises `CallFailed` for an unknown function or invalid arguments."""
+    """Parse a call; raises `ArgumentsInvalid` for an unknown function or invalid arguments."""
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        raise CallFailed("Invalid function arguments: they are not JSON.") from None
+        raise ArgumentsInvalid("Invalid function arguments: they are not JSON.") from None
     if not isinstance(arguments, dict):
-        raise CallFailed("Invalid function arguments: they are not an object.")
+        raise ArgumentsInvalid("Invalid function arguments: they are not an object.")
     match name:
         case "search":
             return Search(_text(arguments, "query")[:_LONGEST_QUERY])
@@ -60,7 +60,7 @@ def parse_call(name: str, text: str) -> Call:
         case "find":
             return Find(_text(arguments, "pattern")[:_LONGEST_PATTERN], _number(arguments, "cursor"))
         case _:
-            raise CallFailed(f"Unknown function: {name}")
+            raise ArgumentsInvalid(f"Unknown function: {name}")
 
 
 def _open(arguments: dict[str, Any]) -> Open:
@@ -98,7 +98,7 @@ def _whole(text: str) -> str:
 def _text(arguments: dict[str, Any], name: str) -> str:
     value = arguments.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise CallFailed(f"Invalid function arguments: `{name}` has to be a text.")
+        raise ArgumentsInvalid(f"Invalid function arguments: `{name}` has to be a text.")
     return _whole(value)
 
 
@@ -107,5 +107,5 @@ def _number(arguments: dict[str, Any], name: str) -> int:
     if value is None:
         return -1
     if isinstance(value, bool) or not re.fullmatch(r"\s*-?[0-9]{1,9}(\.0*)?\s*", str(value)):
-        raise CallFailed(f"`{name}` should be an integer, not `{type(value).__name__}`")
+        raise ArgumentsInvalid(f"`{name}` should be an integer, not `{type(value).__name__}`")
     return int(float(value))
