@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
 from penstock.stages.converse.turn import ToolCall
-from penstock.stages.services.tools import Citable, Session, Source, Toolbox, ToolResult, bounded
+from penstock.stages.services.tools import Acting, Citable, Session, Source, Toolbox, ToolResult, bounded
 from penstock.stages.services.tracing import fail, tool_span
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,8 @@ class Sessions:
 
     def call(self, call: ToolCall, refusal: str | None = None) -> RunningCall:
         """Start a call, unless there is a ``refusal`` for the model to read instead of a result."""
-        session = self._session(call.namespace)
-        action = session.action(call.name, call.text) if session else None
+        session: object = self._session(call.namespace)
+        action = session.action(call.name, call.text) if isinstance(session, Acting) else None
         if refusal is None:
             return RunningCall(call, action, self.start(self._run(call)))
         metrics.TOOL_CALLS.labels(self._measured_name(call.namespace), "denied").inc()

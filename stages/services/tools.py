@@ -57,15 +57,10 @@ class Listed(Source):
 class Session(Protocol):
     """One response's use of a host."""
 
-    def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Return the item's action for a call that is about to run; None if the item shows the text alone.
-
-        ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
-        """
-        ...
-
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run one call, for at most ``seconds``.  Calls of one session may run concurrently.
+
+        ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
 
         Errors are reported in the outcome, not raised.  Cancelling the task stops the call at once.
         """
@@ -73,6 +68,18 @@ class Session(Protocol):
 
     async def close(self) -> None:
         """Stop running calls and release all resources; may be called from any task, and more than once."""
+        ...
+
+
+@runtime_checkable
+class Acting(Protocol):
+    """A session whose calls have an action, which their items show."""
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """Return the item's action for a call that is about to run; None if the item shows the text alone.
+
+        ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
+        """
         ...
 
 

@@ -95,10 +95,6 @@ class _HostedSession:
         self._kind = kind
         self._inner = inner
 
-    def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Return None: the item shows the text itself, and needs no other form."""
-        return None
-
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run a call; ``data`` of the outcome has the form of the built-in tool's items.
 

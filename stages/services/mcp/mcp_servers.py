@@ -162,10 +162,6 @@ class McpSession:
         self._client: McpClient | None = None
         self._is_closed = False
 
-    def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Return None: the item shows the arguments themselves, and needs no other form."""
-        return None
-
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         try:
             return await self.call(name, arguments(text), seconds)

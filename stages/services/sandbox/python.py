@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
 from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
@@ -34,10 +34,6 @@ class PythonSession:
 
     def __init__(self, lease: SandboxLease) -> None:
         self._lease = lease
-
-    def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Return None: the item already shows the code that runs."""
-        return None
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run one cell.  An exception in the code is output; a timeout or a dead sandbox is an error."""

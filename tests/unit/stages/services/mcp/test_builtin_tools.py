@@ -13,7 +13,8 @@ from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.mcp.config import HttpServer
 from penstock.stages.services.mcp.listings import Listing
 from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.tools import ServerUnavailable, ToolResult
+from penstock.stages.services.tools import Acting, ServerUnavailable, ToolResult
+from penstock.testing import ExampleCalls, check_host
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import facts, response
 
@@ -24,12 +25,16 @@ def conversation(response_id: str, *hosted: McpServer) -> ResolvedRequest:
     return ResolvedRequest(facts(response(response_id), hosted=hosted))
 
 
+async def test_host_keeps_all_rules(make: MakeServers, http: HttpServers) -> None:
+    host = McpHost(make({"container": HttpServer(http.url("good"))}), "container")
+    await check_host(host, ExampleCalls(("add", '{"a": 1, "b": 2}'), ("add", "{}"), ("hang", "{}")))
+
+
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
 async def test_python_keeps_its_state_within_a_response(over: str, make: MakeServers, http: HttpServers) -> None:
     config = stdio_server("python") if over == "stdio" else HttpServer(http.url("python"))
     host = McpHost(make({"python": config}), "python")
     mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
-    assert mine.action("python", "x = 41") is None
     assert await mine.run("python", "x = 41", PATIENT) == ToolResult("")
     assert await mine.run("python", "print(x + 1)", PATIENT) == ToolResult(
         "42\n", data=CodeOutputs(({"type": "logs", "logs": "42\n"},))
@@ -74,6 +79,7 @@ async def test_browser_and_container_take_json(make: MakeServers, http: HttpServ
 
 def test_browser_actions_are_read_from_arguments(make: MakeServers) -> None:
     session = McpHost(make({"browser": stdio_server("browser")}), "browser").session(conversation("resp_1"))
+    assert isinstance(session, Acting)
     assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
     assert session.action("search", "{") == {"type": "search", "query": ""}
     assert session.action("open", '{"id": "https://a.example/"}') == {"type": "open_page", "url": "https://a.example/"}

@@ -15,6 +15,7 @@ from penstock.pipeline.protocol.tools import HOSTED
 from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.tools import ToolResult
+from penstock.testing import ExampleCalls, check_host
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -43,6 +44,11 @@ async def exit_code(container: ContainerSession, script: str) -> int:
     ended = outputs_of(outcome)[0]["outcome"]
     assert ended["type"] == "exit"
     return int(ended["exit_code"])
+
+
+async def test_host_keeps_all_rules(container_sandbox: Sandbox) -> None:
+    quick, slow = '{"cmd": ["true"]}', f'{{"cmd": ["sleep", "{SLEEP}"]}}'
+    await check_host(ContainerHost(container_sandbox), ExampleCalls((EXEC, quick), (EXEC, '{"cmd": 1}'), (EXEC, slow)))
 
 
 async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:

@@ -7,9 +7,17 @@ from penstock.pipeline.frames import CodeOutputs
 from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost, PythonSession
+from penstock.testing import ExampleCalls, check_host
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 pytestmark = pytest.mark.io
+
+SLOW = "import time; time.sleep(60)"
+
+
+async def test_host_keeps_all_rules(python_sandbox: Sandbox) -> None:
+    calls = ExampleCalls(("python", "1 + 1"), ("python", "1 / 0"), ("python", SLOW))
+    await check_host(PythonHost(python_sandbox), calls)
 
 
 async def test_value_of_the_last_expression_is_shown(run: RunCell) -> None:
@@ -50,7 +58,6 @@ async def test_outcome_has_the_logs(python: PythonSession) -> None:
     outcome = await python.run("python", "print('é')", 20)
     assert outcome.data == CodeOutputs(({"type": "logs", "logs": "é\n"},))
     assert outcome.result == "é\n"
-    assert python.action("python", "1") is None
     assert (await python.run("python", "x = 1", 20)).data is None
 
 
@@ -139,9 +146,3 @@ async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
     assert (await waiting).result == "1\n"
     await other.close()
     await other.close()
-
-
-async def test_closed_session_starts_nothing(python: PythonSession) -> None:
-    await python.close()
-    outcome = await python.run("python", "1", 20)
-    assert "the response has ended" in (outcome.error or "")

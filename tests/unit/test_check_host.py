@@ -1,0 +1,157 @@
+"""`check_host`: a host that keeps all rules passes, and each broken rule is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.stages.services.tools import ToolResult
+from penstock.testing import BrokenRule, ExampleCalls, check_host
+
+CALLS = ExampleCalls(quick=("count", "3"), wrong=("count", "three"), slow=("wait", ""))
+
+
+class Counter:
+    """A host, and the session of each response."""
+
+    def __init__(self) -> None:
+        self.running = set[asyncio.Task[Any]]()
+        self.is_closed = False
+
+    def session(self, request: Any) -> Counter:
+        return type(self)()
+
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        if self.is_closed:
+            return ToolResult(error="It is closed.")
+        task = asyncio.create_task(self._run(name, text))
+        self.running.add(task)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return ToolResult(error="It took too long.")
+        except asyncio.CancelledError:
+            return self.left(task)
+        finally:
+            self.running.discard(task)
+            task.cancel()
+
+    def left(self, task: asyncio.Task[Any]) -> ToolResult:
+        if task.cancelled():
+            return ToolResult(error="It was closed.")
+        raise asyncio.CancelledError
+
+    async def _run(self, name: str, text: str) -> ToolResult:
+        if name == "wait":
+            await asyncio.Event().wait()
+        if not text.isdecimal():
+            return ToolResult(error="It is no number.")
+        await asyncio.sleep(0)
+        return ToolResult(str(int(text) + 1))
+
+    async def close(self) -> None:
+        self.is_closed = True
+        for task in self.running:
+            task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.testing.GRACE", 0.1)
+    monkeypatch.setattr("penstock.testing._PATIENCE", 0.3)
+    monkeypatch.setattr("penstock.testing._MOMENT", 0.02)
+
+
+async def test_host_keeps_all_rules() -> None:
+    await check_host(Counter(), CALLS)
+    await check_host(Counter(), ExampleCalls(CALLS.quick, CALLS.wrong))
+
+
+class Raising(Counter):
+    async def _run(self, name: str, text: str) -> ToolResult:
+        return ToolResult(str(int(text) + 1))
+
+
+class Textless(Counter):
+    async def _run(self, name: str, text: str) -> Any:
+        return ToolResult(3)  # type: ignore[arg-type]
+
+
+class Bare(Counter):
+    async def _run(self, name: str, text: str) -> Any:
+        return "4"
+
+
+class Silent(Counter):
+    async def _run(self, name: str, text: str) -> ToolResult:
+        return await super()._run(name, text) if text.isdecimal() else ToolResult()
+
+
+class Endless(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        return await super().run(name, text, 1000)
+
+
+class Deaf(Counter):
+    def left(self, task: asyncio.Task[Any]) -> ToolResult:
+        return ToolResult(error="It was cancelled.")
+
+
+class Exclusive(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        return ToolResult(error="It is busy.") if self.running else await super().run(name, text, seconds)
+
+
+class Open(Counter):
+    async def close(self) -> None:
+        pass
+
+
+class OnceClosed(Counter):
+    async def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("closed twice")
+        await super().close()
+
+
+class Leaky(Counter):
+    def session(self, request: Any) -> Counter:
+        return Counter()
+
+    async def close(self) -> None:
+        self.left_over = asyncio.create_task(asyncio.Event().wait())
+
+
+class Lacking(Counter):
+    def session(self, request: Any) -> Any:
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        (Lacking, "members: the method run of object is missing: write it as `async def run"),
+        (Raising, "errors: errors are in the result, and not raised: ValueError"),
+        (Textless, "run: the result and the error of .* are texts"),
+        (Bare, "run: run returns a ToolResult, not '4'"),
+        (Silent, "errors: the model reads why a call failed"),
+        (Endless, "seconds: run ends by itself"),
+        (Deaf, "cancellation: a call that is cancelled raises CancelledError"),
+        (Exclusive, "concurrency: the quick call succeeds; its error was 'It is busy.'"),
+        (Open, "session: close stops the calls that run"),
+        (OnceClosed, "session: it raised RuntimeError: closed twice"),
+        (Leaky, "close: close leaves no task running: Event.wait, Event.wait"),
+    ],
+)
+async def test_broken_rule_is_named(kind: type[Counter], broken: str) -> None:
+    with pytest.raises(BrokenRule, match=broken) as wrong:
+        await check_host(kind(), CALLS, seconds=2)
+    assert wrong.value.rule == broken.partition(":")[0]
+
+
+async def test_slow_call_has_to_be_slow() -> None:
+    with pytest.raises(BrokenRule, match="the slow call takes longer than"):
+        await check_host(Counter(), ExampleCalls(CALLS.quick, CALLS.wrong, CALLS.quick))
