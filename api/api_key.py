@@ -90,7 +90,7 @@ def _fields(words: list[str]) -> dict[str, Any]:
         try:
             fields[field] = _READ[field](value)
         except ValueError as error:
-            raise ValueError(f"has a wrong {field}=: {error}") from None
+            raise ValueError(f"has an invalid {field}=: {error}") from None
     return fields
 
 

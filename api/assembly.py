@@ -110,7 +110,7 @@ def assembled(
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
         if "render" not in pipeline.names():
-            raise CannotStart("--log-prompts: there is no stage render here, which makes prompts")
+            raise CannotStart("--log-prompts needs the stage render, which this pipeline lacks")
         decode = running.model.decode
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:

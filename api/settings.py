@@ -69,7 +69,7 @@ class Settings(  # pydantic begins with the fields of the last class
     @model_validator(mode="after")
     def _has_parts(self) -> Self:
         if self.max_background < self.frontends:
-            raise ValueError("--max-background must be at least --frontends, as each frontend has a part of it")
+            raise ValueError("--max-background must be at least --frontends, because it is divided among the frontends")
         return self
 
     @property

@@ -47,5 +47,5 @@ def unread(kind: type, value: Any) -> Any:
     if kind is Secret:
         if value is None:
             return Secret()
-        raise ValueError("a secret stands where none is written")
+        raise ValueError("unexpected value in place of a secret")
     raise NotImplementedError(f"objects of type {kind.__name__} are not read")

@@ -104,7 +104,7 @@ def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
     """
     common = [stage for stage in FILES if stage in one and stage in other]
     if not common:
-        raise NoReplay(f"the recordings have no file in common: {_names(one)}, and {_names(other)}")
+        raise NoReplay(f"nothing to compare: one recording has {_names(one)}, the other {_names(other)}")
     yield from (Comparison(FILES[stage][0], one[stage], other[stage], stage) for stage in common if stage != "persist")
     last = list(other)[-1]
     if "persist" in one and "persist" in other:

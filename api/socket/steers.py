@@ -120,7 +120,9 @@ def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentInput:
     Raises `InvalidRequest` for an event that names no response.
     """
     if not isinstance(previous, str):
-        raise InvalidRequest("Steering names a response (at previous_response_id)", param="previous_response_id")
+        raise InvalidRequest(
+            "Field required (at previous_response_id)", param="previous_response_id", code="missing_required_parameter"
+        )
     try:
         given = read_body(frame, SteerResponse).input
     except InvalidRequest as error:

@@ -63,7 +63,8 @@ class InputReader:
                 read.append(self._referenced(item, path))
                 continue
             if isinstance(item, params.CompactionTriggerItem):
-                raise InvalidRequest("A compaction_trigger is the last item of an input.", param=path)
+                message = "A compaction_trigger must be the last item of the input."
+                raise InvalidRequest(message, param=path, code="invalid_value")
             converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path)
             if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
                 raise _duplicate(converted.id, f"{path}.call_id")
@@ -117,7 +118,7 @@ class InputReader:
                 case wire.Refusal():
                     parts.append(part)
                 case params.ImagePart() if self.sees_images and item.role == "assistant":
-                    raise InvalidRequest("A message of the assistant has no images.", param=f"{path}[{position}]")
+                    raise InvalidRequest("A message of the assistant cannot have images.", param=f"{path}[{position}]")
                 case wire.InputText() | params.ImagePart() | params.FilePart():
                     parts.append(self._input_part(part, path, position))
         return tuple(parts)

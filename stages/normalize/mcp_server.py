@@ -20,10 +20,10 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> M
         label: str = getattr(tool, key)
         if label not in labels and label in LABELS:
             message = f"This server does not offer the built-in tool {label!r} to this client."
-            raise InvalidRequest(message, param=f"{path}.{key}")
+            raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
         if label not in labels:
             message = f"This server knows no MCP server {shortened(label)!r}: give its server_url."
-            raise InvalidRequest(message, param=f"{path}.{key}")
+            raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
     always, never, approves_rest = _approval(tool)
     return McpServer(
         tool.server_label,
@@ -54,7 +54,7 @@ def refuse_own_server(tool: McpToolParam, path: str) -> None:
     for key in ("server_url", "headers", "authorization"):
         if getattr(tool, key) is not None:
             message = f"A server with its own {key} belongs in tools, because items are stored with the conversation."
-            raise InvalidRequest(message, param=f"{path}.{key}")
+            raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
 
 
 def _allowed(tool: McpToolParam) -> ToolFilter | None:

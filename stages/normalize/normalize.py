@@ -370,15 +370,18 @@ def refuse_unsupported(request: CreateResponse) -> None:
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "skip_special_tokens": request.skip_special_tokens is False,
         "spaces_between_special_tokens": request.spaces_between_special_tokens is False,
-        "reasoning.mode": request.reasoning and request.reasoning.mode not in (None, "standard"),
     }
     for param, is_set in unsupported.items():
         if is_set:
             raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
+    mode = request.reasoning.mode if request.reasoning else None
+    if mode not in (None, "standard"):
+        message = f"This server does not support the mode {shortened(mode)!r}, only 'standard'."
+        raise UnsupportedParameter(message, param="reasoning.mode")
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
-            message, param = f"{shortened(name)!r} cannot be included.", f"include[{position}]"
-            raise InvalidRequest(message, param=param, code="invalid_value")
+            message = f"{shortened(name)!r} cannot be included, only {', '.join(sorted(INCLUDABLE))}."
+            raise InvalidRequest(message, param=f"include[{position}]", code="invalid_value")
     _refuse_contradictions(request)
 
 

@@ -72,7 +72,7 @@ class MessageReader:
     def _read_chat(self, message: RawMessage, suffix: str, path: str) -> None:
         """Read a message of the Chat Completions API with reasoning or calls, which are items of their own."""
         if _author(message, path)[0] != "assistant":
-            raise InvalidRequest("Only a message of the assistant has reasoning or tool_calls.", param=path)
+            raise InvalidRequest("Only a message of the assistant can have reasoning or tool_calls.", param=path)
         calls = message.tool_calls or ()
         if message.reasoning:
             self.items.append(_reasoning(message.reasoning, suffix))
@@ -195,14 +195,16 @@ class MessageReader:
         if message.tool_call_id is not None:
             at = self._by_id.get(message.tool_call_id)
             if at not in self._open:
-                raise InvalidRequest("No call with this id comes before its output.", param=f"{path}.tool_call_id")
+                raise InvalidRequest(
+                    "The tool_call_id of this output matches no earlier call.", param=f"{path}.tool_call_id"
+                )
             return at
         named = self._named[author.rpartition(".")[2]]
         while named:
             if (at := named.popleft()) in self._open:
                 return at
         if not self._open:
-            raise InvalidRequest("No call comes before this output of a tool.", param=path)
+            raise InvalidRequest("This output of a tool answers no earlier call.", param=path)
         return next(reversed(self._open))
 
 
@@ -241,13 +243,17 @@ def _author(message: RawMessage, path: str) -> tuple[str, str | None]:
     if message.author is not None:
         return message.author.role, message.author.name
     if message.role is None:
-        raise InvalidRequest(f"A message needs a role (at {path}.role)", param=f"{path}.role")
+        raise InvalidRequest(
+            f"Field required (at {path}.role)", param=f"{path}.role", code="missing_required_parameter"
+        )
     return message.role, message.name
 
 
 def _text(message: RawMessage, path: str) -> str:
     if message.content is None:
-        raise InvalidRequest(f"A message needs a content (at {path}.content)", param=f"{path}.content")
+        raise InvalidRequest(
+            f"Field required (at {path}.content)", param=f"{path}.content", code="missing_required_parameter"
+        )
     if isinstance(message.content, str):
         return message.content
     return "".join(part.text or part.instructions or "" for part in message.content)

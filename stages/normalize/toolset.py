@@ -82,7 +82,7 @@ class ToolsetBuilder:
             if offered.label in self.servers:
                 raise InvalidRequest(f"There are two servers labelled {offered.label!r}.", param=f"{path}.server_label")
             if len(self.servers) == MOST_SERVERS:
-                raise InvalidRequest(f"A request may name {MOST_SERVERS} MCP servers.", param=path)
+                raise InvalidRequest(f"A request may name at most {MOST_SERVERS} MCP servers.", param=path)
         else:
             self._refuse_namesakes(tool, offered, path)
         self._take(offered)

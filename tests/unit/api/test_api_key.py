@@ -42,11 +42,11 @@ def test_key_expires_at_a_time(expires: str, is_expired: bool) -> None:
     [
         ("alice", "a word after it that is none of name, limits, tools, expires"),
         ("owner=alice", "a word after it that is none of name, limits, tools, expires"),
-        ("name=", "has a wrong name=: expected up to 64 letters"),
-        ("name=al/ice", "has a wrong name=: expected up to 64 letters"),
-        ("limits=" + "x" * 65, "has a wrong limits=: expected up to 64 letters"),
-        ("tools=python,ALL", "has a wrong tools=: 'ALL' is not one of"),
-        ("expires=tomorrow", "has a wrong expires=: Invalid isoformat string: 'tomorrow'"),
+        ("name=", "has an invalid name=: expected up to 64 letters"),
+        ("name=al/ice", "has an invalid name=: expected up to 64 letters"),
+        ("limits=" + "x" * 65, "has an invalid limits=: expected up to 64 letters"),
+        ("tools=python,ALL", "has an invalid tools=: 'ALL' is not one of"),
+        ("expires=tomorrow", "has an invalid expires=: Invalid isoformat string: 'tomorrow'"),
         ("name=a name=b", "has name= twice"),
     ],
 )

@@ -204,7 +204,7 @@ def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
         (["nothing", RECORDING], "penstock: nothing: no such file or folder"),
         (
             [RECORDING / "tokens.jsonl", RECORDING / "parsed.jsonl"],
-            "penstock: the recordings have no file in common: tokens.jsonl, and parsed.jsonl",
+            "penstock: nothing to compare: one recording has tokens.jsonl, the other parsed.jsonl",
         ),
         ([RECORDING, RECORDING, "--from", "emit"], "penstock: --from, --to and --with are for a replay"),
         ([RECORDING, "--from", "nothing"], "penstock: a replay can begin with"),

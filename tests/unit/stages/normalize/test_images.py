@@ -89,7 +89,7 @@ async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json,
 
 async def test_assistant_messages_have_no_images(store: Store) -> None:
     """The API allows them in input only."""
-    with pytest.raises(InvalidRequest, match="no images") as refused:
+    with pytest.raises(InvalidRequest, match="cannot have images") as refused:
         await normalize(store, sees=True, input=[{"role": "assistant", "content": [IMAGE]}])
     assert refused.value.param == "input[0].content[0]"
 
