@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_REQUESTS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_RESPONSES = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
-_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RESPONSE_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 3600)
+_FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """The buckets that OpenTelemetry's GenAI conventions give for the time to the first token."""
 
 # HTTP
@@ -28,7 +28,7 @@ HTTP_SECONDS = Histogram(
     "penstock_http_request_duration_seconds",
     "Time from a request to the end of its answer",
     ["method", "route"],
-    buckets=_REQUESTS,
+    buckets=_REQUEST_SECONDS,
 )
 REFUSED = Counter("penstock_refused", "Requests that were refused, by the code of the error", ["code"])
 PARAMETERS = Counter("penstock_parameters", "Requests that give a parameter of the API", ["parameter"])
@@ -59,19 +59,19 @@ RESPONSE_SECONDS = Histogram(
     "penstock_response_duration_seconds",
     "Time from the start of a response, or its place in the queue, to its end",
     ["model", "mode"],
-    buckets=_RESPONSES,
+    buckets=_RESPONSE_SECONDS,
 )
 FIRST_EVENT_SECONDS = Histogram(
     "penstock_time_to_first_event_seconds",
     "Time from a request to the first event that its client is sent",
     ["model"],
-    buckets=_FIRST,
+    buckets=_FIRST_SECONDS,
 )
 FIRST_TOKEN_SECONDS = Histogram(
     "penstock_time_to_first_token_seconds",
     "Time from a request to the first delta that its client is sent",
     ["model"],
-    buckets=_FIRST,
+    buckets=_FIRST_SECONDS,
 )
 TOKENS = Counter(
     "penstock_tokens",
@@ -112,7 +112,7 @@ WEBSOCKETS = Gauge("penstock_websocket_connections", "Open WebSocket connections
 # Stages
 
 STAGE_ERRORS = Counter("penstock_stage_errors", "Responses that an error of a stage has ended", ["stage"])
-RENDER_SECONDS = Histogram("penstock_render_seconds", "Time to render a prompt", buckets=_SHORT)
+RENDER_SECONDS = Histogram("penstock_render_seconds", "Time to render a prompt", buckets=_SHORT_SECONDS)
 REPAIRS = Counter("penstock_harmony_repairs", "Repairs of wrong markup that the model wrote, by kind", ["kind"])
 RECORDINGS_CUT = Counter("penstock_recordings_cut", "Files of recordings that were cut because the disk was too slow")
 
@@ -147,7 +147,10 @@ SANDBOXES_KILLED = Counter("penstock_sandboxes_killed", "Sandboxes that were end
 # Store
 
 STORE_SECONDS = Histogram(
-    "penstock_store_operation_seconds", "Time of one read, or of one group of changes", ["operation"], buckets=_SHORT
+    "penstock_store_operation_seconds",
+    "Time of one read, or of one group of changes",
+    ["operation"],
+    buckets=_SHORT_SECONDS,
 )
 STORE_ERRORS = Counter("penstock_store_errors", "Reads and groups of changes that failed", ["operation"])
 STORE_BACKLOG = Gauge(

@@ -26,6 +26,7 @@ _DATA = {kind.value: kind for kind in (WSMsgType.CONTINUATION, WSMsgType.TEXT, W
 _CONTROL = {kind.value: kind for kind in (WSMsgType.CLOSE, WSMsgType.PING, WSMsgType.PONG)}
 _KINDS = _DATA | _CONTROL
 _SHORTEST_HEAD = 2
+"""Bytes of the shortest head of a frame (RFC 6455, section 5.2)."""
 _MOST_CONTROL_BYTES = 125
 _CLOSE_CODES = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
 _text_decoder = codecs.getincrementaldecoder("utf-8")

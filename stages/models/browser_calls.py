@@ -12,7 +12,9 @@ from yarl import URL
 from penstock.stages.models.shell_calls import ArgumentsInvalid
 
 _LONGEST_QUERY = 2_000
+"""Characters of a query that an item shows."""
 _LONGEST_PATTERN = 500
+"""Characters of a pattern that an item shows."""
 
 
 @dataclass(frozen=True)

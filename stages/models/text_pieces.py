@@ -13,6 +13,7 @@ PIECE = 500_000
 """The most characters of a piece."""
 
 _LONGEST_MARK = 100
+"""Characters of the longest mark."""
 _NO_MARKS = re.compile(r"(?!)")
 
 

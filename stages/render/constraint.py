@@ -36,6 +36,7 @@ LONGEST_REPEATED = 4_000
 
 _BYTES = LLTokenizer("byte")
 _KEPT_CHECKS = 32
+"""Constraints whose check is remembered."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """No white space except a blank after a separator: a small model that may write white space may write nothing else."""

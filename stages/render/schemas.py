@@ -83,6 +83,7 @@ def _size(value: Any) -> int:
 _KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _NOTHING = frozenset[str]()
 _MOST_PASSES = 100
+"""Passes over the definitions of a schema."""
 
 
 def fits_some_text(schema: Schema) -> bool:

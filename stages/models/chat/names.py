@@ -15,6 +15,7 @@ from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolK
 
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST = 64
+"""Characters of a name, which is OpenAI's limit for the names of functions."""
 
 CUSTOM_ARGUMENT = "input"
 CODE_ARGUMENT = "code"

@@ -28,6 +28,7 @@ PROMPT_INLINE_LIMIT = 1_000_000
 """The same limit for all schemas of one prompt; reading that much takes some seconds."""
 
 _LITERAL_DEPTH_LIMIT = 100
+"""Levels of a literal; deeper values are null."""
 
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 

@@ -26,10 +26,13 @@ from urllib.parse import urljoin, urlsplit
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 LONGEST_TEXT = 500_000
+"""Characters of the text of a page."""
 _LONGEST_URL = 2_048
+"""Characters of the URL of a link."""
 _MOST_LINKED = 4 << 20
 """Characters of all URLs that the links of a page lead to; more links are text."""
 _MEMORY = 1 << 30
+"""Bytes of memory of the process that reads pages."""
 
 
 def _tags(names: str) -> frozenset[str]:

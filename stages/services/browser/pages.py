@@ -16,13 +16,17 @@ from penstock.stages.services.browser.search_engines import Hit
 from penstock.stages.services.tools import CallFailed, Listed, Source
 
 WIDTH = 80
+"""Characters of a line."""
 VIEW_TOKENS: Mapping[str, int] = {"low": 512, "medium": 1_024, "high": 2_048}
 """The most tokens of a view, by the ``search_context_size`` of the request; the model was trained with ``medium``."""
 _LONGEST_VIEW = 8
 """The factor by which a view may be longer if the model chose the number of lines."""
 _MOST_MATCHES = 50
+"""Matches of a pattern that are shown."""
 _MATCH_LINES = 4
+"""Lines that are shown of each match."""
 _SNIPPET = 1_000
+"""Characters of a snippet."""
 
 _LINE = re.compile(rf"(.{{1,{WIDTH}}})(?: |$)|(.{{{WIDTH}}})")
 _LINK = re.compile(r"【\d+†([^†】]+)(†[^†】]+)?】")

@@ -24,6 +24,7 @@ from penstock.stages.services.tools import CallFailed
 logger = logging.getLogger(__name__)
 
 _LONGEST_TEXT = 50_000
+"""Characters of the text of a hit."""
 _LONGEST_QUERY = 400
 """Characters of a query; Brave and Tavily refuse longer ones."""
 _MARKUP = re.compile(r"</?(?:b|em|i|mark|strong)>")

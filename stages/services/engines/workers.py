@@ -18,6 +18,7 @@ MARK = "_PENSTOCK_ENGINE"
 """Environment variable that marks the processes that this server starts."""
 
 _SET_PARENT_DEATH_SIGNAL = 1
+"""The number of ``PR_SET_PDEATHSIG`` in prctl(2)."""
 
 _ARCH_PRCTL = 158
 """The number of the system call on x86-64."""

@@ -26,6 +26,7 @@ LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
 
 _RETRY = 30.0
+"""Seconds after a failure before a server is listed again."""
 
 SESSION_HEADER = "x-session-id"
 """HTTP header that identifies a session to gpt-oss tool servers."""

@@ -36,6 +36,7 @@ MOST_TOOLS = MOST_ENTRIES["tools"]
 LARGEST_LISTING = 2 * 2**20
 """Maximum bytes of a listing as JSON.  A longer one would not fit a model's context."""
 _MOST_PAGES = 500
+"""Pages of a listing."""
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 5.0

@@ -20,6 +20,7 @@ from penstock.stages.services.mcp.incoming import bound
 from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
 CONNECTING = 10.0
+"""Seconds in which a connection must be made."""
 READING = 600.0
 """Seconds without a byte before a read times out.  It is long, as streams are silent while a tool runs."""
 

@@ -16,6 +16,7 @@ from penstock.stages.services.json_size import JsonSize, exceeds
 from penstock.stages.services.sandbox.head_tail import HeadTailBuffer
 
 _LONGEST_ANSWER: Final = 4 << 20
+"""Bytes of an answer."""
 _LARGEST: Final = JsonSize(containers=1_000, commas=10_000)
 """The size of an answer: a text for each stream of a command, and its outcome."""
 _AT_ONCE: Final = 64

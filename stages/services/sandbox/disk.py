@@ -19,6 +19,7 @@ MOST_FILES: Final = 4096
 """The most files of a sandbox; empty ones take memory too."""
 
 _BLOCK: Final = 512
+"""Bytes of a block in ``st_blocks``, as in stat(2)."""
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(/.*) \(deleted\)$", re.MULTILINE)
 """A line of ``/proc/PID/maps`` about a deleted file: its device, its inode and its path."""

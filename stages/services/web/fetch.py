@@ -25,8 +25,11 @@ Read = TypeVar("Read")
 
 PORTS = (80, 443)
 LONGEST_URL = 4_096
+"""Characters of a URL."""
 _REDIRECTS = 5
+"""Redirects that are followed."""
 _SECONDS = 20.0
+"""Seconds in which a page must have been fetched."""
 
 
 class NotFetched(Exception):
