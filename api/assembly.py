@@ -29,10 +29,10 @@ from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
-from penstock.stages.services.fair_places import Limit, places_here, unlimited
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.slots import Limit, sandbox_slots, unlimited
 from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.store import Store
@@ -68,7 +68,7 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
             settings.mcp_config,
             settings.web_search,
             settings.web_search_key.get_secret_value() if settings.web_search_key else "",
-            places_here(settings.frontends) if settings.sandbox else None,
+            sandbox_slots(settings.frontends) if settings.sandbox else None,
             limit,
         )
     )
@@ -142,9 +142,9 @@ def admitting(
     if places is None or "generate" not in pipeline.names():
         return pipeline
     runs: RunRegistry = pipeline.stage("persist").runs
-    fair = share.places(places, lambda owner: limits_of(owner).weight)
+    slots = share.slots(places, lambda owner: limits_of(owner).weight)
     most = share.of(own.most_prompts) if own and own.most_prompts is not None else None
-    admit = Admit(fair, runs.is_accepted, lambda owner: limits_of(owner).wait or settings.engine_wait, most)
+    admit = Admit(slots, runs.is_accepted, lambda owner: limits_of(owner).wait or settings.engine_wait, most)
     return pipeline.insert_before("generate", "admit", admit)
 
 

@@ -1,6 +1,6 @@
 """The part of one frontend in what all frontends of a server have together, and the memory that they share.
 
-Each frontend writes only into its own slot, and reads the others: no lock is needed, and none can be left behind by a
+Each frontend writes only its own state, and reads the others: no lock is needed, and none can be left behind by a
 process that dies.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.stages.services.fair_places import FairPlaces, Weigh
+from penstock.stages.services.slots import Slots, Weigh
 
 LOOK = 0.02
-"""Seconds between two looks at the places of the other frontends, while prompts wait here."""
+"""Seconds between two looks at the slots of the other frontends, while prompts wait here."""
 
 
-class Slot(ctypes.Structure):
+class FrontendState(ctypes.Structure):
     """The state of one frontend; the counts of connections and responses are those at its last sign of life."""
 
     _fields_ = (
@@ -28,21 +28,21 @@ class Slot(ctypes.Structure):
         ("received", ctypes.c_longlong),
         ("open", ctypes.c_longlong),
         ("running", ctypes.c_longlong),
-        ("places_used", ctypes.c_longlong),
-        ("places_waiting", ctypes.c_longlong),
+        ("slots_used", ctypes.c_longlong),
+        ("slots_waiting", ctypes.c_longlong),
     )
     seen_at: float
     received: int
     open: int
     running: int
-    places_used: int
-    places_waiting: int
+    slots_used: int
+    slots_waiting: int
 
 
-def new_board(count: int) -> Sequence[Slot]:
-    """Return a slot for each frontend, in memory that can be given to processes when they start."""
-    board: Any = multiprocessing.get_context("spawn").RawArray(Slot, count)
-    return board  # type: ignore[no-any-return]
+def shared_states(count: int) -> Sequence[FrontendState]:
+    """Return a state for each frontend, in memory that can be given to processes when they start."""
+    states: Any = multiprocessing.get_context("spawn").RawArray(FrontendState, count)
+    return states  # type: ignore[no-any-return]
 
 
 def part(total: int, count: int, index: int) -> int:
@@ -56,7 +56,7 @@ class Share:
 
     index: int = 0
     count: int = 1
-    board: Sequence[Slot] = ()
+    states: Sequence[FrontendState] = ()
     counts: Path | None = None
     """The database in which frontends count together, if the server stores no responses."""
 
@@ -64,46 +64,47 @@ class Share:
         """Return the part of this process in a total."""
         return part(total, self.count, self.index)
 
-    def places(self, total: int, weigh: Weigh) -> FairPlaces:
-        """Return the places of this process."""
-        return SharedPlaces(total, self.board, self.index, weigh) if self.board else FairPlaces(total, weigh=weigh)
+    def slots(self, total: int, weigh: Weigh) -> Slots:
+        """Return the slots of this process."""
+        return SharedSlots(total, self.states, self.index, weigh) if self.states else Slots(total, weigh=weigh)
 
 
 ALONE = Share()
 
 
-class SharedPlaces(FairPlaces):
-    """Places that several frontends share: each has its part, and may use those that the others do not need.
+class SharedSlots(Slots):
+    """Slots that several frontends share: each has its part, and may use those that the others do not need.
 
-    While requests wait at another frontend, this one takes no more than its part.  As places in use are not taken away,
+    While requests wait at another frontend, this one takes no more than its part.  As slots in use are not taken away,
     more than ``total`` may be in use for a while; the engine queues these.
     """
 
-    def __init__(self, total: int, board: Sequence[Slot], index: int, weigh: Weigh) -> None:
+    def __init__(self, total: int, states: Sequence[FrontendState], index: int, weigh: Weigh) -> None:
         super().__init__(total, weigh=weigh)
         self._total = total
-        self._own = board[index]
-        self._others = [slot for at, slot in enumerate(board) if at != index]
-        self._part = part(total, len(board), index)
+        self._own = states[index]
+        self._others = [state for at, state in enumerate(states) if at != index]
+        self._part = part(total, len(states), index)
         self._next_look: asyncio.TimerHandle | None = None
         self._publish()
 
     @property
-    def bound(self) -> int:
-        """The number of places that this frontend may hold at the moment."""
-        if any(slot.places_waiting for slot in self._others):
+    def available(self) -> int:
+        """The number of slots that this frontend may hold at the moment."""
+        if any(state.slots_waiting for state in self._others):
             return max(1, self._part)
-        return max(1, self._part, self._total - sum(slot.places_used for slot in self._others))
+        return max(1, self._part, self._total - sum(state.slots_used for state in self._others))
 
-    def _grant(self) -> None:
-        super()._grant()
+    def grant(self) -> None:
+        """Give the free slots to those that wait, and look again while some wait."""
+        super().grant()
         self._publish()
         if self.waiting and self._next_look is None:
             self._next_look = asyncio.get_running_loop().call_later(LOOK, self._look)
 
     def _look(self) -> None:
         self._next_look = None
-        self._grant()
+        self.grant()
 
     def _publish(self) -> None:
-        self._own.places_used, self._own.places_waiting = self.in_use, self.waiting
+        self._own.slots_used, self._own.slots_waiting = self.in_use, self.waiting

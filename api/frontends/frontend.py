@@ -64,7 +64,7 @@ class Frontend:
         self.greetings: list[Greeting] = []
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
-        self._slot = seat.share.board[seat.share.index]
+        self._state = seat.share.states[seat.share.index]
         self._received = 0
         self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,10 +93,10 @@ class Frontend:
             loop.remove_reader(self.link)
 
     async def _give_signs(self, runner: Runner, scheduler: Scheduler) -> None:
-        slot = self._slot
+        state = self._state
         while True:
-            slot.seen_at, slot.received, slot.open = time.monotonic(), self._received, runner.counts.open
-            slot.running = len(scheduler.runs.running)
+            state.seen_at, state.received, state.open = time.monotonic(), self._received, runner.counts.open
+            state.running = len(scheduler.runs.running)
             await asyncio.sleep(SIGN)
 
     def _receive(self, runner: Runner, scheduler: Scheduler) -> None:

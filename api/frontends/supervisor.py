@@ -45,7 +45,7 @@ from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import bind, listen
 from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.settings import Settings
-from penstock.api.share import Share, Slot, new_board
+from penstock.api.share import FrontendState, Share, shared_states
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted
 from penstock.stages.services.engines.vllm import VllmPlan
@@ -78,7 +78,7 @@ class Frontend:
     """A frontend as the supervisor knows it."""
 
     seat: Seat
-    slot: Slot
+    state: FrontendState
     process: BaseProcess
     link: Link
     started: float = field(default_factory=time.monotonic)
@@ -94,12 +94,12 @@ class Frontend:
     @property
     def connections(self) -> int:
         """The number of its connections."""
-        return self.slot.open + self.given - self.slot.received
+        return self.state.open + self.given - self.state.received
 
     @property
     def load(self) -> tuple[bool, int, int]:
         """Its precedence for a new connection, the lowest first."""
-        return time.monotonic() - self.slot.seen_at > SEEN, self.connections, self.given
+        return time.monotonic() - self.state.seen_at > SEEN, self.connections, self.given
 
 
 class Supervisor:
@@ -110,7 +110,7 @@ class Supervisor:
         self._count = count
         self._target = target
         self._bound = bound
-        self._board = new_board(count)
+        self._states = shared_states(count)
         self._frontends: dict[int, Frontend] = {}
         self._seats: list[Seat] = []
         self._cores: Cores | None = None
@@ -146,7 +146,7 @@ class Supervisor:
             listen(each)
         urls = [settings.frontend_at(each.getsockname()[1]) for each in listening]
         for index, (own, url) in enumerate(zip(listening, urls, strict=True)):
-            share = Share(index, self._count, self._board, counts)
+            share = Share(index, self._count, self._states, counts)
             siblings = [each for each in urls if each != url]
             self._seats.append(Seat(settings, share, own, own, siblings, url, output, metrics))
 
@@ -155,16 +155,16 @@ class Supervisor:
         index = client.index
         mark_workers()
         link, theirs = new_link()
-        slot = self._board[index]
-        slot.received = slot.open = slot.running = slot.places_used = slot.places_waiting = 0
-        slot.seen_at = time.monotonic()
+        state = self._states[index]
+        state.received = state.open = state.running = state.slots_used = state.slots_waiting = 0
+        state.seen_at = time.monotonic()
         seat = self._seats[index]
         output = DupFd(seat.output[0]), DupFd(seat.output[1])
         given = replace(seat, link=theirs, output=output, client=client if client.addresses else None)
         with theirs:
             process = multiprocessing.get_context("spawn").Process(target=self._target, args=(given,))
             process.start()
-        self._frontends[index] = Frontend(seat, slot, process, link)
+        self._frontends[index] = Frontend(seat, state, process, link)
         return process
 
     def start_all(self) -> None:
@@ -320,15 +320,15 @@ class Supervisor:
         frontend.link.end.close()
         frontend.process.join()
         del self._frontends[index]
-        slot = frontend.slot
-        slot.places_used = slot.places_waiting = 0
+        state = frontend.state
+        state.slots_used = state.slots_waiting = 0
         mark_process_dead(frontend.process.pid)  # type: ignore[no-untyped-call]
         self._listen()
         if self._stopping:
             if not self._frontends:
                 self._ended.set()
             return
-        status, running = frontend.process.exitcode, counted(slot.running, "running response")
+        status, running = frontend.process.exitcode, counted(state.running, "running response")
         logger.log(
             logging.ERROR if status else logging.INFO,
             "%s has ended with status %s and %s; it is started again",

@@ -1,10 +1,10 @@
 """Background responses: a limited number run at once, and the others wait.
 
-The API keys take turns, and the responses of one key run in order.  Each runs in a task of its own, which pulls it
-through the pipeline and needs no client.  A waiting response is hardly more than an id here: its request is in the
-store, so that the next server finds it too.  Only the secrets of its MCP servers are not stored.  They are kept in this
-process until the response has ended or moved to another server.  Another server, or this one after a restart, runs the
-response without them, and an MCP server that requires them fails as an item.
+A free slot goes to the API key with the fewest, and the responses of one key run in order.  Each runs in a task of its
+own, which pulls it through the pipeline and needs no client.  A waiting response is hardly more than an id here: its
+request is in the store, so that the next server finds it too.  Only the secrets of its MCP servers are not stored.
+They are kept in this process until the response has ended or moved to another server.  Another server, or this one
+after a restart, runs the response without them, and an MCP server that requires them fails as an item.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.runs.run import Run, RunRegistry
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -85,58 +86,16 @@ class InFlight:
             await asyncio.sleep(0.02)
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A queued run, with the MCP servers and the context of its request."""
-
-    run: Run
-    servers: tuple[McpServer, ...]
-    context: Context = field(default_factory=copy_context)
-
-
-class _WaitingRuns:
-    """The queued runs by owner; the owners take turns."""
-
-    def __init__(self) -> None:
-        self._by_owner: dict[str, dict[str, _Waiting]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_owner.values()))
-
-    def count(self, owner: str) -> int:
-        return len(self._by_owner.get(owner, ()))
-
-    def add(self, waiting: _Waiting) -> None:
-        run = waiting.run
-        self._by_owner.setdefault(run.origin.owner, {})[run.response.id] = waiting
-
-    def discard(self, run: Run) -> None:
-        own = self._by_owner.get(run.origin.owner, {})
-        own.pop(run.response.id, None)
-        if not own:
-            self._by_owner.pop(run.origin.owner, None)
-
-    def take(self) -> _Waiting:
-        """Remove and return the first run of the owner whose turn it is."""
-        owner = next(iter(self._by_owner))
-        own = self._by_owner.pop(owner)
-        first = own.pop(next(iter(own)))
-        if own:
-            self._by_owner[owner] = own  # at the end: the other owners come first
-        return first
-
-
 @dataclass
 class BackgroundQueue:
-    """The background responses of this server: at most ``limit`` run at once, and fewer than ``longest`` wait."""
+    """The background responses of this server: each runs in one of its ``slots``, and fewer than ``longest`` wait."""
 
     run: RunResponse
     runs: RunRegistry
     store: Store
     in_flight: InFlight
-    limit: int
+    slots: Slots
     longest: int = 20_000
-    _waiting: _WaitingRuns = field(default_factory=_WaitingRuns)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self, owner: str) -> None:
@@ -144,7 +103,7 @@ class BackgroundQueue:
 
         So one owner can take half of the queue, a second one a quarter, and none can lock the others out.
         """
-        if self._waiting.count(owner) >= self.longest - len(self._waiting):
+        if self.slots.waiting_of(owner) >= self.longest - self.slots.waiting:
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
     def add(self, run: Run, servers: tuple[McpServer, ...] = ()) -> None:
@@ -152,15 +111,15 @@ class BackgroundQueue:
 
         ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
-        self._waiting.add(_Waiting(run, servers))
         if self.in_flight.stopping:
             self.release_queued()
         else:
-            self._begin_next()
+            begin = partial(self._begin, run, servers, copy_context())
+            self.slots.request(run.origin.owner, run.response.id, begin)
 
     def interrupt(self, run: Run) -> None:
         """Take a response out of the queue, or cancel its task."""
-        self._waiting.discard(run)
+        self.slots.withdraw(run.origin.owner, run.response.id)
         if task := self._tasks.get(run.response.id):
             task.cancel()
 
@@ -178,17 +137,14 @@ class BackgroundQueue:
                 run.release()
                 self.interrupt(run)
 
-    def _begin_next(self) -> None:
-        while self._waiting and len(self._tasks) < self.limit:
-            next_one = self._waiting.take()
-            response_id = next_one.run.response.id
-            running = self._run(next_one.run, next_one.servers)
-            task = self._tasks[response_id] = asyncio.create_task(running, context=next_one.context)
-            task.add_done_callback(partial(self._end, response_id))
+    def _begin(self, run: Run, servers: tuple[McpServer, ...], context: Context) -> None:
+        task = asyncio.create_task(self._run(run, servers), context=context)
+        self._tasks[run.response.id] = task
+        task.add_done_callback(partial(self._end, run))
 
-    def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
-        del self._tasks[response_id]
-        self._begin_next()
+    def _end(self, run: Run, _: asyncio.Task[None]) -> None:
+        del self._tasks[run.response.id]
+        self.slots.release(run.origin.owner)
 
     async def _run(self, run: Run, servers: tuple[McpServer, ...]) -> None:
         current_response.set(run.response.id)

@@ -36,6 +36,7 @@ from penstock.pipeline.tasks import MANY, let_go, unhindered
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class Scheduler:
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         run = partial(self._run, mode="background")
-        self.background = BackgroundQueue(run, self.runs, self.store, self.in_flight, self.limit)
+        self.background = BackgroundQueue(run, self.runs, self.store, self.in_flight, Slots(self.limit))
         self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
 
     # Starting

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import Prompt
-from penstock.stages.services.fair_places import FairPlaces
+from penstock.stages.services.slots import Slots
 
 
 @dataclass(frozen=True)
 class Admit:
-    """Pass a prompt on when one of the engine's ``places`` is free, and hold the place until its generation is over.
+    """Pass a prompt on when one of the engine's ``slots`` is free, and hold it until its generation is over.
 
     ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait without limits.
     Others wait for at most ``patience`` seconds, given by their owner, and are refused if ``most`` prompts wait or run.
     """
 
-    places: FairPlaces
+    slots: Slots
     is_accepted: Callable[[str], bool]
     patience: Callable[[str], float | None]
     most: int | None = None
 
     async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
-        """Yield each prompt when it has a place.  Raises `EngineOverloaded` for one that is refused."""
+        """Yield each prompt when it has a slot.  Raises `EngineOverloaded` for one that is refused."""
         async for prompt in source:
             owner = prompt.facts.origin.owner
             await self._enter(prompt, owner)
@@ -36,19 +36,19 @@ class Admit:
             try:
                 yield passing.pop()
             finally:
-                self.places.give_back(owner)
+                self.slots.release(owner)
 
     async def _enter(self, prompt: Prompt, owner: str) -> None:
-        """Take a place."""
+        """Wait for a slot."""
         patience, started = None, time.monotonic()
         if not self.is_accepted(prompt.facts.response_id):
-            if self.most is not None and self.places.in_use + self.places.waiting >= self.most:
+            if self.most is not None and self.slots.in_use + self.slots.waiting >= self.most:
                 raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
             patience = self.patience(owner)
         try:
             with metrics.TURNS_WAITING.track_inprogress():
                 async with asyncio.timeout(patience):
-                    await self.places.take(owner)
+                    await self.slots.acquire(owner)
         except TimeoutError:
             raise EngineOverloaded(f"The engine was full for {patience:g} seconds. Try again later.") from None
         finally:

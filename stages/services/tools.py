@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
-from penstock.stages.services.fair_places import FairPlaces, Limit, unlimited
+from penstock.stages.services.slots import Limit, Slots, unlimited
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 
@@ -119,8 +119,8 @@ class HostSettings:
     web_search: str | None = None
     """The search engine: its name, or its name and URL with ``=`` between them."""
     search_key: str = field(default="", repr=False)
-    places: FairPlaces | None = None
-    """The places of all sandboxes together; None if there are to be no sandboxes."""
+    slots: Slots | None = None
+    """The slots of all sandboxes together; None if there are to be no sandboxes."""
     limit: Limit = unlimited
     """Limits the sandboxes of an owner."""
 

@@ -35,8 +35,8 @@ class ContainerHost(SandboxHost):
 
 async def host(settings: HostSettings) -> ContainerHost | None:
     """Return the host, if its sandbox works on this machine."""
-    sandbox = await offered("container", "Shell") if settings.places else None
-    return ContainerHost(sandbox, settings.places, settings.limit) if sandbox else None
+    sandbox = await offered("container", "Shell") if settings.slots else None
+    return ContainerHost(sandbox, settings.slots, settings.limit) if sandbox else None
 
 
 class ContainerSession:

@@ -7,34 +7,34 @@ from contextlib import AsyncExitStack
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.stages.services.fair_places import FairPlaces, Limit, places_here, unlimited
 from penstock.stages.services.sandbox.plan import SandboxLimits
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
+from penstock.stages.services.slots import Limit, Slots, sandbox_slots, unlimited
 
 
 class SandboxHost:
-    """Gives each response a sandbox from its first call on, when there is a free place."""
+    """Gives each response a sandbox from its first call on, when a slot is free."""
 
-    def __init__(self, sandbox: Sandbox, places: FairPlaces | None = None, limit: Limit = unlimited) -> None:
+    def __init__(self, sandbox: Sandbox, slots: Slots | None = None, limit: Limit = unlimited) -> None:
         self._sandbox = sandbox
-        self._places = places or places_here()
+        self._slots = slots or sandbox_slots()
         self._limit = limit
 
     def lease(self, request: ResolvedRequest) -> SandboxLease:
         """Return a lease for one response; nothing is started yet."""
-        return SandboxLease(self._sandbox, self._places, request.facts.origin.owner, self._limit)
+        return SandboxLease(self._sandbox, self._slots, request.facts.origin.owner, self._limit)
 
     async def close(self) -> None:
         """Do nothing: each session closes its own sandbox."""
 
 
 class SandboxLease:
-    """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
+    """One of a limited number of slots, held from the first call until `close`, and the sandbox in it."""
 
-    def __init__(self, sandbox: Sandbox, places: FairPlaces, owner: str, limit: Limit = unlimited) -> None:
+    def __init__(self, sandbox: Sandbox, slots: Slots, owner: str, limit: Limit = unlimited) -> None:
         self._sandbox = sandbox
-        self._places = places
+        self._slots = slots
         self._owner = owner
         self._limit = limit
         self._held = AsyncExitStack()
@@ -47,7 +47,7 @@ class SandboxLease:
     async def process(self, seconds: float) -> Process:
         """Return the sandbox, and start one if there is none.
 
-        A free place and the start may take ``seconds`` in total.  Raises `SandboxDied`.
+        A free slot and the start may take ``seconds`` in total.  Raises `SandboxDied`.
         """
         if self._process is None:
             try:
@@ -101,7 +101,7 @@ class SandboxLease:
             with metrics.SANDBOXES_WAITING.track_inprogress():
                 async with AsyncExitStack() as held:
                     await held.enter_async_context(self._limit(self._owner))
-                    await held.enter_async_context(self._places.place(self._owner))
+                    await held.enter_async_context(self._slots.slot(self._owner))
                     self._held = held.pop_all()
             self._held.enter_context(metrics.SANDBOXES.track_inprogress())
             self._holds = True

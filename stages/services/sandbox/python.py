@@ -25,8 +25,8 @@ class PythonHost(SandboxHost):
 
 async def host(settings: HostSettings) -> PythonHost | None:
     """Return the host, if its sandbox works on this machine."""
-    sandbox = await offered("python", "Python") if settings.places else None
-    return PythonHost(sandbox, settings.places, settings.limit) if sandbox else None
+    sandbox = await offered("python", "Python") if settings.slots else None
+    return PythonHost(sandbox, settings.slots, settings.limit) if sandbox else None
 
 
 class PythonSession:

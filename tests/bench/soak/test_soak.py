@@ -38,7 +38,7 @@ async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None
         await wait_until(lambda: not len(served.scheduler.runs) and not served.store.backlog)
         await wait_until(lambda: not held() - before)
         background = served.scheduler.background
-        assert (background._waiting._by_owner, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
+        assert (background.slots._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
         assert served.scheduler.in_flight.count == 0
         assert (served.store._writer._last, engine.running) == ({}, 0)
 

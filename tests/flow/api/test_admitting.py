@@ -1,4 +1,4 @@
-"""A full engine: prompts wait for a place, API keys get places in turn, and a wait has a deadline."""
+"""A full engine: prompts wait for a place, API keys get slots in turn, and a wait has a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.api.http.auth import Keys
 from penstock.pipeline.core import Pipeline
 from penstock.stages.optional.admit import Admit
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.fair_places import FairPlaces
+from penstock.stages.services.slots import Slots
 from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
 
@@ -21,16 +21,16 @@ FLOODING, OTHER = "a-key-that-floods", "a-key-of-another"
 
 
 class Admitting:
-    """An edit of a pipeline: a stage that admits prompts to an engine of so many places."""
+    """An edit of a pipeline: a stage that admits prompts to an engine of so many slots."""
 
     def __init__(self, most: int, patience: float | None = None, longest: int | None = None) -> None:
-        self.places = FairPlaces(most)
+        self.slots = Slots(most)
         self.patience = patience
         self.longest = longest
 
     def __call__(self, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         runs = pipeline.stage("persist").runs
-        admit = Admit(self.places, runs.is_accepted, lambda _: self.patience, self.longest)
+        admit = Admit(self.slots, runs.is_accepted, lambda _: self.patience, self.longest)
         return pipeline.insert_before("generate", "admit", admit)
 
 
@@ -52,11 +52,11 @@ async def test_prompt_waits_for_a_place(full: tuple[ScriptedServer, Admitting]) 
     async with served.open_stream() as stream:
         await stream.response_id()
         second = asyncio.create_task(served.post({"input": "Hi"}))
-        await wait_until(lambda: edit.places.waiting == 1)
+        await wait_until(lambda: edit.slots.waiting == 1)
         served.engine.script = script()
     status, answer = await second
     assert (status, answer["status"]) == (200, "completed")
-    await wait_until(lambda: edit.places.in_use == 0)
+    await wait_until(lambda: edit.slots.in_use == 0)
 
 
 async def test_wait_ends_at_its_deadline(full: tuple[ScriptedServer, Admitting]) -> None:
@@ -69,7 +69,7 @@ async def test_wait_ends_at_its_deadline(full: tuple[ScriptedServer, Admitting])
             assert answer.status == 503
             assert answer.headers["Retry-After"]
             assert (await answer.json())["error"]["code"] == "rate_limit_exceeded"
-    assert edit.places.waiting == 0
+    assert edit.slots.waiting == 0
 
 
 async def test_queue_that_is_full_refuses_at_once(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_accepted_response_waits_beyond_the_deadline(full: tuple[ScriptedS
     async with served.open_stream() as stream:
         await stream.response_id()
         queued = await served.start_background()
-        await wait_until(lambda: edit.places.waiting == 1)
+        await wait_until(lambda: edit.slots.waiting == 1)
         await asyncio.sleep(0.05)
         served.engine.script = script()
     assert (await served.wait_for_end(queued))["status"] == "completed"
@@ -101,10 +101,10 @@ async def test_client_that_leaves_while_it_waits_frees_its_place_in_the_queue(
     async with served.open_stream() as stream:
         await stream.response_id()
         waiting = asyncio.create_task(served.post({"input": "Hi"}))
-        await wait_until(lambda: edit.places.waiting == 1)
+        await wait_until(lambda: edit.slots.waiting == 1)
         waiting.cancel()
-        await wait_until(lambda: edit.places.waiting == 0)
-    await wait_until(lambda: edit.places.in_use == 0)
+        await wait_until(lambda: edit.slots.waiting == 0)
+    await wait_until(lambda: edit.slots.in_use == 0)
 
 
 async def test_flooding_key_does_not_starve_another(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_flooding_key_does_not_starve_another(tmp_path: Path) -> None:
                 return key
 
         flood = [asyncio.create_task(post(FLOODING)) for _ in range(40)]
-        await wait_until(lambda: edit.places.waiting > 20)
+        await wait_until(lambda: edit.slots.waiting > 20)
         await post(OTHER)
         done = sum(task.done() for task in flood)
         assert done < 30  # in order of arrival, all 40 would have come first

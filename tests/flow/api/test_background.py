@@ -35,7 +35,7 @@ async def test_background_response_waits_runs_and_ends(served: PacedServer) -> N
 @pytest.mark.defect("B21")
 async def test_store_has_the_status_of_a_background_response(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
-    served.scheduler.background.limit = 1
+    served.scheduler.background.slots.limit = 1
     running, waiting = await served.start_background(), await served.start_background()
     await api_clients.wait_until(lambda: served.engine.running == 1)
     for response_id, status in ((running, "in_progress"), (waiting, "queued")):
@@ -109,7 +109,7 @@ async def test_background_responses_run_in_order(where: str, limit: int) -> None
 
 async def test_background_queue_is_bounded(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.01)
-    served.scheduler.background.limit, served.scheduler.background.longest = 1, 3
+    served.scheduler.background.slots.limit, served.scheduler.background.longest = 1, 3
     for _ in range(3):
         await served.start_background()
     wanted = {"input": "Hi", "background": True}
@@ -144,7 +144,7 @@ async def test_keys_take_turns_in_the_background(keyed: PacedServer) -> None:
         await api_clients.wait_until(lambda: keyed.engine.running and len(keyed.engine.prompts) == done + 1)  # noqa: B023
         keyed.engine.finish(keyed.engine.prompts[done].facts.response.id)
     order = [message.text for prompt in keyed.engine.prompts for message in of_type(prompt.facts.input, Message)]
-    assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+    assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
 
 
 async def test_one_key_cannot_fill_the_background_queue(keyed: PacedServer) -> None:
@@ -184,7 +184,7 @@ async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str,
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.wait_until_idle()
     background = served.scheduler.background
-    assert (background._waiting._by_owner, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
+    assert (background.slots._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
 
 
 # Detached

@@ -52,7 +52,7 @@ async def test_finished_foreground_response_is_not_cancellable(served: ScriptedS
 @pytest.mark.defect("13")
 async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> None:
     endless(served)
-    served.scheduler.background.limit = 1
+    served.scheduler.background.slots.limit = 1
     running, waiting = await served.start_background(), await served.start_background()
     status, answer = await served.cancel(waiting)
     assert status == 200
@@ -198,7 +198,7 @@ async def test_answered_cancel_is_durable(where: str) -> None:
 
 @pytest.mark.defect("13")
 async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
-    served.scheduler.background.limit = 0
+    served.scheduler.background.slots.limit = 0
     response_id = await served.start_background()
     run = served.scheduler.runs.get(response_id, "")
     assert run
@@ -222,7 +222,7 @@ async def test_deleting_a_running_response_cancels_it(served: ScriptedServer) ->
 
 
 async def test_cancelled_queued_response_unlocks_its_conversation(served: ScriptedServer) -> None:
-    served.scheduler.background.limit = 0
+    served.scheduler.background.slots.limit = 0
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
     response_id = await served.start_background(body)

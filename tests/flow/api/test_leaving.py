@@ -13,7 +13,7 @@ from penstock.api.frontends.link import Leaving, Left, new_link
 from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import Runner
 from penstock.api.settings import Settings
-from penstock.api.share import Share, Slot
+from penstock.api.share import FrontendState, Share
 from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer
 
@@ -34,7 +34,7 @@ async def test_socket_can_still_be_opened(served: ScriptedServer) -> None:
 async def test_connection_that_arrives_last_is_waited_for(served: ScriptedServer) -> None:
     ours, theirs = new_link()
     with socket.create_server(("127.0.0.1", 0)) as listening, ours.end, theirs:
-        share = Share(board=[Slot()])
+        share = Share(states=[FrontendState()])
         frontend = Frontend(
             Seat(Settings.model_validate({}), share, theirs, listening, (), "http://one.example", (1, 2))
         )

@@ -89,7 +89,7 @@ async def test_background_response_is_logged_in_two_lines(
 @pytest.mark.parametrize("background", [False, True])
 async def test_cancel_logs_no_warning(served: ScriptedServer, log: pytest.LogCaptureFixture, background: bool) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.001)
-    served.scheduler.background.limit = 1
+    served.scheduler.background.slots.limit = 1
     async with served.open_stream({"background": background}) as stream:
         running, waiting = await stream.response_id(), await served.start_background()
         await stream.upto(b"output_text.delta")

@@ -74,7 +74,7 @@ async def test_background_response_has_its_secrets(where: str, caplog: pytest.Lo
             run = await waiting(served)
             assert CANARY not in await stored_text(where)
             assert "maps.example" in await stored_text(where)
-            served.scheduler.background.limit = 1
+            served.scheduler.background.slots.limit = 1
             await waiting(served)
             assert (await served.wait_for_end(run.response.id))["status"] == "completed"
             await wait_until(lambda: len(served.scheduler.runs) == 0)
@@ -93,8 +93,8 @@ async def test_other_server_runs_without_secrets(where: str) -> None:
 
 
 async def _runs(served: ScriptedServer, run: Run) -> None:
-    served.scheduler.background.limit = 1
-    served.scheduler.background._begin_next()
+    served.scheduler.background.slots.limit = 1
+    served.scheduler.background.slots.grant()
     await run.wait()
 
 

@@ -1,4 +1,4 @@
-"""The share of a frontend: parts add up, and places go to the frontends that need them."""
+"""The share of a frontend: parts add up, and slots go to the frontends that need them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.share import LOOK, SharedPlaces, Slot, part
+from penstock.api.share import LOOK, FrontendState, SharedSlots, part
 
 
 @given(total=st.integers(0, 1000), count=st.integers(1, 16))
@@ -18,38 +18,38 @@ def test_parts_add_up_and_are_as_equal_as_possible(total: int, count: int) -> No
     assert max(parts) - min(parts) <= 1
 
 
-def shared(total: int, count: int) -> list[SharedPlaces]:
-    slots = [Slot() for _ in range(count)]
-    return [SharedPlaces(total, slots, index, lambda _: 1.0) for index in range(count)]
+def shared(total: int, count: int) -> list[SharedSlots]:
+    slots = [FrontendState() for _ in range(count)]
+    return [SharedSlots(total, slots, index, lambda _: 1.0) for index in range(count)]
 
 
 async def test_frontend_may_use_what_the_others_do_not_need() -> None:
     one, other = shared(6, 2)
     for _ in range(6):
-        await one.take("a")
-    waiting = asyncio.create_task(one.take("a"))
+        await one.acquire("a")
+    waiting = asyncio.create_task(one.acquire("a"))
     await asyncio.sleep(0)
     assert not waiting.done()
     for _ in range(3):
-        await asyncio.wait_for(other.take("b"), 1)  # its part is not taken away
-    one.give_back("a")
+        await asyncio.wait_for(other.acquire("b"), 1)  # its part is not taken away
+    one.release("a")
     await asyncio.sleep(0)
     assert not waiting.done()  # nine are in use, of six
     waiting.cancel()
 
 
 @pytest.mark.io
-async def test_waiting_frontend_learns_of_places_that_others_give_back() -> None:
+async def test_waiting_frontend_learns_of_slots_that_others_give_back() -> None:
     one, other = shared(4, 2)
     for _ in range(4):
-        await one.take("a")
+        await one.acquire("a")
     for _ in range(2):
-        await other.take("b")
-    waiting = asyncio.create_task(other.take("b"))
+        await other.acquire("b")
+    waiting = asyncio.create_task(other.acquire("b"))
     await asyncio.sleep(2 * LOOK)
     assert not waiting.done()
     for _ in range(3):
-        one.give_back("a")
+        one.release("a")
     await asyncio.wait_for(waiting, 1)
 
 
@@ -64,17 +64,17 @@ async def test_each_frontend_always_gets_its_part_and_the_engine_is_never_left_i
     every = shared(total, count)
     tasks: list[asyncio.Task[None]] = []
     for number, step in steps:
-        places = every[number % count]
+        slots = every[number % count]
         if step == "take":
-            tasks.append(asyncio.create_task(places.take("a")))
-        elif places.in_use:
-            places.give_back("a")
+            tasks.append(asyncio.create_task(slots.acquire("a")))
+        elif slots.in_use:
+            slots.release("a")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         for index, each in enumerate(every):
             assert not each.waiting or each.in_use >= max(1, part(total, count, index))
     for each in every:  # as the next look does
-        each._grant()
+        each.grant()
     if any(each.waiting for each in every):
         assert sum(each.in_use for each in every) >= total
     for task in tasks:

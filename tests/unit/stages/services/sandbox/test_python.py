@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from penstock.pipeline.frames import CodeOutputs
-from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost, PythonSession
+from penstock.stages.services.slots import Slots
 from penstock.testing import ExampleCalls, check_host
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
@@ -135,7 +135,7 @@ async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> N
 
 
 async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
-    host = PythonHost(python_sandbox, FairPlaces(1))
+    host = PythonHost(python_sandbox, Slots(1))
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
     await one.run("python", "1", 20)
     outcome = await other.run("python", "1", 0.05)

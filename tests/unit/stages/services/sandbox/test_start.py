@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.fair_places import FairPlaces
 from penstock.stages.services.sandbox import plan, process
 from penstock.stages.services.sandbox.plan import Mode
 from penstock.stages.services.sandbox.probe import Sandbox, probe
 from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.toolbox import open_toolbox
 from penstock.stages.services.tools import HostSettings
 from tests.support.processes import descendants
@@ -100,7 +100,7 @@ async def test_late_sandbox_is_offered_and_tried_again(
         assert isinstance(found, Sandbox)
         assert found.is_late
         with caplog.at_level(logging.INFO):
-            tools = await open_toolbox(HostSettings(places=FairPlaces(1)))
+            tools = await open_toolbox(HostSettings(slots=Slots(1)))
         assert "python" in tools.kinds
         await tools.close()
         failed = await PythonHost(found).session(NO_CONVERSATION).run("python", "1", 20)
