@@ -22,15 +22,14 @@ from msgspec import UNSET
 from pydantic import TypeAdapter
 
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.mcp.config import SecretMask, ServerConfig, mask_secrets
-from penstock.stages.services.mcp.connection import Connection
+from penstock.stages.services.mcp.config import SecretMask, mask_secrets
+from penstock.stages.services.mcp.connection import McpConnection
 from penstock.stages.services.mcp.diagnosis import diagnosed
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure, tool_failure
 from penstock.stages.services.mcp.incoming import MOST_ENTRIES
-from penstock.stages.services.mcp.listings import Listing
+from penstock.stages.services.mcp.listings import Listing, Listings, Target
 from penstock.stages.services.mcp.transports import statuses_noted
 from penstock.stages.services.tools import ToolResult, callable_tools
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 MOST_TOOLS = MOST_ENTRIES["tools"]
 LARGEST_LISTING = 2 * 2**20
@@ -55,16 +54,12 @@ _CALL_RESULT: TypeAdapter[CallResult] = TypeAdapter(CallResult)
 class McpClient:
     """The client of one server.  Its connections are in ``connections`` until they are closed."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        allowed: AllowedNetworks | None,
-        tools_changed: Callable[[], None],
-        connections: set[Connection],
-    ) -> None:
-        self._secrets = mask_secrets(config)
-        self._connect = partial(Connection, config, allowed, tools_changed, self._secrets, connections)
-        self._connection: Connection | None = None
+    def __init__(self, target: Target, listings: Listings, connections: set[McpConnection]) -> None:
+        self._target = target
+        self._listings = listings
+        self._connections = connections
+        self._secrets = mask_secrets(target.config)
+        self._connection: McpConnection | None = None
         self._has_listed: Client | None = None
         """The SDK's client that has listed the tools: it knows which arguments to send as headers too."""
         self._is_closed = False
@@ -74,13 +69,12 @@ class McpClient:
     async def listing(self, seconds: float) -> Listing:
         return await self._run(self._list, seconds, is_repeatable=True)
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], seconds: float, listed: ListedTool | None = None
-    ) -> ToolResult:
-        """Call a tool, which is ``listed`` so if it is known.
+    async def call(self, name: str, arguments: dict[str, Any], seconds: float) -> ToolResult:
+        """Call a tool.
 
         If the connection breaks meanwhile, the call is repeated only if the tool's hints declare that harmless.
         """
+        listed = self._listings.tool(self._target.key, name)
         request = mcp_types.CallToolRequest(params=mcp_types.CallToolRequestParams(name=name, arguments=arguments))
         may_need_headers = listed is None or bool(x_mcp_header_map(listed.input_schema))
         try:
@@ -88,6 +82,11 @@ class McpClient:
         except McpFailure as failure:
             return failure.outcome
         return outcome_of(result, self._secrets)
+
+    async def let_go(self) -> None:
+        """Close the client of one response; one that all responses share stays open."""
+        if not self._target.is_shared:
+            await self.close()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -136,13 +135,13 @@ class McpClient:
         await self._list(client)  # the schema has changed
         return await client.session.send_request(request, _CALL_RESULT)
 
-    def _current(self) -> Connection:
+    def _current(self) -> McpConnection:
         """Return the current connection, which may still be opening, or open a new one."""
         if self._connection is None or self._connection.is_over:
             self._connection = self._next(self._connection)
         return self._connection
 
-    def _next(self, last: Connection | None) -> Connection:
+    def _next(self, last: McpConnection | None) -> McpConnection:
         """Return a new connection; raise the ``last`` one's failure if it is too early for another attempt."""
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The connection to the server is closed.")
@@ -154,7 +153,7 @@ class McpClient:
         else:
             self._delay = min(2 * self._delay, _LONGEST_DELAY)
         self._tried = now
-        return self._connect()
+        return McpConnection(self._target, self._listings, self._secrets, self._connections)
 
 
 async def _listed(client: Client) -> Listing:

@@ -7,7 +7,6 @@ So each connection has a task that does both and waits in between.  Calls may co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
@@ -15,11 +14,11 @@ import mcp_types
 from mcp import Client
 from mcp.client.session import IncomingMessage
 
-from penstock.stages.services.mcp.config import SecretMask, ServerConfig, StdioServer
+from penstock.stages.services.mcp.config import SecretMask, StdioServer
 from penstock.stages.services.mcp.diagnosis import diagnosed
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure
+from penstock.stages.services.mcp.listings import Listings, Target
 from penstock.stages.services.mcp.transports import NO_SUCH_TRANSPORT, Transport, statuses_noted, transports
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 _WHO = mcp_types.Implementation(name="penstock", version=version("penstock"))
 
@@ -30,22 +29,16 @@ _PROGRAM = 60.0, 8.0
 """The same for a program.  It may have to be installed first, and the SDK asks it twice to exit before killing it."""
 
 
-class Connection:
+class McpConnection:
     """A connection: opening, open, or over for good.  It stays in ``connections`` until its task has ended."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        allowed: AllowedNetworks | None,
-        tools_changed: Callable[[], None],
-        secrets: SecretMask,
-        connections: set[Connection],
+        self, target: Target, listings: Listings, secrets: SecretMask, connections: set[McpConnection]
     ) -> None:
-        self._config = config
-        self._allowed = allowed
-        self._tools_changed = tools_changed
+        self._target = target
+        self._listings = listings
         self._secrets = secrets
-        self._opening_seconds, self._closing_seconds = _PROGRAM if isinstance(config, StdioServer) else _HTTP
+        self._opening_seconds, self._closing_seconds = _PROGRAM if isinstance(target.config, StdioServer) else _HTTP
         self._client: Client | None = None
         self._opened = asyncio.Event()
         self._over = asyncio.Event()
@@ -121,7 +114,7 @@ class Connection:
 
         If the server does not know the first transport, the second one is tried.
         """
-        candidates = tuple(transports(self._config, self._allowed, self._over.set))
+        candidates = tuple(transports(self._target.config, self._target.allowed, self._over.set))
         for transport in candidates[:-1]:
             try:
                 return await self._enter(stack, transport)
@@ -138,4 +131,4 @@ class Connection:
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
-            self._tools_changed()
+            self._listings.forget(self._target.key)

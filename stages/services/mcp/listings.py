@@ -10,11 +10,27 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.items import ListedTool
+from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, protocol_failure
+from penstock.stages.services.web.ssrf import AllowedNetworks
 
 Key: TypeAlias = tuple[str, bytes]
 """A server's URL or label, and a hash of the request's headers, as the tools offered may depend on them."""
 Tools: TypeAlias = tuple[ListedTool, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as named by a request.
+
+    ``is_shared`` is True if all responses share a connection: it is the operator's, and the request sends no headers.
+    ``allowed`` are the networks permitted besides public addresses; None permits any address.
+    """
+
+    config: ServerConfig
+    key: Key
+    is_shared: bool = False
+    allowed: AllowedNetworks | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,11 @@ class Listings:
         """Return the cached listing, or None if there is none or it has expired."""
         at, listing = self._known.get(key, (-self._seconds, None))
         return listing if self._clock() - at < self._seconds else None
+
+    def tool(self, key: Key, name: str) -> ListedTool | None:
+        """Return a tool of a cached listing, or None."""
+        listing = self.known(key)
+        return next((tool for tool in listing.tools if tool.name == name), None) if listing else None
 
     def forget(self, key: Key) -> None:
         """Drop a listing that has changed.  A request in flight may return the old one, so it is not cached either."""

@@ -11,25 +11,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.params.tools import FRAMING, is_web_url
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
 from penstock.stages.services.mcp.failures import CONNECTION_CLOSED, INVALID_PARAMS, McpFailure, protocol_failure
-from penstock.stages.services.mcp.listings import Key, Listing, Listings, Tools
+from penstock.stages.services.mcp.listings import Listing, Listings, Target, Tools
 from penstock.stages.services.tools import ServerUnavailable, ToolResult
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
     from penstock.stages.services.mcp.client import McpClient
-    from penstock.stages.services.mcp.connection import Connection
+    from penstock.stages.services.mcp.connection import McpConnection
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +36,6 @@ FRESH = 300.0
 
 _NOT_THE_CLIENTS = FRAMING | {"content-type"}
 """Headers about the transfer of a message, which are dropped if a request names them."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server as named by a request; ``label`` is set if it is one of the operator's.
-
-    ``is_shared`` is True if all responses share a connection, because the request sends it no headers.
-    ``allowed`` are the networks permitted besides public addresses; None permits any address.
-    """
-
-    config: ServerConfig
-    key: Key
-    label: str | None = None
-    is_shared: bool = False
-    allowed: AllowedNetworks | None = None
 
 
 class McpServers:
@@ -64,8 +47,8 @@ class McpServers:
         self._servers = dict(servers)
         self._allowed = allowed
         self._listings = Listings(fresh)
-        self._clients: dict[str, McpClient] = {}
-        self._connections: set[Connection] = set()
+        self._shared: dict[str, McpClient] = {}
+        self._connections: set[McpConnection] = set()
 
     @property
     def labels(self) -> frozenset[str]:
@@ -78,7 +61,7 @@ class McpServers:
         """Return the tools of a server and its instructions; raises `ServerUnavailable`."""
         try:
             target = self._target(server)
-            return await self._listings.get(target.key, partial(self._list, target, seconds))
+            return await self._listings.get(target.key, lambda: self._list(target, seconds))
         except McpFailure as failure:
             logger.info("The tools of the MCP server %s cannot be listed: %s", server.label, failure)
             raise ServerUnavailable(str(failure)) from None
@@ -86,10 +69,9 @@ class McpServers:
     def session(self, server: McpServer) -> McpSession:
         """Return a session for one response.  If there is no such server, its calls fail."""
         try:
-            target = self._target(server)
+            return McpSession(self, self._target(server))
         except McpFailure as failure:
-            return McpSession(partial(_refused, failure))
-        return McpSession(partial(self._client, target), partial(self._known, target.key), is_shared=target.is_shared)
+            return McpSession(self, failure)
 
     def private_session(self, server: McpServer, headers: Mapping[str, str]) -> McpSession:
         """Return a session with a connection of its own to an operator's server that keeps state for a response.
@@ -99,12 +81,17 @@ class McpServers:
         config = self._servers[server.label]
         if isinstance(config, HttpServer):
             config = _with_headers(_with_headers(config, headers), _sent_headers(server))
-        target = replace(self._target(server), config=config, label=None, is_shared=False)
-        return McpSession(partial(self._client, target), partial(self._known, target.key))
+        return McpSession(self, replace(self._target(server), config=config, is_shared=False))
+
+    async def client(self, target: Target) -> McpClient:
+        """Return the client of a server: that of all responses, or a new one, which its user closes."""
+        make_client = await asyncio.to_thread(_client_class)
+        client = make_client(target, self._listings, self._connections)
+        return self._shared.setdefault(target.key[0], client) if target.is_shared else client
 
     async def close(self) -> None:
         await self._listings.close()
-        await asyncio.gather(*(client.close() for client in self._clients.values()))
+        await asyncio.gather(*(client.close() for client in self._shared.values()))
         connections = tuple(self._connections)
         for connection in connections:
             connection.end()
@@ -121,44 +108,23 @@ class McpServers:
         if (config := self._servers.get(label)) is None:
             raise protocol_failure(INVALID_PARAMS, f"There is no MCP server {label} here.")
         if headers and isinstance(config, HttpServer):
-            return Target(_with_headers(config, headers), (label, _digest(headers)), label)
-        return Target(config, (label, b""), label, is_shared=True)
+            return Target(_with_headers(config, headers), (label, _digest(headers)))
+        return Target(config, (label, b""), is_shared=True)
 
     async def _list(self, target: Target, seconds: float) -> Listing:
-        client = await self._client(target)
+        client = await self.client(target)
         try:
             return await client.listing(seconds)
         finally:
-            if not target.is_shared:
-                await client.close()
-
-    async def _client(self, target: Target) -> McpClient:
-        make_client = await asyncio.to_thread(_client_class)
-        changed = partial(self._listings.forget, target.key)
-        client = make_client(target.config, target.allowed, changed, self._connections)
-        return self._clients.setdefault(target.label or "", client) if target.is_shared else client
-
-    def _known(self, key: Key, name: str) -> ListedTool | None:
-        listing = self._listings.known(key)
-        return next((tool for tool in listing.tools if tool.name == name), None) if listing else None
+            await client.let_go()
 
 
 class McpSession:
-    """A `Session` over a client made by ``make_client`` at the first call, and closed with the session unless shared.
+    """A `Session` with one server; its first call makes a client, which ends with the session unless it is shared."""
 
-    ``known`` returns the tool of a name, if its server has been listed lately.
-    """
-
-    def __init__(
-        self,
-        make_client: Callable[[], Awaitable[McpClient]],
-        known: Callable[[str], ListedTool | None] = lambda _: None,
-        *,
-        is_shared: bool = False,
-    ) -> None:
-        self._make_client = make_client
-        self._known = known
-        self._is_shared = is_shared
+    def __init__(self, servers: McpServers, target: Target | McpFailure) -> None:
+        self._servers = servers
+        self._target = target
         self._client: McpClient | None = None
         self._is_closed = False
 
@@ -170,16 +136,18 @@ class McpSession:
 
     async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> ToolResult:
         """Call a tool; raise `McpFailure` if there is no such server or the session is closed."""
-        client = self._client or await self._make_client()
+        if isinstance(self._target, McpFailure):
+            raise self._target
+        client = self._client or await self._servers.client(self._target)
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
         self._client = self._client or client  # concurrent first calls may each make one; the others never connect
-        return await self._client.call(name, call_arguments, seconds, self._known(name))
+        return await self._client.call(name, call_arguments, seconds)
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._client is not None and not self._is_shared:
-            await self._client.close()
+        if self._client is not None:
+            await self._client.let_go()
 
 
 def _client_class() -> type[McpClient]:
@@ -197,10 +165,6 @@ def arguments(text: str) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise protocol_failure(INVALID_PARAMS, "The arguments are not a JSON object.")
     return decoded
-
-
-async def _refused(failure: McpFailure) -> McpClient:
-    raise failure
 
 
 def _sent_headers(server: McpServer) -> dict[str, str]:
