@@ -14,7 +14,7 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 _TOKEN = re.compile(r"[\w\[\]]+|[^\s\w.]")
 
 
-class Word(NamedTuple):
+class Symbol(NamedTuple):
     """A place in a rule that one frame fills."""
 
     name: str
@@ -24,7 +24,7 @@ class Word(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part of a rule: the places of its words at which it can begin and end."""
+    """A part of a rule: the places of its symbols at which it can begin and end."""
 
     is_optional: bool
     first: frozenset[int]
@@ -49,8 +49,10 @@ class State:
         return self.following[key]
 
     def _first_after(self, frame: Any, variant: str) -> State:
-        words = [(place, self._automaton.words[place]) for place in self._next_places()]
-        places = {place for place, word in words if isinstance(frame, word.classes) and word.variant in ("", variant)}
+        symbols = [(place, self._automaton.symbols[place]) for place in self._next_places()]
+        places = {
+            place for place, symbol in symbols if isinstance(frame, symbol.classes) and symbol.variant in ("", variant)
+        }
         if not places:
             raise self._broken(f"{type(frame).__name__}[{variant}]" if variant else type(frame).__name__)
         return self._automaton.state(frozenset(places))
@@ -64,23 +66,23 @@ class State:
         return sorted(frozenset[int]().union(*(self._automaton.next_places[place] for place in self._places)))
 
     def _broken(self, got: str) -> InvariantBroken:
-        words = self._automaton.words
-        names = list(dict.fromkeys(words[place].name for place in self._next_places()))
+        symbols = self._automaton.symbols
+        names = list(dict.fromkeys(symbols[place].name for place in self._next_places()))
         expected = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "the end"
-        return InvariantBroken(f"after {words[min(self._places)].name}: expected {expected}, got {got}")
+        return InvariantBroken(f"after {symbols[min(self._places)].name}: expected {expected}, got {got}")
 
 
 class Automaton:
     """The automaton of one rule, by Glushkov's construction; its states are made when they are first reached.
 
-    ``rules`` are those that it may name, ``kinds`` its other words: a class or a union of classes each.
+    ``rules`` are those that it may name, ``kinds`` its other symbols: a class or a union of classes each.
     """
 
     def __init__(
         self, name: str, rules: Mapping[str, str], kinds: Mapping[str, Any], variant_of: Callable[[Any], str]
     ) -> None:
         self.variant_of = variant_of
-        self.words = [Word("the start", (), "")]
+        self.symbols = [Symbol("the start", (), "")]
         self.next_places: list[frozenset[int]] = [frozenset()]
         self._rules, self._kinds = rules, kinds
         self._states: dict[frozenset[int], State] = {}
@@ -133,9 +135,9 @@ class Automaton:
     def _word(self, token: str) -> _Part:
         name, _, variant = token.rstrip("]").partition("[")
         kind = self._kinds[name]
-        self.words.append(Word(token, get_args(kind) or (kind,), variant))
+        self.symbols.append(Symbol(token, get_args(kind) or (kind,), variant))
         self.next_places.append(frozenset())
-        place = frozenset({len(self.words) - 1})
+        place = frozenset({len(self.symbols) - 1})
         return _Part(False, place, place)
 
     def _link(self, places: Iterable[int], following: frozenset[int]) -> None:

@@ -32,7 +32,7 @@ LEAST_SHOWN = 8
 """The fewest characters of a digest that name a key."""
 
 
-class _Place(Protocol):
+class _KeyStore(Protocol):
     """A place that holds keys."""
 
     effect: str
@@ -151,7 +151,7 @@ async def _run(chosen: argparse.Namespace) -> None:
 
 
 @asynccontextmanager
-async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_Place, None]:
+async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]:
     if chosen.file:
         yield _KeyFile(chosen.file)
         return
@@ -161,7 +161,7 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_Place, None]:
         yield _StoredKeys(store.keys)
 
 
-async def _make(place: _Place, chosen: argparse.Namespace) -> None:
+async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
     fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "expires": expires}
     words = [f"{field}={value}" for field, value in fields.items() if value is not None]
@@ -192,7 +192,7 @@ def _show(keys: Sequence[ApiKey]) -> None:
         print(" ".join((key.digest[:LEAST_SHOWN], key.words, "(expired)" if key.is_expired else "")).rstrip())
 
 
-async def _revoke(place: _Place, named: str) -> None:
+async def _revoke(place: _KeyStore, named: str) -> None:
     start = named.removeprefix(HASHED)
     keys = {key.digest: key for key in await place.all()}
     found = [

@@ -74,7 +74,7 @@ Target = Callable[[Seat], None]
 
 
 @dataclass
-class Frontend:
+class FrontendProcess:
     """A frontend as the supervisor knows it."""
 
     seat: Seat
@@ -111,7 +111,7 @@ class Supervisor:
         self._target = target
         self._bound = bound
         self._states = shared_states(count)
-        self._frontends: dict[int, Frontend] = {}
+        self._frontends: dict[int, FrontendProcess] = {}
         self._seats: list[Seat] = []
         self._cores: Cores | None = None
         self._pauses = [0.0] * count
@@ -164,7 +164,7 @@ class Supervisor:
         with theirs:
             process = multiprocessing.get_context("spawn").Process(target=self._target, args=(given,))
             process.start()
-        self._frontends[index] = Frontend(seat, state, process, link)
+        self._frontends[index] = FrontendProcess(seat, state, process, link)
         return process
 
     def start_all(self) -> None:
@@ -235,17 +235,17 @@ class Supervisor:
         else:
             loop.remove_reader(self._bound)
 
-    def _watch(self, frontend: Frontend) -> None:
+    def _watch(self, frontend: FrontendProcess) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(frontend.link, self._read, frontend)
         loop.add_reader(frontend.process.sentinel, self._end, frontend)
 
-    def _read(self, frontend: Frontend) -> None:
+    def _read(self, frontend: FrontendProcess) -> None:
         for message in frontend.link.messages():
             self._take(frontend, message)
         self._listen()
 
-    def _take(self, frontend: Frontend, message: FromFrontend) -> None:
+    def _take(self, frontend: FrontendProcess, message: FromFrontend) -> None:
         match message:
             case Begun(request_id):
                 frontend.requests[request_id] = None
@@ -283,7 +283,7 @@ class Supervisor:
         connection.close()
 
     @property
-    def _taking(self) -> Sequence[Frontend]:
+    def _taking(self) -> Sequence[FrontendProcess]:
         return [each for each in self._frontends.values() if each.takes]
 
     # Ends
@@ -311,7 +311,7 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 os.kill(each.process.pid or 0, number)
 
-    def _end(self, frontend: Frontend) -> None:
+    def _end(self, frontend: FrontendProcess) -> None:
         """Clean up after a frontend that has ended, and start it again unless the server stops."""
         loop, index = asyncio.get_running_loop(), frontend.seat.share.index
         self._read(frontend)  # its last messages
@@ -341,7 +341,7 @@ class Supervisor:
             self._pass_on(connection)
         loop.call_later(self._pause(frontend), self._start_again, index)
 
-    def _pause(self, frontend: Frontend) -> float:
+    def _pause(self, frontend: FrontendProcess) -> float:
         """Return the seconds until a frontend is started again: more each time, if it always dies soon."""
         index = frontend.seat.share.index
         lived = time.monotonic() - frontend.started

@@ -33,7 +33,7 @@ _text_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass
-class _Frame:
+class _WebSocketFrame:
     """A frame whose payload is arriving; ``left`` are the bytes of it that have not been taken."""
 
     kind: WSMsgType
@@ -94,7 +94,7 @@ class Incoming:
     is_paused: bool = False
     """True if the connection is not read, as many bytes wait."""
     _bytes: bytearray = field(default_factory=bytearray)
-    _frame: _Frame | None = None
+    _frame: _WebSocketFrame | None = None
     _message: _Message | None = None
     _late_at: float | None = None
     _holding: HeldBody = field(init=False)
@@ -184,7 +184,7 @@ class Incoming:
         self._message = self._late_at = None
         return WSMessage(message.kind, await joined(message.pieces, message.size), None)
 
-    def _head(self) -> _Frame | None:
+    def _head(self) -> _WebSocketFrame | None:
         """Take the head of a frame, if it has arrived."""
         if len(self._bytes) < _SHORTEST_HEAD:
             return None
@@ -208,9 +208,9 @@ class Incoming:
         if size + (self._message.size if self._message else 0) > self.most_bytes:
             raise WebSocketError(WSCloseCode.MESSAGE_TOO_BIG, f"A message has more than {self.most_bytes} bytes.")
         del self._bytes[: end + 4]
-        return _Frame(_KINDS[kind], is_last, head[end:], size)
+        return _WebSocketFrame(_KINDS[kind], is_last, head[end:], size)
 
-    def _payload(self, frame: _Frame) -> bytes:
+    def _payload(self, frame: _WebSocketFrame) -> bytes:
         size = min(frame.left, len(self._bytes), PIECE_BYTES)
         payload = frame.unmask(self._bytes[:size])
         del self._bytes[:size]

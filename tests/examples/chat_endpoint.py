@@ -23,7 +23,7 @@ from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.parse.chat.unwrap import Unwrapped
 from penstock.stages.parse.parser import call_of
-from penstock.stages.render.chat.messages import Surroundings, lay_out
+from penstock.stages.render.chat.messages import MessageContext, chat_conversation
 from penstock.stages.render.item_texts import split
 
 LONGEST_LINE = 2**22
@@ -198,7 +198,7 @@ def body(request: frames.ResolvedRequest, names: ToolNames) -> dict[str, Any]:
 def messages(request: frames.ResolvedRequest, names: ToolNames) -> list[dict[str, Any]]:
     instructions, items = split(request)
     images = {image.image_url: image.image_url for item in items for image in images_of(item)}
-    layout = lay_out(instructions, items, Surroundings(request, names, images, stops=()))
+    layout = chat_conversation(instructions, items, MessageContext(request, names, images, stops=()))
     return [sendable(message) for message in layout.messages]
 
 

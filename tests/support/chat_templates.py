@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.vocabulary import Vocabulary
-from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out
+from penstock.stages.render.chat.messages import ChatConversation, MessageContext, chat_conversation
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.item_texts import split
 from tests.support.chat_families import fast_tokenizer
@@ -130,11 +130,11 @@ async def text(conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, **s
     return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
 
 
-def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> Layout:
+def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> ChatConversation:
     instructions, items = split(conversation)
     ends = model_with_template().stop_token_ids
-    return lay_out(
-        instructions, items, Surroundings(conversation, ToolNames(conversation.facts.tools), images or {}, ends)
+    return chat_conversation(
+        instructions, items, MessageContext(conversation, ToolNames(conversation.facts.tools), images or {}, ends)
     )
 
 

@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.models.harmony.typescript import NamedTool, tools_section
 from penstock.stages.render.harmony.grammar import grammar
-from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.render.harmony.messages import harmony_conversation
 
 
 @st.composite
@@ -238,7 +238,7 @@ def prompt_text(conversation: ResolvedRequest) -> str:
 
 def prompt_ids(conversation: ResolvedRequest) -> list[int]:
     encode = vocabulary.load_encoding().encode
-    layout = lay_out(conversation)
+    layout = harmony_conversation(conversation)
     segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())
     pieces = ([segment] if isinstance(segment, int) else encode(segment) for segment in segments)
     return [*chain.from_iterable(pieces), vocabulary.START, *encode("assistant")]

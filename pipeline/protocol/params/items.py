@@ -257,7 +257,7 @@ class ShellOutcome(_Object, frozen=True, kw_only=True):
     exit_code: _Integer | None = None
 
 
-class ShellOutput(_Object, frozen=True, kw_only=True):
+class ShellCommandOutput(_Object, frozen=True, kw_only=True):
     outcome: ShellOutcome
     stdout: str | None = None
     stderr: str | None = None
@@ -271,7 +271,7 @@ class ShellOutput(_Object, frozen=True, kw_only=True):
 
 
 class ShellCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call_output"):
-    output: tuple[ShellOutput, ...]
+    output: tuple[ShellCommandOutput, ...]
     max_output_length: _Count | None = None
 
     def as_item(self, item_id: str) -> wire.ShellCallOutput:

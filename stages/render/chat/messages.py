@@ -130,7 +130,7 @@ _Content: TypeAlias = str | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChatConversation:
     """A conversation as messages.
 
     ``turns`` are the tokens of the turns that the engine generated, in order.  ``images`` are data URLs in the order of
@@ -146,7 +146,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class MessageContext:
     """The context that turns items into messages.
 
     ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.
@@ -158,9 +158,9 @@ class Surroundings:
     stops: Collection[int]
 
 
-def lay_out(instructions: str, history: Sequence[items.Item], around: Surroundings) -> Layout:
+def chat_conversation(instructions: str, history: Sequence[items.Item], context: MessageContext) -> ChatConversation:
     """Lay out the messages of a prompt with these ``items`` of the conversation."""
-    messages = _Messages(history, around)
+    messages = _Messages(history, context)
     if instructions:
         messages.add({"role": "system", "content": instructions})
     for at, item in enumerate(history):
@@ -168,7 +168,7 @@ def lay_out(instructions: str, history: Sequence[items.Item], around: Surroundin
     messages.close()
     is_open = bool(history) and is_cut(history[-1])
     thinks = is_open and isinstance(history[-1], items.Reasoning)
-    return Layout(
+    return ChatConversation(
         tuple(messages.added),
         tuple(messages.turns),
         tuple(messages.images),
@@ -182,13 +182,13 @@ def _only_thinks(message: ChatMessage) -> bool:
 
 
 class _Messages:
-    def __init__(self, history: Sequence[items.Item], around: Surroundings) -> None:
+    def __init__(self, history: Sequence[items.Item], context: MessageContext) -> None:
         self.added: list[ChatMessage] = []
         self.turns: list[TokenIds] = []
         self.images: list[str] = []
-        self._around = around
-        self._tokens = around.request.tokens
-        self._results = around.request.results
+        self._context = context
+        self._tokens = context.request.tokens
+        self._results = context.request.results
         self._history = history
         self._callers = callers_of(history)
         self._outputs = {caller: history[at] for at, caller in self._callers.items()}
@@ -238,7 +238,7 @@ class _Messages:
             written = self._tokens.get(item.approval_request_id, written)
         turn.is_whole = turn.is_whole and bool(written)
         turn.tokens = (*turn.tokens, *written) if turn.is_whole else turn.tokens
-        turn.is_over = written[-1] in self._around.stops if written else None
+        turn.is_over = written[-1] in self._context.stops if written else None
         return turn
 
     def _write(self, texts: list[str], text: str, at: int) -> None:
@@ -284,14 +284,14 @@ class _Messages:
         again = call if isinstance(call, items.FunctionCall) and call.is_async else None
         if call is None or again:
             self.close()
-            name, arguments = (self._around.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
+            name, arguments = (self._context.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
             self._turn = Turn(calls=[_call_of(output.call_id, name, arguments)], is_whole=False, returned=True)
             self._turn.results.append(_result_of(output.call_id, name, self._output(output, again)))
         elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 
     def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: _Content | None) -> None:
-        name, argument, text = self._around.names.of_call(call), text_argument(call), arguments_of(call)
+        name, argument, text = self._context.names.of_call(call), text_argument(call), arguments_of(call)
         turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
         if result is not None:
             turn.results.append(_result_of(call_id, name, result))
@@ -312,7 +312,7 @@ class _Messages:
         content: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, items.InputImage):
-                url = self._around.images[part.image_url]
+                url = self._context.images[part.image_url]
                 self.images.append(url)
                 content.append({"type": "image_url", "image_url": {"url": url}})
             elif content and content[-1]["type"] == "text":

@@ -12,7 +12,7 @@ from penstock.pipeline.protocol.items import Item, images_of
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
-from penstock.stages.render.chat.messages import Layout
+from penstock.stages.render.chat.messages import ChatConversation
 from penstock.stages.render.chat.rendering import Rendering
 from penstock.stages.render.truncation import room_for_answer, to_drop
 from penstock.stages.services.web.image_cache import ImageCache
@@ -46,12 +46,17 @@ class RenderChat:
         rendering = Rendering(self.chat, request, images, self.context_length)
         if request.facts.response.truncation == "auto":
             limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
-            layout, encoded = _truncated(rendering, limit)
+            conversation, encoded = _truncated(rendering, limit)
         else:
-            layout, encoded = rendering.prompt(rendering.items)
+            conversation, encoded = rendering.prompt(rendering.items)
         token_ids = tuple(encoded)
         rules, calls = grammar(
-            self.chat, request, rendering.functions, token_ids, continues=layout.continues, thinks=layout.thinks
+            self.chat,
+            request,
+            rendering.functions,
+            token_ids,
+            continues=conversation.continues,
+            thinks=conversation.thinks,
         )
         return Prompt(
             facts=request.facts,
@@ -59,12 +64,12 @@ class RenderChat:
             stop_token_ids=self.chat.stop_token_ids,
             grammar=rules,
             raw_messages=(self.chat.raw_message(token_ids),) if request.facts.wants_raw_messages else None,
-            images=layout.images,
-            chat=ChatTurn(rendering.variables, calls, layout.continues, layout.thinks),
+            images=conversation.images,
+            chat=ChatTurn(rendering.variables, calls, conversation.continues, conversation.thinks),
         )
 
 
-def _truncated(rendering: Rendering, limit: int) -> tuple[Layout, Sequence[int]]:
+def _truncated(rendering: Rendering, limit: int) -> tuple[ChatConversation, Sequence[int]]:
     """Return the prompt without its oldest items, as many as it takes to fit ``limit``, or as may be dropped.
 
     Only the rendered template shows how many tokens an item takes, so more items may have to go after each attempt.
@@ -85,7 +90,7 @@ def _truncated(rendering: Rendering, limit: int) -> tuple[Layout, Sequence[int]]
     return prompt
 
 
-def _attempt(rendering: Rendering, items: Sequence[Item]) -> tuple[Layout, Sequence[int]] | None:
+def _attempt(rendering: Rendering, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]] | None:
     """Return the prompt with these items, or None if it is far too long."""
     try:
         return rendering.prompt(items)

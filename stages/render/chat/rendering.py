@@ -17,7 +17,7 @@ from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.chat.guard import Guard, unused_in
-from penstock.stages.render.chat.messages import Arguments, Layout, Surroundings, lay_out
+from penstock.stages.render.chat.messages import Arguments, ChatConversation, MessageContext, chat_conversation
 from penstock.stages.render.chat.simplify import simplified
 from penstock.stages.render.chat.verbatim import spelled
 from penstock.stages.render.item_texts import split
@@ -45,9 +45,9 @@ class Rendering:
         self._chat = chat
         self._context_length = context_length
         self._source = request.facts.template.source
-        self._around = Surroundings(request, names, images, frozenset(chat.stop_token_ids))
+        self._context = MessageContext(request, names, images, frozenset(chat.stop_token_ids))
 
-    def prompt(self, items: Sequence[Item]) -> tuple[Layout, Sequence[int]]:
+    def prompt(self, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]]:
         """Return the prompt with these items.
 
         Raises `InvalidRequest` if the template refuses it, and `ContextTooLong` if it is far too long.
@@ -57,17 +57,17 @@ class Rendering:
         except RecursionError as error:  # schemas of MCP servers may have any number of levels
             raise InvalidRequest("The tools of this request are nested too deeply.", param="tools") from error
 
-    def _prompt(self, items: Sequence[Item]) -> tuple[Layout, Sequence[int]]:
-        layout = lay_out(self._instructions, items, self._around)
-        if layout.thinks:
-            if self._is_thinking and (token_ids := self._in_thought(layout)):
-                return layout, token_ids
-            layout = replace(layout, thinks=False)
-        guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
-        rendered = self._rendered(layout, guard.guarded())
+    def _prompt(self, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]]:
+        conversation = chat_conversation(self._instructions, items, self._context)
+        if conversation.thinks:
+            if self._is_thinking and (token_ids := self._in_thought(conversation)):
+                return conversation, token_ids
+            conversation = replace(conversation, thinks=False)
+        guard = Guard(self._chat.vocabulary, conversation.messages, self.functions, self.variables)
+        rendered = self._rendered(conversation, guard.guarded())
         if rendered.token_ids and guard.is_needed:  # a renderer of tokens keeps marks and text apart itself
-            rendered = self._rendered(layout, (layout.messages, self.functions, self.variables))
-        return layout, rendered.token_ids or self._encoded(rendered.text, layout, guard)
+            rendered = self._rendered(conversation, (conversation.messages, self.functions, self.variables))
+        return conversation, rendered.token_ids or self._encoded(rendered.text, conversation, guard)
 
     @property
     def _is_thinking(self) -> bool:
@@ -75,21 +75,21 @@ class Rendering:
         is_off = False in (self.variables.get("enable_thinking"), self.variables.get("thinking"))
         return self._chat.parsers.thinking is not None and not is_off
 
-    def _in_thought(self, layout: Layout) -> Sequence[int]:
+    def _in_thought(self, conversation: ChatConversation) -> Sequence[int]:
         """Return the prompt up to the end of the thought that was cut; empty if the model cannot continue it.
 
         Many templates do not show a thought without an answer.  It then follows the beginning of a new turn.
         """
-        *before, last = layout.messages
-        here = unused_in(layout.messages, self.functions, self.variables)
+        *before, last = conversation.messages
+        here = unused_in(conversation.messages, self.functions, self.variables)
         thought = f"{last['reasoning'].rstrip()}{here}"
         shown = {**last, "reasoning": thought, "reasoning_content": thought}
         guard = Guard(self._chat.vocabulary, before, shown, self.functions, self.variables)
         before, shown, *others = guard.guarded()
-        text, is_shown, _ = self._rendered(layout, ([*before, shown], *others)).text.rpartition(here)
-        if not is_shown and before and (begun := self._begun(self._rendered(layout, (before, *others)).text)):
+        text, is_shown, _ = self._rendered(conversation, ([*before, shown], *others)).text.rpartition(here)
+        if not is_shown and before and (begun := self._begun(self._rendered(conversation, (before, *others)).text)):
             text = f"{begun}{shown['reasoning'].removesuffix(here)}"
-        return self._encoded(text, layout, guard) if text else ()
+        return self._encoded(text, conversation, guard) if text else ()
 
     def _begun(self, prompt: str) -> str:
         """Return a prompt that ends in the mark that begins a thought; empty if the template has ended the thought."""
@@ -99,10 +99,10 @@ class Rendering:
             return ""
         return prompt if tail.endswith(begin.strip()) else f"{prompt}{begin}"
 
-    def _encoded(self, text: str, layout: Layout, guard: Guard) -> Sequence[int]:
+    def _encoded(self, text: str, conversation: ChatConversation, guard: Guard) -> Sequence[int]:
         self._check_functions(text)
         token_ids = array("I")  # four bytes for a token
-        for ids in spelled(text, layout.turns, guard.cut, self._chat.vocabulary):
+        for ids in spelled(text, conversation.turns, guard.cut, self._chat.vocabulary):
             token_ids.extend(ids)
             refuse_excess(len(token_ids), self._context_length)
         return token_ids
@@ -120,26 +120,26 @@ class Rendering:
         return sizes[::-1]
 
     def _size(self, item: Item, left: int) -> int:
-        messages = lay_out("", (item,), self._around).messages
+        messages = chat_conversation("", (item,), self._context).messages
         texts = (piece for message in messages for text in _texts(message) for piece in pieces(text))
         size = _MARKUP * len(messages)
         for text in texts:
             size += len(self._chat.vocabulary.encode(text)) if size < left else len(text) // _CHARACTERS
         return size
 
-    def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
+    def _rendered(self, conversation: ChatConversation, guarded: tuple[Any, ...]) -> Rendered:
         """Render the prompt as it is, or simplified if the template refuses it or leaves out instructions."""
         messages, *others = guarded
         plain = simplified(messages)
         try:
-            rendered = self._render(messages, *others, continues=layout.continues)
+            rendered = self._render(messages, *others, continues=conversation.continues)
         except InvalidRequest:
             if plain == [*messages]:
                 raise
         else:
             if rendered.token_ids or not _silenced(messages, rendered.text):
                 return rendered
-        return self._render(plain, *others, continues=layout.continues)
+        return self._render(plain, *others, continues=conversation.continues)
 
     def _render(self, messages: Sequence[ChatMessage], shown: Any, settings: Any, *, continues: bool) -> Rendered:
         return self._chat.template.render(messages, shown, settings, source=self._source, continues=continues)
@@ -151,7 +151,7 @@ class Rendering:
         """
         if not self.functions or any(function["function"]["name"] in text for function in self.functions):
             return
-        if self._around.request.facts.tools.choice == "required":
+        if self._context.request.facts.tools.choice == "required":
             raise InvalidRequest("The model cannot call tools: its chat template does not show it any.", param="tools")
         _warn_of_hidden_tools()
 

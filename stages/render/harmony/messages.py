@@ -33,7 +33,7 @@ reads the output."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class HarmonyConversation:
     """A whole prompt: its head, then the history, with the messages of each item in ``spoken`` (there may be none)."""
 
     head: tuple[HarmonyMessage, ...]
@@ -55,7 +55,7 @@ class Layout:
                 return None
 
 
-def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> Layout:
+def harmony_conversation(request: ResolvedRequest, *, system_instructions: bool = False) -> HarmonyConversation:
     """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
     instructions, given = split(request)
     rest = behind_calls(given)  # a message has no ``call_id``: the model tells by the order what an output belongs to
@@ -65,7 +65,7 @@ def lay_out(request: ResolvedRequest, *, system_instructions: bool = False) -> L
     for at, (before, item) in enumerate(pairwise(rest)):
         if is_continuation(item, before) and item.id not in request.tokens:  # else it has a header of its own
             spoken[at : at + 2] = _joined(*spoken[at : at + 2])
-    return Layout(tuple(first), rest, tuple(spoken))
+    return HarmonyConversation(tuple(first), rest, tuple(spoken))
 
 
 def _joined(

@@ -22,7 +22,7 @@ from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, Harmon
 from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
-from penstock.stages.render.harmony.messages import Layout, lay_out
+from penstock.stages.render.harmony.messages import HarmonyConversation, harmony_conversation
 from penstock.stages.render.harmony.verbatim import as_written, in_its_words
 from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
 
@@ -55,16 +55,16 @@ class RenderHarmony:
     def _prompt(self, request: ResolvedRequest) -> Prompt:
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)
-        plain = lay_out(request, system_instructions=self.system_instructions)
-        layout = in_its_words(plain, request.tokens, self.encoding)
+        plain = harmony_conversation(request, system_instructions=self.system_instructions)
+        conversation = in_its_words(plain, request.tokens, self.encoding)
         may_drop = request.facts.response.truncation == "auto"
         encoder = _Encoder(self.encoding, None if may_drop else self.context_length)
-        head = [encoder.message(message) for message in layout.head]
+        head = [encoder.message(message) for message in conversation.head]
         items = [
             encoder.item(messages, request.tokens.get(item.id, ()))
-            for item, messages in zip(layout.history, layout.spoken, strict=True)
+            for item, messages in zip(conversation.history, conversation.spoken, strict=True)
         ]
-        channel = layout.unfinished if rules is None else None  # a grammar begins at the header of a message
+        channel = conversation.unfinished if rules is None else None  # a grammar begins at the header of a message
         tail = [START, *self.encoding.encode("assistant")] if channel is None else []
         if channel is not None:
             items[-1] = items[-1][:-1]  # without its end
@@ -73,7 +73,7 @@ class RenderHarmony:
             length = sum(map(len, (*head, *items, tail)))
             limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)
             if length > limit:
-                dropped = to_drop(layout.history, list(map(len, items)), length - limit)
+                dropped = to_drop(conversation.history, list(map(len, items)), length - limit)
         kept = [*head, *(ids for at, ids in enumerate(items) if at not in dropped), tail]
         refuse_excess(sum(map(len, kept)), self.context_length)
         return Prompt(
@@ -82,7 +82,7 @@ class RenderHarmony:
             stop_token_ids=STOP_TOKENS,
             grammar=rules,
             channel=channel,
-            raw_messages=_raw_messages(layout, dropped) if request.facts.wants_raw_messages else None,
+            raw_messages=_raw_messages(conversation, dropped) if request.facts.wants_raw_messages else None,
         )
 
 
@@ -137,6 +137,6 @@ def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
     return array("I", encoding.encode(text))
 
 
-def _raw_messages(layout: Layout, dropped: frozenset[int]) -> RawMessages:
-    kept = (message for at, messages in enumerate(layout.spoken) if at not in dropped for message in messages)
-    return tuple(message.raw() for message in (*layout.head, *kept))
+def _raw_messages(conversation: HarmonyConversation, dropped: frozenset[int]) -> RawMessages:
+    kept = (message for at, messages in enumerate(conversation.spoken) if at not in dropped for message in messages)
+    return tuple(message.raw() for message in (*conversation.head, *kept))

@@ -1,8 +1,8 @@
 """Render the engine's own output of earlier turns in the tokens that it generated.
 
 A text can be encoded as different tokens, and the header of a call can be worded in several ways.  Only the generated
-tokens match the engine's prefix cache.  They are used if they say the same as the layout.  A call on the wrong channel,
-or a text that a stage changed on its way out, is encoded like any other message.
+tokens match the engine's prefix cache.  They are used if they say the same as the conversation.  A call on the wrong
+channel, or a text that a stage changed on its way out, is encoded like any other message.
 
 Some items hold a call in the terms of the API.  The model's own words are then known only from the tokens.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from penstock.pipeline.frames import TokenIds
 from penstock.stages.models.harmony.vocabulary import END, MESSAGE, START, HarmonyEncoding
 from penstock.stages.render.harmony.message import HarmonyMessage
-from penstock.stages.render.harmony.messages import Layout
+from penstock.stages.render.harmony.messages import HarmonyConversation
 
 _HEADER = re.compile(
     r"(?: to=(?P<before>[^\s<]+))?"
@@ -26,15 +26,17 @@ _HEADER = re.compile(
 )
 
 
-def in_its_words(layout: Layout, tokens: Mapping[str, TokenIds], encoding: HarmonyEncoding) -> Layout:
+def in_its_words(
+    conversation: HarmonyConversation, tokens: Mapping[str, TokenIds], encoding: HarmonyEncoding
+) -> HarmonyConversation:
     """Replace rebuilt arguments by the model's own; ``tokens`` are the generated tokens by item id."""
     spoken = tuple(
         (_in_its_words(messages[0], tokens[item.id], encoding), *messages[1:])
         if messages and messages[0].rebuilt and item.id in tokens
         else messages
-        for item, messages in zip(layout.history, layout.spoken, strict=True)
+        for item, messages in zip(conversation.history, conversation.spoken, strict=True)
     )
-    return replace(layout, spoken=spoken)
+    return replace(conversation, spoken=spoken)
 
 
 def _in_its_words(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> HarmonyMessage:
@@ -48,7 +50,7 @@ def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEn
     """Return the message in the tokens that an engine generated for it after ``<|start|>assistant``.
 
     Empty if the tokens do not say the same as the message.  A final ``<|end|>`` stays; a token that ended the whole
-    turn is replaced by the layout's.
+    turn is replaced by the conversation's.
     """
     header, text = _read(token_ids, encoding)
     if header is None or (header["before"] and header["after"]):

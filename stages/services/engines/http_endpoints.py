@@ -50,7 +50,7 @@ class RequestRefused(Exception):
         self.param = param
 
 
-class _Problem(msgspec.Struct, frozen=True, gc=False):
+class _EngineProblem(msgspec.Struct, frozen=True, gc=False):
     message: str = "The engine gave no error message."
     code: int | str | None = None
     param: str | None = None
@@ -74,7 +74,7 @@ class _Choice(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
 class _Line(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
     choices: tuple[_Choice[Logprobs], ...] = ()
     usage: _Usage | None = None
-    error: _Problem | str | None = None
+    error: _EngineProblem | str | None = None
 
 
 class _Alternative(msgspec.Struct, frozen=True, gc=False):
@@ -189,7 +189,7 @@ class Lines:
         return lines
 
 
-def refusal(problem: _Problem | str, status: int = 500) -> RequestRefused:
+def refusal(problem: _EngineProblem | str, status: int = 500) -> RequestRefused:
     """Convert vLLM's error object; its own code, if it has one, takes precedence over ``status``."""
     if isinstance(problem, str):
         return RequestRefused(status, problem)

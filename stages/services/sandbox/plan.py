@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from penstock.stages.services.sandbox.seccomp import MACHINES, Allowance, program
+from penstock.stages.services.sandbox.seccomp import MACHINES, Permissions, program
 
 Kind: TypeAlias = Literal["python", "container"]
 Mode: TypeAlias = Literal["bubblewrap", "landlock"]
@@ -111,7 +111,7 @@ class Plan:
         """Return the order for `confined`, the first program: its restrictions, and the program to run."""
         machine = MACHINES[platform.machine()]
         runs_programs = self.kind == "container"
-        allowance = Allowance(runs_programs, metadata=self.isolates or (runs_programs and self.drops_user))
+        permissions = Permissions(runs_programs, metadata=self.isolates or (runs_programs and self.drops_user))
         programs = ("repl",) if self.kind == "python" else ("head_tail", "shell")
         processes = ("/proc",) if self.isolates and self.kind == "container" else ()
         return {
@@ -122,7 +122,7 @@ class Plan:
             "read": [*self.reads, *_DEVICES, *processes],
             "write": ["/dev/null", *(OWN if self.isolates else (home,))],
             "unreadable": UNREADABLE,
-            "filter": program(machine, allowance).hex(),
+            "filter": program(machine, permissions).hex(),
             "programs": {f"{__package__}.{name}": source(name) for name in programs},
             "packages": None if self.packages is None else str(self.packages),
             "home": home,

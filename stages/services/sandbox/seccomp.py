@@ -100,7 +100,7 @@ _REVEAL_PROCESSES: Final = {
 
 
 @dataclass(frozen=True)
-class Allowance:
+class Permissions:
     """The optional rights of a sandbox.
 
     Landlock does not restrict changes of owners, modes and times of files.  So a sandbox that shares the host's files
@@ -113,16 +113,16 @@ class Allowance:
     """True if it may change owners, modes and times of files."""
 
 
-def program(machine: Machine, allowance: Allowance) -> bytes:
+def program(machine: Machine, permissions: Permissions) -> bytes:
     """Return the filter in the kernel's binary format."""
     refused = dict(_FOREIGN)
-    if not allowance.programs:
+    if not permissions.programs:
         refused |= _PROCESSES
-    if not allowance.metadata:
+    if not permissions.metadata:
         refused |= _METADATA
     column = 0 if machine == "x86_64" else 1
     code = [*_entry(machine)]
-    for name, block in _conditions(allowance).items():
+    for name, block in _conditions(permissions).items():
         code += _case(_LOOKED_AT[name][column], block)
     for numbers in refused.values():
         code += _case(numbers[column], [_answer(errno.EPERM)])
@@ -150,9 +150,9 @@ def _case(number: int | None, block: list[Instruction]) -> list[Instruction]:
     return [] if number is None else [(_IF_EQUAL, 0, len(block), number), *block]
 
 
-def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
+def _conditions(permissions: Permissions) -> dict[str, list[Instruction]]:
     """Return a block for each call whose arguments decide if it is allowed."""
-    if allowance.programs:
+    if permissions.programs:
         own = {"clone": [_argument(0), (_IF_ANY_BIT, 0, 1, _CLONE_NEW), _answer(errno.EPERM), _answer(0)]}
     else:
         own = {

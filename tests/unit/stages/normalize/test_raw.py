@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.browser.page_stack import PageStack, Visit
 from penstock.stages.services.store.store import Store
@@ -308,7 +308,7 @@ async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int
 
 
 def raw_prompt(conversation: Any) -> list[Json]:
-    layout = lay_out(conversation)
+    layout = harmony_conversation(conversation)
     return [message.raw() for message in (*layout.head, *layout.messages)]
 
 

@@ -14,7 +14,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, Toolset
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.render.harmony.render import RenderHarmony
 from tests.support import harmony
 from tests.support.examples import examples
@@ -287,7 +287,7 @@ OPENED: dict[str, frames.ItemOpened] = {
 @given(shown=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 @examples(25)
 def test_rendered_call_parses_to_the_same_call(kind: str, shown: str) -> None:
-    layout = lay_out(harmony.conversation(KINDS[kind](shown)))
+    layout = harmony_conversation(harmony.conversation(KINDS[kind](shown)))
     tokens: list[int] = []
     for segment in list(layout.messages[0].segments())[1:]:
         tokens += [segment] if isinstance(segment, int) else load_encoding().encode(segment)

@@ -21,7 +21,7 @@ from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import Effort
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
 from penstock.stages.models.harmony.vocabulary import CALL, END, RETURN, HarmonyEncoding, load_encoding
-from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.render.harmony.render import _KEPT_BYTES, RenderHarmony, _kept, _texts
 from penstock.stages.render.item_texts import PENDING
 from tests.support.clock import count_instructions
@@ -334,7 +334,7 @@ def test_json_object_format_is_not_described() -> None:
 def test_developer_message_is_encoded_as_one_text(instructions: str) -> None:
     tools = [FunctionTool("f", namespace="n_"), CLOCK]
     request = conversation(instructions=instructions, tools=tools, text_format={"type": "json_schema", "name": "n"})
-    message = lay_out(request).head[1]
+    message = harmony_conversation(request).head[1]
     whole = load_encoding().encode("".join(message.texts))
     assert [token for part in message.texts for token in load_encoding().encode(part)] == whole
 
@@ -443,8 +443,8 @@ def test_truncated_calls_cost_no_more() -> None:
             (call("f", "{}", f"{at}", status), output("1", f"{at}")) for at in range(300)
         )
         request = conversation(*chain.from_iterable(pairs))
-        assert len(lay_out(request).messages) == 600
-        costs.append(count_instructions(partial(lay_out, request)))
+        assert len(harmony_conversation(request).messages) == 600
+        costs.append(count_instructions(partial(harmony_conversation, request)))
     assert costs[1] < 5 * costs[0]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.stages.services.sandbox.seccomp import Allowance, Machine, program
+from penstock.stages.services.sandbox.seccomp import Machine, Permissions, program
 
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 REFUSED, ABSENT = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 ARCHITECTURE: dict[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-PYTHON = Allowance(programs=False, metadata=False)
-SHELL = Allowance(programs=True, metadata=True)
+PYTHON = Permissions(programs=False, metadata=False)
+SHELL = Permissions(programs=True, metadata=True)
 
 Call = tuple[int, int]
 """The number of a call on x86-64 and on arm64."""
@@ -56,16 +56,16 @@ def machine(request: pytest.FixtureRequest) -> Machine:
     return "x86_64" if request.param == "x86_64" else "aarch64"
 
 
-def verdict_on(machine: Machine, allowance: Allowance, call: Call, *arguments: int) -> int:
+def verdict_on(machine: Machine, permissions: Permissions, call: Call, *arguments: int) -> int:
     number = call[0] if machine == "x86_64" else call[1]
-    return verdict(program(machine, allowance), number, ARCHITECTURE[machine], arguments)
+    return verdict(program(machine, permissions), number, ARCHITECTURE[machine], arguments)
 
 
-@pytest.mark.parametrize("allowance", [PYTHON, SHELL])
-def test_file_calls_are_allowed_and_kernel_calls_refused(machine: Machine, allowance: Allowance) -> None:
-    assert {verdict_on(machine, allowance, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
+@pytest.mark.parametrize("permissions", [PYTHON, SHELL])
+def test_file_calls_are_allowed_and_kernel_calls_refused(machine: Machine, permissions: Permissions) -> None:
+    assert {verdict_on(machine, permissions, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
     refused = (SOCKET, CONNECT, PTRACE, MOUNT, UNSHARE, BPF, IO_URING)
-    assert {verdict_on(machine, allowance, call, 1, 1) for call in refused} == {REFUSED}
+    assert {verdict_on(machine, permissions, call, 1, 1) for call in refused} == {REFUSED}
 
 
 def test_only_a_shell_starts_programs_and_changes_modes(machine: Machine) -> None:
