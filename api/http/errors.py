@@ -116,7 +116,10 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
 
 def as_json(body: object, status: int = 200) -> web.Response:
     """Return an answer with ``body`` encoded as JSON; one that is large is written in pieces."""
-    data = _encode(body)
+    return _json_answer(_encode(body), status)
+
+
+def _json_answer(data: bytes, status: int = 200) -> web.Response:
     body = _Pieces(data) if len(data) > LARGE else data
     return web.Response(body=body, status=status, content_type="application/json")
 
@@ -145,15 +148,15 @@ async def listed_as_json(body: Any, field: str) -> web.Response:
     values = getattr(body, field)
     if len(values) <= MANY:
         return as_json(body)
-    answer = as_json(replace(body, **{field: msgspec.Raw(await in_thread(_encoded_list, values))}))
+    answer = _json_answer(await in_thread(_encode_listed, body, field, values))
     let_go(values)
     return answer
 
 
-def _encoded_list(values: Sequence[Any]) -> bytes:
-    """Encode a list in pieces, between which other threads compute."""
+def _encode_listed(body: Any, field: str, values: Sequence[Any]) -> bytes:
+    """Encode a body, its list in pieces, between which other threads compute."""
     pieces = (_encode(values[start : start + MANY])[1:-1] for start in range(0, len(values), MANY))
-    return b"[%b]" % b",".join(pieces)
+    return _encode(replace(body, **{field: msgspec.Raw(b"[%b]" % b",".join(pieces))}))
 
 
 def as_error(
