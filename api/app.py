@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from itertools import chain
 
 from aiohttp import web
 from msgspec.structs import replace
 
-from penstock.api.conversations import Conversations
+from penstock.api.dialect import Dialect, Edge
+from penstock.api.dialects.named import spoken
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
-from penstock.api.http.bodies import Health, Model, Models, OpenApi, Ready
+from penstock.api.http.bodies import Health, OpenApi, Ready
+from penstock.api.http.conventions import CONVENTIONS, ConventionsByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
 from penstock.api.http.held_bytes import HeldBytes
@@ -25,30 +28,17 @@ from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics
 from penstock.api.peers import Peers
-from penstock.api.responses import Responses
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.socket import OpenSockets, Sockets
-from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import ModelNotFound
+from penstock.api.socket.socket import OpenSockets
 from penstock.pipeline.logs import Seldom
-from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.optional.openresponses import open_responses
-
-DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
-    "/v1": None,
-    "/openresponses/v1": Pipeline.start("open_responses", open_responses),
-}
-"""Each base URL, with the stages that rewrite its outgoing events; None if the events go out unchanged."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """The routes over the runs of one pipeline; ``models`` are the names under which its model is served."""
+    """The routes of the ``dialects`` over the runs of one pipeline."""
 
     scheduler: Scheduler
-    models: tuple[str, ...]
     keep_alive: float = 15.0
     """Seconds of silence on a stream before a keep-alive comment is sent."""
     keys: Keys = field(default_factory=Keys)
@@ -59,6 +49,7 @@ class Api:
     held: HeldBytes = field(default_factory=HeldBytes)
     serves_metrics: bool = True
     metrics_key: str = ""
+    dialects: tuple[Dialect, ...] = field(default_factory=spoken)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
@@ -76,7 +67,13 @@ class Api:
         app[HELD] = self.held
         app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)
-        app.add_routes(self.routes)
+        app[CONVENTIONS] = conventions = ConventionsByRoute()
+        app.add_routes(self.house_routes)
+        for dialect, routes in self.dialect_routes.items():
+            conventions.of_bases.setdefault(dialect.base, dialect.conventions)
+            for route in app.add_routes(routes):
+                if route.resource:
+                    conventions.of_resources[route.resource] = dialect.conventions
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.add_limits)
         app.on_response_prepare.append(self.close_if_leaving)
@@ -109,8 +106,8 @@ class Api:
         return Sampler(self.scheduler, self.held)
 
     @cached_property
-    def routes(self) -> list[web.RouteDef]:
-        """All routes, those of the two APIs once under each base URL."""
+    def house_routes(self) -> list[web.RouteDef]:
+        """The routes of the server itself."""
         routes = [
             web.get("/", front),
             web.get("/health", self.health),
@@ -120,32 +117,15 @@ class Api:
         if self.serves_metrics:
             metrics = Metrics(self.sampler, self.metrics_key, needs_key=self.keys.are_needed)
             routes += [web.get(PATH, metrics.scrape)]
-        for base, outgoing in DIALECTS.items():
-            routes += Responses(self.scheduler, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
-            sockets = Sockets(self.scheduler, outgoing, self.keep_alive, self.sockets, self.recorded_if)
-            routes += sockets.routes(base)
-            routes += Conversations(self.scheduler.store, self.scheduler.admission).routes(base)
-            routes += [web.get(f"{base}/models", self.list_models)]
-            routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
-        for route in routes:
-            route.kwargs["expect_handler"] = answer_expectation
-        return routes
+        return _expecting(routes)
 
-    @operation(Operation(Models))
-    async def list_models(self, request: web.Request) -> web.Response:
-        """List the models."""
-        return as_json(Models(tuple(map(self._model, self.models))))
+    @cached_property
+    def dialect_routes(self) -> dict[Dialect, list[web.RouteDef]]:
+        """The routes of each dialect."""
+        return {dialect: _expecting(dialect.routes(self._edge(dialect))) for dialect in self.dialects}
 
-    @operation(Operation(Model, refusals=(ModelNotFound,)))
-    async def retrieve_model(self, request: web.Request) -> web.Response:
-        """Retrieve a model by its name, if it is served here."""
-        name = request.match_info["model"]
-        if name not in self.models:
-            raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
-        return as_json(self._model(name))
-
-    def _model(self, name: str) -> Model:
-        return Model(name, self.scheduler.engine.context_length)
+    def _edge(self, dialect: Dialect) -> Edge:
+        return Edge(dialect, self.scheduler, self.peers, self.sockets, self.keep_alive, self.recorded_if)
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:
@@ -175,8 +155,16 @@ class Api:
     @cached_property
     def description(self) -> OpenApi:
         """The OpenAPI document of all routes and of every type that they read and write."""
-        events = {
-            base: outgoing.emits().frames if outgoing else frozenset(get_args(ResponseEvent))
-            for base, outgoing in DIALECTS.items()
+        spoken = {
+            route.path: (dialect.wire, dialect.conventions)
+            for dialect, routes in self.dialect_routes.items()
+            for route in routes
         }
-        return describe(self.routes, events)
+        return describe([*self.house_routes, *chain.from_iterable(self.dialect_routes.values())], spoken)
+
+
+def _expecting(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
+    """Return the routes, each of which lets a client send its body that waits for it."""
+    for route in routes:
+        route.kwargs["expect_handler"] = answer_expectation
+    return list(routes)

@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 from yarl import URL
 
+from penstock.api.http.conventions import conventions_of
 from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
@@ -165,11 +166,13 @@ class Peers:
     def _request(
         self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout, method: str = ""
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        """Send the client's request on to ``server``; of its headers, only ``Authorization`` is sent."""
+        """Send the client's request on to ``server``; of its headers, only those with the key are sent."""
         if self._session is None:
             # No limit, as streams are many and long; no cookies, as they would mix the requests of different clients.
             self._session = ClientSession(connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar())
-        headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+        headers = {
+            name: request.headers[name] for name in conventions_of(request).key_headers if name in request.headers
+        }
         path = str(url).removeprefix(prefix_of(request))  # the URL of the other server has its own prefix
         return self._session.request(
             method or request.method,

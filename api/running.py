@@ -139,10 +139,8 @@ async def _joined(
             asyncio.create_task(keep_tidying(scheduler.admission)),
         )
         try:
-            models = scheduler.engine.models
             yield Api(
                 scheduler,
-                models,
                 settings.keep_alive,
                 keys,
                 Peers(siblings=siblings),

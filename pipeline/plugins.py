@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun
@@ -42,6 +42,8 @@ NEEDED = ("normalize", "persist")
 
 WITH = "--with"
 """The option that names a plug-in."""
+
+Value = TypeVar("Value")
 
 Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
 """A plug-in: a function that returns the pipeline, edited."""
@@ -158,9 +160,21 @@ def function_named(name: str, option: str = WITH, group: str = GROUP) -> Callabl
 
     The entry point is of the ``group``.  Raises `WrongPlugin`.
     """
+    function: Callable[..., Any] = _named(name, option, group, "function", callable)
+    return function
+
+
+def value_named(name: str, option: str, group: str, kind: type[Value]) -> Value:
+    """Return the value of a ``kind`` that an ``option`` names, as `function_named` does for a function."""
+    value: Value = _named(name, option, group, kind.__name__, lambda value: isinstance(value, kind))
+    return value
+
+
+def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     if name.endswith(".py"):
-        raise WrongPlugin(name, f"name its function, too: {' or '.join(_functions_in(name))}", option)
-    place, _, path = (name if ":" in name else _entry_point(name, option, group)).partition(":")
+        inside = _functions_in(name) if kind == "function" else _calls_in(name)
+        raise WrongPlugin(name, f"name its {kind}, too: {' or '.join(inside)}", option)
+    place, _, path = (name if ":" in name else _entry_point(name, option, group, kind)).partition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise WrongPlugin(name, f"there is no file {place}", option)
     try:
@@ -169,11 +183,11 @@ def function_named(name: str, option: str = WITH, group: str = GROUP) -> Callabl
         if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
             raise WrongPlugin(name, f"there is no module {error.name}", option) from error
         raise WrongPlugin(name, described(error, "importing it raised "), option) from error
-    function: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
-    if not callable(function):
-        near = nearest(path, (each for each, value in vars(module).items() if callable(value)))
-        raise WrongPlugin(name, f"{place} has no function {path or 'without a name'}{near}", option)
-    return function  # type: ignore[no-any-return]
+    value: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
+    if not fits(value):
+        near = nearest(path, (each for each, other in vars(module).items() if fits(other)))
+        raise WrongPlugin(name, f"{place} has no {kind} {path or 'without a name'}{near}", option)
+    return value
 
 
 def _functions_in(file: str) -> list[str]:
@@ -181,13 +195,25 @@ def _functions_in(file: str) -> list[str]:
 
     Stages are async, and so are not among them.
     """
-    try:
-        body = ast.parse(Path(file).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        body = []
-    names = [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    names = [
+        each.name for each in _body_of(file) if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
+    ]
     named = names[:3] if names and "install" not in names else ["install"]
     return [f"{file}:{name}" for name in named]
+
+
+def _calls_in(file: str) -> list[str]:
+    """Return the first names in a file that get the value of a call, each as an option names it."""
+    calls = (each for each in _body_of(file) if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call))
+    names = [target.id for each in calls for target in each.targets if isinstance(target, ast.Name)]
+    return [f"{file}:{name}" for name in (names or ["NAME"])[:3]]
+
+
+def _body_of(file: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def names_code(name: str) -> bool:
@@ -200,11 +226,11 @@ def installed(group: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=group)}
 
 
-def _entry_point(name: str, option: str, group: str) -> str:
+def _entry_point(name: str, option: str, group: str, kind: str) -> str:
     points = installed(group)
     if name not in points:
         there = f"there are {', '.join(sorted(points))}" if points else "there are none"
-        raise WrongPlugin(name, f"it is neither module:function nor an entry point of {group} ({there})", option)
+        raise WrongPlugin(name, f"it is neither module:{kind} nor an entry point of {group} ({there})", option)
     return points[name]
 
 

@@ -14,8 +14,9 @@ from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
+from penstock.api.dialects.responses.form import PLAIN
 from penstock.pipeline.plugins import Install, load
-from penstock.pipeline.protocol.events import DONE, Event, to_sse
+from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
 
 Shown = TypeVar("Shown")
@@ -108,6 +109,6 @@ def sse(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
     are_others = bool(crossings) or timeline.error is None
     if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):
         raise NoReplay(f"the output of {timeline.junctions[-1].stage} is not events: show it with --json")
-    yield from ((each.at, to_sse(each.frame)) for each in crossings if isinstance(each.frame, Event))
+    yield from ((each.at, PLAIN.encode(each.frame)) for each in crossings if isinstance(each.frame, Event))
     if timeline.error is None:
-        yield None, DONE
+        yield None, PLAIN.end

@@ -46,7 +46,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             serving_requests(settings, server, bound, metrics),
         ):
             example = recorded_example(server.scheduler.pipeline)
-            print(greeting(settings, port, server.api.models, example), flush=True)
+            print(greeting(settings, port, server.scheduler.engine.models, example), flush=True)
             stop, hurry = stop_signals()
             await stop.wait()
             await drained(settings, server.scheduler, hurry)

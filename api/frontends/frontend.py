@@ -174,6 +174,6 @@ async def _serve(frontend: Frontend) -> None:
         frontend.attached(runner, server.scheduler),
     ):
         example = recorded_example(server.scheduler.pipeline)
-        frontend.link.send(Up(server.api.models, example, tuple(frontend.greetings)))
+        frontend.link.send(Up(server.scheduler.engine.models, example, tuple(frontend.greetings)))
         await frontend.stop.wait()
         await drained(seat.settings, server.scheduler, frontend.hurry)

@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
+from penstock.api.http.conventions import REQUEST_ID, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.pipeline import metrics
@@ -31,9 +32,6 @@ RESPONSE: web.RequestKey[Response] = web.RequestKey("response", Response)
 
 MODEL: web.RequestKey[str] = web.RequestKey("model", str)
 """The model that a request names."""
-
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-"""The id of a request: that of its ``X-Request-Id`` header or of its body, or one of this server."""
 
 STARTED: web.RequestKey[float] = web.RequestKey("started", float)
 """The time of the monotonic clock at which a request arrived."""
@@ -179,7 +177,7 @@ def take_request_id(request: web.Request, in_body: str | None) -> str:
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:
     """Add the id of the request to its answer, before the headers are sent."""
     if REQUEST_ID in request:
-        answer.headers["X-Request-Id"] = request[REQUEST_ID]
+        answer.headers[conventions_of(request).request_id_header] = request[REQUEST_ID]
 
 
 def _client(request: web.Request, model: str | None) -> str:

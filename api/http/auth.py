@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from penstock.api.api_key import HASHED, ApiKey, digest_of, key_of
+from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import Handler
 from penstock.api.http.prefix import path_of
 from penstock.api.key_sources import api_keys
@@ -118,7 +119,7 @@ class Keys:
         """
         if OWNER not in request:
             needs_no_key = path_of(request) in OPEN | OPERATORS
-            request[OWNER] = "" if needs_no_key else self.owner(request.headers.get("Authorization", ""))
+            request[OWNER] = "" if needs_no_key else self.owner(_authorization(request))
             request[KEYS] = self
         return await handler(request)
 
@@ -138,6 +139,14 @@ class Keys:
         key = self.of(owner)  # the time that this takes reveals at most a digest
         if self.are_needed and (key is None or key.is_expired):
             raise Unauthorized
+
+
+def _authorization(request: web.Request) -> str:
+    """Return the ``Authorization`` of a request, or what it would be if another header of its dialect has the key."""
+    for name in conventions_of(request).key_headers:
+        if given := request.headers.get(name):
+            return given if name == hdrs.AUTHORIZATION else f"Bearer {given}"
+    return ""
 
 
 KEYS: web.RequestKey[Keys] = web.RequestKey("keys", Keys)

@@ -1,11 +1,13 @@
-"""The beginning of a stream, as its client sees it."""
+"""The events of a response on their way to its client, and the beginning of the stream, as the client sees it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from penstock.pipeline import metrics
-from penstock.pipeline.protocol.events import Event, ResponseCreated
+from penstock.pipeline.protocol.events import Event, ResponseCreated, ResponseEvent, TerminalEvent
+from penstock.pipeline.protocol.response import Response
 
 
 class Beginning:
@@ -24,3 +26,46 @@ class Beginning:
             return False
         metrics.FIRST_TOKEN_SECONDS.labels(self._model).observe(time.monotonic() - self._started)
         return True
+
+
+class Delivery:
+    """The events of one response, before they are rewritten for its client.
+
+    Their first is awaited apart, because its error keeps the response from beginning.  An event counts as sent when its
+    reader takes the next one; ``beginning``, if given, measures the first ones.
+    """
+
+    def __init__(self, events: AsyncIterator[ResponseEvent], beginning: Beginning | None = None) -> None:
+        self._events = events
+        self._beginning = beginning
+        self._last: ResponseEvent | None = None
+
+    async def begin(self) -> None:
+        """Await the first event, and raise its error."""
+        self._last = await anext(self._events)
+
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
+        """Yield the events, the first one included."""
+        assert self._last is not None
+        yield self._last
+        if self._beginning and not self._beginning.is_over(self._last):
+            async for event in self._events:
+                self._last = event
+                yield event
+                if self._beginning.is_over(event):
+                    break
+        async for event in self._events:
+            self._last = event
+            yield event
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the last event of the response is among those that were sent."""
+        return isinstance(self._last, TerminalEvent)
+
+    @property
+    def response(self) -> Response:
+        """The response as it ended, once it has."""
+        if not isinstance(self._last, TerminalEvent):
+            raise RuntimeError("the stream ended without a terminal event")  # noqa: TRY004 - a bug
+        return self._last.response

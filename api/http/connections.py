@@ -20,7 +20,8 @@ from typing import Any, Self
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.api.http.errors import as_error
+from penstock.api.http.bodies import Problem
+from penstock.api.http.errors import INVALID, as_error
 from penstock.pipeline.errors import CannotStart
 
 HEADER_SECONDS = 30.0
@@ -68,7 +69,7 @@ class ClientConnection(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         logger.info("%s sent a request that is not valid HTTP", request.remote)
-        answer = as_error(status, "The request is not valid HTTP.")
+        answer = as_error(status, Problem("The request is not valid HTTP.", INVALID, None, None))
         answer.force_close()
         return answer
 

@@ -1,4 +1,4 @@
-"""Errors over HTTP: a failure before the first header becomes an HTTP status with OpenAI's error body."""
+"""Errors over HTTP: a failure before the first header becomes an HTTP status with the error body of its dialect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from msgspec.structs import replace
 
-from penstock.api.http.bodies import ErrorBody, Problem
+from penstock.api.http.bodies import Problem
+from penstock.api.http.conventions import OPENAI, REQUEST_ID, Refusal, conventions_of
 from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.logs import Seldom
@@ -44,12 +45,14 @@ _PASSING = (
 )
 """Errors that may be over when the client retries; their answers have a ``Retry-After`` header."""
 
+INVALID = "invalid_request_error"
+
 _encode = msgspec.json.Encoder().encode
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error with OpenAI's error body; after the headers of a stream, close the connection instead."""
+    """Answer errors with the error body of the dialect; after the headers of a stream, close the connection instead."""
     try:
         return await handler(request)
     except ConnectionResetError:
@@ -75,14 +78,15 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
             return refusal(request, error)
         case web.HTTPException():
             message, code = explained(error, request)
-            answer = as_error(error.status, message, code=code)
+            answer = as_error(error.status, Problem(message, INVALID, None, code), request)
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         case _:
             path = request.rel_url.raw_path  # still escaped: a line break would fake a second line
             logger.error("%s %s met a bug", request.method, path, exc_info=error)
-            return as_error(500, "Internal error. The server's log has more.", "server_error", code="server_error")
+            problem = Problem("Internal error. The server's log has more.", "server_error", None, "server_error")
+            return as_error(500, problem, request)
 
 
 async def answer_expectation(request: web.Request) -> web.Response | None:
@@ -91,7 +95,8 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
         return None
     expectation = request.headers.get(hdrs.EXPECT, "")
     if expectation.lower() != "100-continue":
-        return as_error(417, f"This server cannot meet the expectation {shortened(expectation)!r}.")
+        message = f"This server cannot meet the expectation {shortened(expectation)!r}."
+        return as_error(417, Problem(message, INVALID, None, None), request)
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the answer has not begun
     return None
@@ -99,7 +104,7 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
 
 def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
-    answer = as_error(error.status, error.message, error.type, error.param, error.code)
+    answer = as_error(error.status, Problem(error.message, error.type, error.param, error.code), request)
     if isinstance(error, errors.LimitReached):
         answer.headers["Retry-After"] = str(ceil(error.seconds))
     elif isinstance(error, _PASSING):
@@ -159,12 +164,13 @@ def _encode_listed(body: Any, field: str, values: Sequence[Any]) -> bytes:
     return _encode(replace(body, **{field: msgspec.Raw(b"[%b]" % b",".join(pieces))}))
 
 
-def as_error(
-    status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
-) -> web.Response:
-    """Return an answer with the error body of the API."""
-    message = message.encode(errors="replace").decode()  # it may quote bytes of a header that are not UTF-8
-    problem = Problem(message, kind, param, code)
-    answer = as_json(ErrorBody(problem), status)
+def as_error(status: int, problem: Problem, request: web.Request | None = None) -> web.Response:
+    """Return an answer with the error body of the dialect that a request speaks."""
+    message = problem.message.encode(errors="replace").decode()  # it may quote bytes of a header that are not UTF-8
+    problem = replace(problem, message=message)
+    conventions = conventions_of(request) if request is not None else OPENAI
+    request_id = request.get(REQUEST_ID, "") if request is not None else ""
+    status, body = conventions.error(Refusal(status, problem, request_id))
+    answer = as_json(body, status)
     answer[PROBLEM] = problem
     return answer

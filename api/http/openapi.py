@@ -16,13 +16,15 @@ from operator import or_
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic.json_schema import models_json_schema
 
 from penstock.api.http import request_body
 from penstock.api.http.auth import OPEN
-from penstock.api.http.bodies import ErrorBody, OpenApi
+from penstock.api.http.bodies import OpenApi
+from penstock.api.http.conventions import OPENAI, Conventions
 from penstock.api.http.query import Parameter
+from penstock.api.http.wire import Wire
 from penstock.pipeline.errors import ForeignOrigin, LimitReached, StageError, Unauthorized, UnsupportedMediaType
 from penstock.pipeline.protocol.params.items import MODELS, item_schemas
 
@@ -66,34 +68,53 @@ def takes_body(request: web.Request) -> bool:
     return described is not None and described.body is not None
 
 
-def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:
-    """Describe the routes; ``events`` are the types of the events in streams, by their base URL."""
+Spoken: TypeAlias = Mapping[str, tuple[Wire, Conventions]]
+"""The form of the answers at each path that belongs to a dialect, and its conventions."""
+
+
+def describe(routes: Iterable[web.RouteDef], spoken: Spoken) -> OpenApi:
+    """Describe the routes."""
     described: list[tuple[web.RouteDef, Operation]] = [
         (route, operation) for route in routes if (operation := getattr(route.handler, "operation", None))
     ]
-    schemas = _Schemas([operation for _, operation in described], events)
+    schemas = _Schemas([operation for _, operation in described], spoken)
     paths: dict[str, Schema] = {}
     for route, operation in described:
         path = re.sub(r":[^}]+", "", route.path)  # OpenAPI knows no patterns for path parameters
-        stream = next((schemas.streams[base] for base in events if path.startswith(base)), None)
-        operation_object = _described(route, path, operation, schemas)
-        if operation.streams and stream:
-            operation_object["responses"]["200"]["content"]["text/event-stream"] = {"schema": stream}
+        wire, conventions = spoken.get(route.path, (None, OPENAI))
+        operation_object = _described(route, path, operation, schemas, conventions)
+        if operation.streams and wire:
+            stream = {"schema": schemas.streams[wire.events]}
+            operation_object["responses"]["200"]["content"][wire.content_type] = stream
         paths.setdefault(path, {})[route.method.lower()] = operation_object
     info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
-    keys = {"key": {"type": "http", "scheme": "bearer"}}
+    headers = [name for _, conventions in spoken.values() for name in conventions.key_headers]
+    keys = {_key_name(name): _key_scheme(name) for name in (*OPENAI.key_headers, *headers)}
     return OpenApi("3.1.0", info, ({"url": "/"},), paths, {"schemas": schemas.components, "securitySchemes": keys})
+
+
+def _key_name(header: str) -> str:
+    return "key" if header == hdrs.AUTHORIZATION else header
+
+
+def _key_scheme(header: str) -> Schema:
+    if header == hdrs.AUTHORIZATION:
+        return {"type": "http", "scheme": "bearer"}
+    return {"type": "apiKey", "in": "header", "name": header}
 
 
 class _Schemas:
     """The schemas of all types that the operations refer to."""
 
-    def __init__(self, operations: Iterable[Operation], events: Mapping[str, frozenset[type]]) -> None:
-        answers = [*dict.fromkeys(operation.answer for operation in operations if operation.answer), ErrorBody]
-        unions = [reduce(or_, sorted(frames, key=lambda frame: frame.__name__)) for frames in events.values()]
+    def __init__(self, operations: Iterable[Operation], spoken: Spoken) -> None:
+        errors = (OPENAI.error_body, *(conventions.error_body for _, conventions in spoken.values()))
+        given = (operation.answer for operation in operations if operation.answer)
+        answers = list(dict.fromkeys((*given, *errors)))
+        events = list(dict.fromkeys(wire.events for wire, _ in spoken.values()))
+        unions = [reduce(or_, sorted(kinds, key=lambda kind: kind.__name__)) for kinds in events]
         schemas, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
         self.answers: dict[Any, Schema] = dict(zip(answers, schemas, strict=False))
-        self.streams: dict[str, Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
+        self.streams: dict[frozenset[Any], Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
         bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
         named, incoming = models_json_schema(
             [(model, "validation") for model in (*bodies, *MODELS)], ref_template=f"{_REF}{{model}}Param"
@@ -132,7 +153,9 @@ def _loosened(schema: Any) -> Any:
             return schema
 
 
-def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _Schemas) -> Schema:
+def _described(
+    route: web.RouteDef, path: str, operation: Operation, schemas: _Schemas, conventions: Conventions
+) -> Schema:
     operation_object: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
         "summary": (getdoc(route.handler) or "").partition("\n")[0],
@@ -153,12 +176,15 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
     if operation.body:
         refusals = (*request_body.REFUSALS, LimitReached, *refusals)
     if path not in OPEN:
-        operation_object["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
+        operation_object["security"] = [
+            {},
+            *({_key_name(name): []} for name in conventions.key_headers),
+        ]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)
     for status, reasons in sorted(_meanings(refusals).items()):
         operation_object["responses"][str(status)] = {
             "description": reasons,
-            "content": _json(schemas.answers[ErrorBody]),
+            "content": _json(schemas.answers[conventions.error_body]),
         }
     return operation_object
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Self
 
-import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
-from penstock.api.http.access_log import RESPONSE, STARTED
-from penstock.api.http.beginning import Beginning
-from penstock.api.http.errors import STREAMING
+from penstock.api.http.conventions import REQUEST_ID, Refusal
+from penstock.api.http.errors import PROBLEM, STREAMING, answer_to
+from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
-from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
 from penstock.stages.services.runs.run import RunReleased
-
-logger = logging.getLogger(__name__)
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream",
@@ -27,78 +21,53 @@ SSE_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
 }
 
-BLOCK = 16
-"""Bytes: the length of an obfuscated delta and its padding together is a multiple of this."""
-
 LARGE = 2**16
 """Bytes of an event after which other tasks get a turn of the event loop."""
 
-_encode = msgspec.json.Encoder().encode
 
+async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, keep_alive: float) -> web.StreamResponse:
+    """Send the rewritten events as they come, and what ends every stream.
 
-def obfuscated(event: Event) -> bytes:
-    """Encode an event as `to_sse` does, with random padding beside a delta to hide its length in network packets.
-
-    This is OpenAI's ``include_obfuscation``.  Log probabilities, if requested, reveal the length all the same.
+    After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
+    server, the connection is closed without an end, and the client can resume after the last event that it received.
     """
-    data, delta = to_sse(event), getattr(event, "delta", None)
-    if not isinstance(delta, str):
-        return data
-    missing = -len(_encode(delta)[1:-1]) % BLOCK
-    return b'%b,"obfuscation":"%b"}\n\n' % (data[:-3], secrets.token_urlsafe(missing)[:missing].encode())
-
-
-async def send(
-    request: web.Request,
-    ready: Iterable[Any],
-    rest: AsyncIterator[Any],
-    encode: Callable[[Any], bytes],
-    keep_alive: float,
-) -> web.StreamResponse:
-    """Send the events that are ``ready``, the ``rest`` as they come, and the frame that ends every stream.
-
-    A comment is sent after each ``keep_alive`` seconds of silence.  If the response moves to another server, the
-    connection is closed without an end, and the client can resume after the last event that it received.
-    """
-    answer = web.StreamResponse(headers=SSE_HEADERS)
+    answer = web.StreamResponse(headers=SSE_HEADERS | {"Content-Type": wire.content_type})
     request[STREAMING] = True
     if request.version < HttpVersion11:
         answer.force_close()  # without chunked encoding, closing is the only end of a stream
     await answer.prepare(request)
-    event: Any = None
-    is_new = request.method == hdrs.METH_POST
-    is_open = metrics.STREAMS_OPEN.labels("stream" if is_new else "resume").track_inprogress()
-    with is_open, KeepAliveWriter(answer, keep_alive) as stream:
-        beginning = Beginning(request[STARTED])
-        for event in ready:
-            await stream.write(encode(event))
-            beginning.is_over(event)
+    mode = "stream" if request.method == hdrs.METH_POST else "resume"
+    is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
+    encode, end = wire.encode, wire.end
+    with is_open, KeepAliveWriter(answer, keep_alive, wire.keep_alive) as stream:
         try:
-            if is_new:
-                async for event in rest:
-                    await stream.write(encode(event))
-                    if beginning.is_over(event):
-                        break
-            async for event in rest:
+            async for event in events:
                 await stream.write(encode(event))
         except RunReleased:
             if request.transport is not None:
                 request.transport.close()
             return answer
-        await stream.write(DONE)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            if wire.fault is None:
+                raise
+            refused = answer_to(request, error)
+            end = wire.fault(Refusal(refused.status, refused[PROBLEM], request.get(REQUEST_ID, "")))
+        if end:
+            await stream.write(end)
     await answer.write_eof()
-    if isinstance(event, TerminalEvent) and is_new:  # logged once, with the request that made it
-        request[RESPONSE] = event.response
     return answer
 
 
 class KeepAliveWriter:
-    """A writer to ``stream`` that, within its block, sends a comment after each ``period`` seconds of silence."""
+    """A writer to ``stream`` that, within its block, sends a ``sign`` of life after ``period`` seconds of silence."""
 
-    __slots__ = ("_commenting", "_loop", "_period", "_stream", "_timer", "_written_at")
+    __slots__ = ("_commenting", "_loop", "_period", "_sign", "_stream", "_timer", "_written_at")
 
-    def __init__(self, stream: web.StreamResponse, period: float) -> None:
+    def __init__(self, stream: web.StreamResponse, period: float, sign: bytes) -> None:
         self._stream = stream
+        self._sign = sign
         self._period = period
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
@@ -129,4 +98,4 @@ class KeepAliveWriter:
 
     async def _comment(self) -> None:
         with suppress(ConnectionResetError):  # the next event meets the same error
-            await self.write(KEEP_ALIVE)
+            await self.write(self._sign)

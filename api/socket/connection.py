@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
@@ -19,12 +19,13 @@ from msgspec import UNSET
 
 from penstock.api.http.access_log import log_exchange
 from penstock.api.http.auth import OWNER, check_key
-from penstock.api.http.beginning import Beginning
+from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.held_bytes import HeldBody
 from penstock.api.http.request_body import off_loop
-from penstock.api.http.sse import LARGE, obfuscated
+from penstock.api.http.sse import LARGE
 from penstock.api.http.trace import trace_exchange
+from penstock.api.http.wire import Reading, Wire
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.incoming import Incoming
@@ -43,10 +44,8 @@ from penstock.api.socket.steers import (
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.events import Event, TerminalEvent, to_json
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
-from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.stages.normalize.normalize import CONTINUABLE
 from penstock.stages.services.runs.run import Run, RunReleased
@@ -65,6 +64,8 @@ CLOSE_WAIT = 2.0
 PING = b"\x89\x00"
 UNANSWERED = b"\x88\x1e" + WSCloseCode.POLICY_VIOLATION.to_bytes(2, "big") + b"Two pings were not answered."
 """The frames of a ping, and of the close that follows two of them."""
+
+_DATA = b"data: "
 
 MOST_UNANSWERED = 2
 """Pings without an answer after which a connection is closed."""
@@ -92,12 +93,12 @@ class _Create:
 
 @dataclass(eq=False)  # hashed by identity
 class Connection:
-    """The connection of ``request``, with its open ``socket``; ``translate`` rewrites events for its base URL."""
+    """The connection of ``request``, with its open ``socket``; ``read`` reads the parameters of a response."""
 
     socket: web.WebSocketResponse
     request: web.Request
     scheduler: Scheduler
-    translate: Callable[[Any], AbstractAsyncContextManager[AsyncIterator[Any]]]
+    read: Callable[[bytes], Reading]
     keep_alive: float
     recorded_if: Condition
     memory: LaneMemory
@@ -218,23 +219,27 @@ class Connection:
         started = monotonic()
         try:
             with self.scheduler.in_flight:
-                request = await self._read(create)
+                reading = await self._read(create)
                 create.frame = b""
-            steers, events = self._steers.continue_(lane, request.previous_response_id)
+            steers, events = self._steers.continue_(lane, reading.request.previous_response_id)
             await self._tell(lane, events)
         except Exception as error:  # noqa: BLE001 - the client gets it
             self._release(create)
             await self._refuse_create(create.event, lane, error, started)
             return
-        exchange = self._exchange(self._respond_to(lane, with_input(request, steers), started, steers, create))
-        request = successor(request)  # keeps no input while the response runs
+        first = reading.asking(with_input(reading.request, steers))
+        exchange = self._exchange(self._respond_to(lane, first, started, steers, create))
+        reading = reading.asking(successor(reading.request))
+        del first  # keep no input while the response runs
         while run := await exchange:
             steers, events = self._steers.end(run)
             await self._tell(lane, events)
             if not steers:
                 return
-            going_on = request.model_copy(update={"previous_response_id": run.response.id})
-            exchange = self._exchange(self._respond_to(lane, with_input(going_on, steers), monotonic(), steers))
+            going_on = reading.request.model_copy(update={"previous_response_id": run.response.id})
+            following = reading.asking(with_input(going_on, steers))
+            exchange = self._exchange(self._respond_to(lane, following, monotonic(), steers))
+            del going_on, following
 
     async def _exchange(self, responding: Coroutine[Any, Any, Run | None]) -> Run | None:
         """Await `_respond_to` in a trace of its own."""
@@ -244,7 +249,7 @@ class Connection:
     async def _respond_to(
         self,
         lane: str | None,
-        request: CreateResponse,
+        reading: Reading,
         started: float,
         steers: Sequence[Steer],
         create: _Create | None = None,
@@ -253,6 +258,7 @@ class Connection:
 
         ``create`` is the client's request.  If the request is the server's own, only its ``steers`` are refused.
         """
+        request, wire = reading.request, reading.wire
         model, previous = request.model or self.scheduler.engine.models[0], request.previous_response_id
         sent = (create.size if create else 0) + sum(steer.input.size for steer in steers)
         parent: Latest | None = None
@@ -264,10 +270,8 @@ class Connection:
                 finally:
                     for held in (create, *(steer.id for steer in steers)):
                         self._release(held)
-                options = request.stream_options
-                hides = options is not None and options.include_obfuscation is True
-                del request
-                run = await self._stream(lane, resolved, started, hides=hides)
+                del request, reading
+                run = await self._stream(lane, wire, resolved, started)
         except ConnectionResetError:
             raise
         except RunReleased:  # the response goes on at another server
@@ -286,36 +290,36 @@ class Connection:
             return run
         return None
 
-    async def _read(self, create: _Create) -> CreateResponse:
-        request = await off_loop(read_body, create.frame, CreateResponse)
+    async def _read(self, create: _Create) -> Reading:
+        reading = await off_loop(self.read, create.frame)
+        request = reading.request
         if request.background:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
         headers, owner = self.request.headers, self.request[OWNER]
         is_recorded, request_id = self.recorded_if.is_met_by(headers), request.request_id or ""
         envelope = Envelope(
-            owner, trace_headers(headers), create.frame, is_recorded, request_id, create.event.generates
+            owner, trace_headers(headers), reading.as_sent, is_recorded, request_id, create.event.generates
         )
-        return request.inside(envelope)
+        return reading.asking(request.inside(envelope))
 
-    async def _stream(self, lane: str | None, resolved: ResolvedRequest, started: float, *, hides: bool) -> Run:
+    async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float) -> Run:
         """Send the events of a response to its end, and return its run.
 
         Only errors that keep the response from beginning are raised.
         """
-        run: Run | None = None
         response, owner = resolved.facts.response, resolved.facts.origin.owner
-        event: Any = None
-        beginning: Beginning | None = Beginning(started)
         is_open = metrics.STREAMS_OPEN.labels("websocket").track_inprogress()
-        async with self.translate(self.scheduler.run(resolved, "websocket")) as events:
+        async with aclosing(self.scheduler.run(resolved, "websocket")) as running:
+            delivery = Delivery(running, Beginning(started))
             with is_open:
-                async for event in events:
-                    if run is None and (run := self.scheduler.runs.get(response.id, owner)):
-                        self._steers.begin(lane, run, resolved.facts)
-                    await self._write(_frame(event, lane, hides=hides))
-                    if beginning and beginning.is_over(event):
-                        beginning = None
-        if run is None or not isinstance(event, TerminalEvent):
+                await delivery.begin()
+                if (run := self.scheduler.runs.get(response.id, owner)) is None:
+                    raise RuntimeError("a response that has begun is among the live ones")
+                self._steers.begin(lane, run, resolved.facts)
+                async with wire.translated(delivery.events()) as events:
+                    async for event in events:
+                        await self._write(with_lane(_json_of(wire.encode(event)), lane))
+        if not delivery.has_ended:
             raise RuntimeError("the stream ended without a terminal event")
         return run
 
@@ -429,9 +433,9 @@ class Connection:
             await asyncio.wait(tasks)
 
 
-def _frame(event: Event, lane: str | None, *, hides: bool) -> bytes:
-    frame = to_json(event) if not hides else obfuscated(event).partition(b"data: ")[2][:-2]
-    return frame if lane is None else with_lane(frame, lane)
+def _json_of(event: bytes) -> bytes:
+    """Return the data of a server-sent event, which is the frame of a socket."""
+    return event[event.index(_DATA) + len(_DATA) : -2]
 
 
 def _continuing(request: CreateResponse, history: History | None) -> CreateResponse:

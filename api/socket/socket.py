@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +12,13 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.errors import STREAMING
 from penstock.api.http.request_body import HELD
+from penstock.api.http.wire import Reading
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.connection import CLOSE_WAIT, Connection
 from penstock.api.socket.incoming import Incoming
 from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
 from penstock.pipeline import metrics
-from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.services.lru_cache import LruCache
 
@@ -54,10 +52,10 @@ class OpenSockets:
 
 @dataclass
 class Sockets:
-    """The WebSocket transport under one base URL; ``outgoing``, if given, rewrites events into the dialect of that."""
+    """The WebSocket transport under one base URL; ``read`` is that of the dialect of this URL."""
 
     scheduler: Scheduler
-    outgoing: Pipeline[ResponseEvent, Any] | None
+    read: Callable[[bytes], Reading]
     keep_alive: float
     open: OpenSockets
     recorded_if: Condition = ALWAYS
@@ -79,7 +77,7 @@ class Sockets:
             socket,
             request,
             self.scheduler,
-            self._translated,
+            self.read,
             self.keep_alive,
             self.recorded_if,
             memory,
@@ -92,11 +90,6 @@ class Sockets:
         finally:
             self.open.connections.discard(connection)
         return socket
-
-    def _translated(
-        self, events: AsyncGenerator[ResponseEvent, None]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
 
 
 def _check_handshake(request: web.Request) -> None:

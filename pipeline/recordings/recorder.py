@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.pipeline import metrics
@@ -265,5 +266,14 @@ class KeepBody:
                 async for conversation in conversations:
                     response_id = conversation.facts.response_id
                     is_recorded = self.condition.chooses(response_id, conversation.facts.origin)
-                    _latest_request.set((response_id, request.envelope.body if is_recorded else b""))
+                    _latest_request.set((response_id, _body_of(request) if is_recorded else b""))
                     yield conversation
+
+
+def _body_of(request: CreateResponse) -> bytes:
+    """Return the body of a request; one that came in another dialect is written as one of the Responses API."""
+    body = request.envelope.body
+    if body is not None:
+        return body
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    return msgspec.json.encode(given, enc_hook=lambda part: part.model_dump(by_alias=True, exclude_unset=True))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec.structs import replace
 
+from penstock.api.dialects.responses.dialect import RESPONSES
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
@@ -52,7 +53,7 @@ def output_of(sent: Json) -> list[Json]:
 
 def refused(body: bytes) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        read_request(body)
+        RESPONSES.read(body)
     return caught.value
 
 

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from penstock.api.app import Api
+from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
@@ -44,6 +45,9 @@ from tests.support.stores import database_at
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
+
+BASES = tuple(dialect.base for dialect in spoken())
+"""The base URLs of a server."""
 
 
 @dataclass
@@ -98,7 +102,7 @@ async def running_server(
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
-    api = Api(scheduler, engine.models, keep_alive, keys or Keys(), peers or Peers(), recorded_if, origins or Origins())
+    api = Api(scheduler, keep_alive, keys or Keys(), peers or Peers(), recorded_if, origins or Origins())
     runner = Runner(api.app(max_body_bytes))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

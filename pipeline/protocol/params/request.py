@@ -161,8 +161,8 @@ class Envelope:
     owner: str = ""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """The headers of W3C Trace Context, names in lower case."""
-    body: bytes = b""
-    """The raw body, secrets included; empty if it is not known."""
+    body: bytes | None = b""
+    """The raw body, secrets included; empty if it is not known, None if it is not one of the Responses API."""
     is_recorded: bool = False
     """True if the headers ask for a recording."""
     request_id: str = ""
@@ -206,7 +206,7 @@ class CreateResponse(Body):
     tools: Annotated[list[ToolParam], FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -6,12 +6,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from penstock.api.app import DIALECTS
 from penstock.api.http.auth import OPEN
 from penstock.pipeline.protocol.params.request import CreateResponse
 from tests.support.openapi import Description
 from tests.support.paths import ROOT
-from tests.support.server import CALL, WEATHER, ScriptedServer, script
+from tests.support.server import BASES, CALL, WEATHER, ScriptedServer, script
 
 README = (ROOT / "api" / "README.md").read_text()
 
@@ -45,7 +44,7 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
     described = {(method, path) for method, path, _ in description.operations}
     app = served.api.app(1000)
     routed = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
-    others = {("GET", "/"), ("GET", "/metrics"), *(("GET", f"{base}/responses") for base in DIALECTS)}
+    others = {("GET", "/"), ("GET", "/metrics"), *(("GET", f"{base}/responses") for base in BASES)}
     assert described == {(method, path) for method, path in routed if method != "HEAD"} - others
     for _, path, operation in description.operations:
         assert operation["summary"]

@@ -84,7 +84,7 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
     answered = list[Any]()
 
     @examples(100, SLOW)
-    @given(valid_values(target.description, {"$ref": "#/components/schemas/CreateResponseParam"}))
+    @given(valid_values(target.description, {"$ref": "#/components/schemas/ResponseBodyParam"}))
     def ask(body: Any) -> None:
         answered.append(target.check("POST", "/v1/responses", "/v1/responses", json.dumps(body).encode()))
 

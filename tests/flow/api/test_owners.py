@@ -14,11 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.api.app import DIALECTS
 from penstock.api.http.auth import Keys
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import REQUEST_TIMEOUT, ApiClient
-from tests.support.server import ENDLESS, ScriptedServer, running_server, script
+from tests.support.server import BASES, ENDLESS, ScriptedServer, running_server, script
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 SECRET = {"role": "user", "content": "A secret"}
@@ -88,7 +87,7 @@ def named_in_paths(served: ScriptedServer, ids: Ids, *parameters: str) -> Iterat
 def named_in_bodies(ids: Ids, own: Ids) -> Iterator[tuple[str, str, Any]]:
     """A request for each part of a body that refers to a stored object."""
     reference = [{"type": "item_reference", "id": ids.item_id}]
-    for base in DIALECTS:
+    for base in BASES:
         for path in ("responses", "responses/input_tokens"):
             yield "POST", f"{base}/{path}", {"input": "Hi", "previous_response_id": ids.response_id}
             yield "POST", f"{base}/{path}", {"input": "Hi", "conversation": ids.conversation_id}

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.api.app import DIALECTS
 from penstock.api.peers import FORWARDED, SseRelay
 from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
@@ -22,7 +21,7 @@ from penstock.stages.services.runs import run
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events
-from tests.support.server import COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
+from tests.support.server import BASES, COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase, database_at, wait_until_stored
 
 
@@ -115,7 +114,7 @@ async def test_servers_share_stored_responses(pair: Pair) -> None:
 
 
 @pytest.mark.defect("39")
-@pytest.mark.parametrize("base", DIALECTS)
+@pytest.mark.parametrize("base", BASES)
 async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
     one, other = pair
     response_id, numbers = await one.start_background(), (-1, 0, 7, 40, 41)

@@ -375,3 +375,12 @@ async def test_shutdown_does_not_wait_for_a_hanging_disk(
     assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
     hangs.set()
     taps._thread.join()
+
+
+async def test_request_of_another_dialect_is_recorded_as_one_of_the_responses_api(tmp_path: Path) -> None:
+    body = {"model": "tiny", "input": [{"role": "user", "content": "Hi"}], "text": {"format": {"type": "text"}}}
+    request = read_request(json.dumps(body).encode(), Envelope(body=None, is_recorded=True))
+    async with recorder(tmp_path / "r") as taps:
+        await passed(flow(taps, ScriptedEngine(script())), request)
+    recorded = (only_recording(tmp_path / "r") / "request.json").read_bytes()
+    assert read_request(recorded) == request.inside(Envelope())

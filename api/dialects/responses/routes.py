@@ -9,40 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
 
 from aiohttp import web
 
-from penstock.api.http.access_log import MODEL, RESPONSE, name_model, take_request_id
+from penstock.api.dialect import Edge
+from penstock.api.dialects.responses.form import ResponseBody, last_response, read_compaction
+from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import CompactedResponse, DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json, listed_as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
-from penstock.api.http.request_body import off_loop, receive, release
-from penstock.api.http.sse import obfuscated, send
-from penstock.api.peers import FORWARDED, PeerLost, Peers, SseRelay
-from penstock.api.runs.scheduler import Scheduler, let_go_of
+from penstock.api.http.request_body import receive
+from penstock.api.http.sse import send
+from penstock.api.http.wire import Wire
+from penstock.api.peers import FORWARDED, PeerLost, SseRelay
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import errors, metrics
-from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.logs import current_response
-from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse, Envelope, trace_headers
-from penstock.pipeline.protocol.params.validation import read_body
+from penstock.pipeline.protocol.params.request import CompactConversation
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.tasks import MANY, apart, let_go
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services import tracing
-from penstock.stages.services.runs.run import Mode, Run, read_stored_log
+from penstock.stages.services.runs.run import Run, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -67,33 +65,17 @@ _COMPACT_REFUSALS = (*_RUN_REFUSALS, errors.CompactionFailed)
 _FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedRequest:
-    """A parsed create request.
-
-    ``streams`` is True for a stream of events, and ``hides`` if the stream obfuscates the lengths of its deltas.
-    """
-
-    resolved: ResolvedRequest
-    streams: bool
-    hides: bool
-
-
-@dataclass
+@dataclass(frozen=True)
 class Responses:
-    """The Responses API under one base URL; ``outgoing``, if given, rewrites events into the dialect of that URL."""
+    """The Responses API over the edge of a dialect; ``hiding`` is the form of streams that obfuscate their deltas."""
 
-    scheduler: Scheduler
-    peers: Peers
-    outgoing: Pipeline[ResponseEvent, Any] | None
-    keep_alive: float
-    recorded_if: Condition = ALWAYS
+    edge: Edge
+    hiding: Wire
 
-    def __post_init__(self) -> None:
-        pipeline = self.scheduler.pipeline
-        self._rendering: Pipeline[CreateResponse, Prompt] | None = None
-        if "render" in pipeline.names():
-            self._rendering = pipeline.through("render")
+    @property
+    def scheduler(self) -> Scheduler:
+        """The runs of the server."""
+        return self.edge.scheduler
 
     @property
     def store(self) -> Store:
@@ -113,35 +95,27 @@ class Responses:
             web.get(f"{one}/input_items", self.list_input_items),
         )
 
-    @operation(Operation(Response, body=CreateResponse, refusals=_CREATE_REFUSALS, streams=True))
+    @operation(Operation(Response, body=ResponseBody, refusals=_CREATE_REFUSALS, streams=True))
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            prepared = await self._prepare(request, body)
+            prepared = await self.edge.prepare(request, body)
             del body  # free it: the response may take long
             if prepared.resolved.facts.response.background and not prepared.streams:
                 request[RESPONSE] = queued = (await self.scheduler.queue(prepared.resolved)).response
                 return as_json(queued)
-            mode: Mode = "stream" if prepared.streams else "sync"
-            async with self._translated(self.scheduler.run(prepared.resolved, mode)) as events:
-                first = await anext(events)
-                release(request)
-                if not prepared.streams:
-                    request[RESPONSE] = response = await _last_response(events)
-                    return as_json(response)
-                return await self._send(request, events, hides=prepared.hides, ready=(first,))
+            return await self.edge.answer(request, prepared)
 
     @operation(Operation(CompactedResponse, body=CompactConversation, refusals=_COMPACT_REFUSALS))
     async def compact(self, request: web.Request) -> web.Response:
         """Compact a conversation: return the items that stand for it from now on."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            compaction = await self._read(request, body, CompactConversation)
-            resolved = await self.scheduler.prepare(compaction)
-            del body, compaction
+            resolved = (await self.edge.prepare(request, body, read_compaction)).resolved
+            del body
             async with aclosing(self.scheduler.run(resolved, "sync")) as events:
-                request[RESPONSE] = response = await _last_response(events)
+                request[RESPONSE] = response = await last_response(events)
         if response.status != "completed" or response.usage is None:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
         items = (*resolved.facts.input, *response.output)
@@ -150,23 +124,10 @@ class Responses:
         del window, items
         return await listed_as_json(compacted, "output")
 
-    @operation(Operation(InputTokens, body=CreateResponse, refusals=_READ_REFUSALS))
+    @operation(Operation(InputTokens, body=ResponseBody, refusals=_READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
-        if self._rendering is None:
-            raise errors.InvalidRequest(
-                "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
-            )
-        body = await receive(request)
-        with self.scheduler.in_flight:
-            create_request = await self._read(request, body)
-            try:
-                async with self._rendering.open(source_of([create_request])) as prompts:
-                    prompt = await anext(prompts)
-            finally:
-                let_go_of(create_request)
-        let_go(prompt.token_ids)
-        return as_json(InputTokens(len(prompt.token_ids)))
+        return as_json(InputTokens(await self.edge.count_tokens(request)))
 
     @operation(
         Operation(
@@ -179,21 +140,22 @@ class Responses:
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
         """Retrieve a response as it stands, or stream its events: past ones first, then live ones while it runs."""
         INCLUDE.read(request)
-        streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
+        streams, after = STREAM.read(request), STARTING_AFTER.read(request)
+        wire = self.hiding if INCLUDE_OBFUSCATION.read(request) else self.edge.dialect.wire
         if not streams:
             try:
                 return as_json(await self._response(request))
             except errors.ResponseNotFound:
                 if sibling := await self._sibling(request):
-                    return await self.peers.forward(request, sibling)
+                    return await self.edge.peers.forward(request, sibling)
                 raise
         metrics.RESUMES.inc()
         found = await self._find(request)
         if isinstance(found, Server):
-            async with aclosing(self._relayed(request, found, after, hides=hides)) as frames:
-                return await send(request, (), frames, bytes, self.keep_alive)
-        async with self._translated(await self._events_after(found, after)) as events:
-            return await self._send(request, events, hides=hides)
+            async with aclosing(self._relayed(request, found, after, wire)) as frames:
+                return await send(request, frames, replace(wire, encode=bytes), self.edge.keep_alive)
+        async with wire.translated(await self._events_after(found, after)) as events:
+            return await send(request, events, wire, self.edge.keep_alive)
 
     @operation(Operation(DeletedResponse, refusals=_FIND_REFUSALS))
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -238,29 +200,6 @@ class Responses:
         current_response.set(response_id)
         return as_json(page.of(await apart(len(input_items) > MANY, _once, input_items)))
 
-    async def _prepare(self, request: web.Request, body: bytes) -> _PreparedRequest:
-        """Read a create request; its parsed body can be freed before the stream begins."""
-        create_request = await self._read(request, body)
-        options = create_request.stream_options
-        hides = options is not None and options.include_obfuscation is True
-        return _PreparedRequest(await self.scheduler.prepare(create_request), bool(create_request.stream), hides)
-
-    async def _read(
-        self, request: web.Request, body: bytes, shape: type[CreateResponse | CompactConversation] = CreateResponse
-    ) -> CreateResponse:
-        try:
-            read = await off_loop(read_body, body, shape)
-        except errors.InvalidRequest:
-            name_model(request, body)
-            raise
-        create_request = read.create_request if isinstance(read, CompactConversation) else read
-        request[MODEL] = create_request.model or self.scheduler.engine.models[0]
-        request_id = take_request_id(request, create_request.request_id)
-        is_recorded = self.recorded_if.is_met_by(request.headers)
-        traced = tracing.current_headers(trace_headers(request.headers))
-        envelope = Envelope(request[OWNER], traced, body, is_recorded, request_id)
-        return create_request.inside(envelope)
-
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""
         response_id, owner = request.match_info["response_id"], request[OWNER]
@@ -290,17 +229,17 @@ class Responses:
         """Return the frontend of this server that runs the response named in the path, if it is not stored."""
         if FORWARDED in request.headers:
             return None
-        return await self.peers.search(request, request.match_info["response_id"])
+        return await self.edge.peers.search(request, request.match_info["response_id"])
 
     async def _find_or_forward(self, request: web.Request) -> Run | StoredResponse | web.Response:
         """Return the response if this server has it, or else the answer of the server that runs it.
 
         Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.
         """
-        deadline = monotonic() + self.peers.patience
+        deadline = monotonic() + self.edge.peers.patience
         while isinstance(found := await self._find(request), Server):
             try:
-                return await self.peers.forward(request, found)
+                return await self.edge.peers.forward(request, found)
             except PeerLost as error:
                 if monotonic() > deadline:
                     raise errors.ServerUnreachable from error
@@ -321,7 +260,7 @@ class Responses:
         return read_stored_log(found.response, blocks, after)
 
     async def _relayed(
-        self, request: web.Request, found: Run | StoredResponse | Server, after: int, *, hides: bool
+        self, request: web.Request, found: Run | StoredResponse | Server, after: int, wire: Wire
     ) -> AsyncGenerator[bytes, None]:
         """Relay the frames of a response that another server runs.
 
@@ -330,7 +269,7 @@ class Responses:
         relayed, missed = SseRelay(after), ""
         while isinstance(found, Server):
             try:
-                async with aclosing(self.peers.frames(request, found, relayed)) as frames:
+                async with aclosing(self.edge.peers.frames(request, found, relayed)) as frames:
                     async for frame in frames:
                         yield frame
             except PeerLost as error:
@@ -342,28 +281,9 @@ class Responses:
                 return
             await asyncio.sleep(RETRY)
             found = await self._find(request)
-        encode = obfuscated if hides else to_sse
-        async with self._translated(await self._events_after(found, relayed.last)) as events:
+        async with wire.translated(await self._events_after(found, relayed.last)) as events:
             async for event in events:
-                yield encode(event)
-
-    def _translated(
-        self, events: AsyncGenerator[ResponseEvent, None]
-    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """Translate the events into the dialect of this base URL, for the length of a block."""
-        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
-
-    def _send(
-        self, request: web.Request, events: AsyncIterator[Event], *, hides: bool, ready: Iterable[Event] = ()
-    ) -> Awaitable[web.StreamResponse]:
-        return send(request, ready, events, obfuscated if hides else to_sse, self.keep_alive)
-
-
-async def _last_response(events: AsyncIterator[Any]) -> Response:
-    async for event in events:
-        if isinstance(event, TerminalEvent):
-            return event.response
-    raise RuntimeError("the stream ended without a terminal event")
+                yield wire.encode(event)
 
 
 def _once(items: Sequence[Item]) -> list[Item]:

@@ -1,0 +1,156 @@
+"""Dialects: the ways in which clients speak to one pipeline, each a value.
+
+A dialect reads bodies into requests of the pipeline, and rewrites the events of responses.  All else is the same for
+each: keys, limits, the access log, metrics, traces, recordings and the stages of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+
+from aiohttp import web
+
+from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, name_model, take_request_id
+from penstock.api.http.auth import OWNER
+from penstock.api.http.beginning import Beginning, Delivery
+from penstock.api.http.conventions import OPENAI, Conventions
+from penstock.api.http.errors import as_json
+from penstock.api.http.request_body import off_loop, receive, release
+from penstock.api.http.sse import send
+from penstock.api.http.wire import Reading, Wire
+from penstock.api.peers import Peers
+from penstock.api.runs.scheduler import Scheduler, let_go_of
+from penstock.api.socket.socket import OpenSockets
+from penstock.pipeline import errors
+from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.frames import Prompt, ResolvedRequest
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.pipeline.tasks import let_go
+from penstock.stages.services import tracing
+from penstock.stages.services.runs.run import Mode
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity
+class Dialect:
+    """A way to speak to the server, under the URL ``base``.
+
+    ``read`` takes the body of a request, and raises `InvalidRequest` for a wrong one.  ``wire`` is the form of an
+    answer that the body does not change.  ``routes`` returns the routes; each that takes a body is an `operation`.
+    """
+
+    name: str
+    base: str
+    read: Callable[[bytes], Reading]
+    wire: Wire
+    routes: Callable[[Edge], Sequence[web.RouteDef]]
+    conventions: Conventions = OPENAI
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that the pipeline can run, and the form of its answer."""
+
+    resolved: ResolvedRequest
+    wire: Wire
+    streams: bool
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The runs of the server for the routes of one dialect, and the handlers that all dialects share."""
+
+    dialect: Dialect
+    scheduler: Scheduler
+    peers: Peers
+    sockets: OpenSockets
+    keep_alive: float
+    """Seconds of silence on a stream before its client gets a sign of life."""
+    recorded_if: Condition = ALWAYS
+
+    @property
+    def base(self) -> str:
+        """The base URL of the dialect."""
+        return self.dialect.base
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """Create a response, as a stream of events or as one body."""
+        body = await receive(request)
+        with self.scheduler.in_flight:
+            prepared = await self.prepare(request, body)
+            del body  # free it: the response may take long
+            return await self.answer(request, prepared)
+
+    async def count_tokens(self, request: web.Request) -> int:
+        """Return the number of tokens of the prompt that a body asks for, by rendering it."""
+        if self._rendering is None:
+            raise errors.InvalidRequest(
+                "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
+            )
+        body = await receive(request)
+        with self.scheduler.in_flight:
+            create_request = (await self.read(request, body)).request
+            try:
+                async with self._rendering.open(source_of([create_request])) as prompts:
+                    tokens = (await anext(prompts)).token_ids
+            finally:
+                let_go_of(create_request)
+        let_go(tokens)
+        return len(tokens)
+
+    async def prepare(
+        self, request: web.Request, body: bytes, read: Callable[[bytes], Reading] | None = None
+    ) -> Prepared:
+        """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""
+        reading = await self.read(request, body, read)
+        return Prepared(await self.scheduler.prepare(reading.request), reading.wire, reading.streams)
+
+    async def read(self, request: web.Request, body: bytes, read: Callable[[bytes], Reading] | None = None) -> Reading:
+        """Read a body as the dialect does, or with another function, and put its request into an envelope."""
+        try:
+            reading = await off_loop(read or self.dialect.read, body)
+        except errors.InvalidRequest:
+            name_model(request, body)
+            raise
+        create_request = reading.request
+        request[MODEL] = create_request.model or self.scheduler.engine.models[0]
+        request_id = take_request_id(request, create_request.request_id)
+        is_recorded = self.recorded_if.is_met_by(request.headers)
+        traced = tracing.current_headers(trace_headers(request.headers))
+        envelope = Envelope(request[OWNER], traced, reading.as_sent, is_recorded, request_id)
+        return reading.asking(create_request.inside(envelope))
+
+    async def answer(self, request: web.Request, prepared: Prepared) -> web.StreamResponse:
+        """Run a request, and answer in its form; an error before the first event is raised."""
+        wire, mode = prepared.wire, _mode(prepared)
+        async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
+            delivery = Delivery(events, Beginning(request[STARTED]) if prepared.streams else None)
+            await delivery.begin()
+            release(request)
+            async with wire.translated(delivery.events()) as translated:
+                if not prepared.streams:
+                    try:
+                        return as_json(await wire.fold(translated))
+                    finally:
+                        _note(request, delivery)
+                answer = await send(request, translated, wire, self.keep_alive)
+            _note(request, delivery)
+            return answer
+
+    @cached_property
+    def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:
+        pipeline = self.scheduler.pipeline
+        return pipeline.through("render") if "render" in pipeline.names() else None
+
+
+def _mode(prepared: Prepared) -> Mode:
+    return "stream" if prepared.streams else "sync"
+
+
+def _note(request: web.Request, delivery: Delivery) -> None:
+    """Note the response that a request has made, if it has ended, for the log."""
+    if delivery.has_ended:
+        request[RESPONSE] = delivery.response

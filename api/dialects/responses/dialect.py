@@ -1,0 +1,34 @@
+"""The dialect of the Responses API, and what the dialects that are like it share with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from penstock.api.conversations import Conversations
+from penstock.api.dialect import Dialect, Edge
+from penstock.api.dialects.responses.form import PLAIN, hiding, reader
+from penstock.api.dialects.responses.routes import Responses
+from penstock.api.http.wire import Wire
+from penstock.api.models import ModelList
+from penstock.api.socket.socket import Sockets
+
+
+def like_responses(name: str, base: str, wire: Wire) -> Dialect:
+    """Return a dialect with all routes and bodies of the Responses API, whose answers have another form."""
+    return Dialect(name, base, reader(wire), wire, _routes)
+
+
+def _routes(edge: Edge) -> Sequence[web.RouteDef]:
+    scheduler, dialect = edge.scheduler, edge.dialect
+    sockets = Sockets(scheduler, dialect.read, edge.keep_alive, edge.sockets, edge.recorded_if)
+    return (
+        *Responses(edge, hiding(dialect.wire)).routes(edge.base),
+        *sockets.routes(edge.base),
+        *Conversations(scheduler.store, scheduler.admission).routes(edge.base),
+        *ModelList(scheduler.engine).routes(edge.base),
+    )
+
+
+RESPONSES = like_responses("responses", "/v1", PLAIN)

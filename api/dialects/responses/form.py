@@ -1,0 +1,79 @@
+"""The form of the Responses API: its bodies, and its answers as streams and as objects."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from penstock.api.http.wire import Reading, Wire
+from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_sse
+from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse
+from penstock.pipeline.protocol.params.validation import read_body
+from penstock.pipeline.protocol.response import Response
+
+BLOCK = 16
+"""Bytes: the length of an obfuscated delta and its padding together is a multiple of this."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseBody(CreateResponse):
+    """The body of a request for a response, with OpenAI's floor for the length of its output."""
+
+    max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, whose stages may choose any length."""
+        return CreateResponse().model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+
+
+def obfuscated(event: Event) -> bytes:
+    """Encode an event as `to_sse` does, with random padding beside a delta to hide its length in network packets.
+
+    This is OpenAI's ``include_obfuscation``.  Log probabilities, if requested, reveal the length all the same.
+    """
+    data, delta = to_sse(event), getattr(event, "delta", None)
+    if not isinstance(delta, str):
+        return data
+    missing = -len(_encode(delta)[1:-1]) % BLOCK
+    return b'%b,"obfuscation":"%b"}\n\n' % (data[:-3], secrets.token_urlsafe(missing)[:missing].encode())
+
+
+async def last_response(events: AsyncIterator[Any]) -> Response:
+    """Return the response in the last event of a stream."""
+    async for event in events:
+        if isinstance(event, TerminalEvent):
+            return event.response
+    raise RuntimeError("the stream ended without a terminal event")
+
+
+PLAIN = Wire(to_sse, last_response, end=DONE)
+
+
+def read_compaction(body: bytes) -> Reading:
+    """Read the body of a request for a compaction."""
+    return Reading(read_body(body, CompactConversation).create_request, PLAIN, as_sent=body)
+
+
+def hiding(wire: Wire) -> Wire:
+    """Return the form of streams that obfuscate the lengths of their deltas."""
+    return replace(wire, encode=obfuscated)
+
+
+def reader(wire: Wire) -> Callable[[bytes], Reading]:
+    """Return a function that reads the body of a request for a response, to be answered in a form."""
+    hidden = hiding(wire)
+
+    def read(body: bytes) -> Reading:
+        given = read_body(body, ResponseBody)
+        options = given.stream_options
+        hides = options is not None and options.include_obfuscation is True
+        return Reading(given.create_request, hidden if hides else wire, bool(given.stream), body)
+
+    return read

@@ -1,0 +1,76 @@
+"""The form of requests and answers on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+
+from penstock.api.http.conventions import Refusal
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The form of an answer.
+
+    ``outgoing`` are the stages that rewrite the events of a response; None leaves them as they are.  ``encode`` writes
+    one rewritten event as a whole frame of the stream, and ``fold`` makes the one body of an answer that is no stream
+    from all of them.  If ``fold`` raises a `StageError`, that is the answer.
+
+    ``end`` is written after the last event, and ``keep_alive`` after a time of silence.  ``fault`` writes the last
+    frame of a stream that breaks off, in place of ``end``; without it, the connection is closed.
+    """
+
+    encode: Callable[[Any], bytes]
+    fold: Callable[[AsyncIterator[Any]], Awaitable[Any]]
+    outgoing: Pipeline[ResponseEvent, Any] | None = None
+    end: bytes = b""
+    keep_alive: bytes = KEEP_ALIVE
+    fault: Callable[[Refusal], bytes] | None = None
+    content_type: str = "text/event-stream"
+
+    def translated(
+        self, events: AsyncGenerator[ResponseEvent, None]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+        """Rewrite the events for the length of a block."""
+        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
+
+    @property
+    def events(self) -> frozenset[Any]:
+        """The types of the rewritten events."""
+        return self.outgoing.emits().frames if self.outgoing else frozenset(get_args(ResponseEvent))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The meaning of a body: a request of the pipeline, and the form of its answer, which may be a stream.
+
+    ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.
+    """
+
+    request: CreateResponse
+    wire: Wire
+    streams: bool = False
+    as_sent: bytes | None = None
+
+    def asking(self, request: CreateResponse) -> Reading:
+        """Return the same reading for another request, without the body."""
+        return Reading(request, self.wire, self.streams)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def server_sent(data: Any, event: str = "") -> bytes:
+    """Return a server-sent event with ``data`` as JSON, and with a name if ``event`` is not empty.
+
+    See https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation.
+    """
+    named = f"event: {event}\n".encode() if event else b""
+    return b"%bdata: %b\n\n" % (named, _encode(data))

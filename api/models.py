@@ -1,0 +1,45 @@
+"""The routes that list the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from penstock.api.http.bodies import Model, Models
+from penstock.api.http.errors import as_json
+from penstock.api.http.openapi import Operation, operation
+from penstock.pipeline.errors import ModelNotFound
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.services.engines.engine import Backend
+
+
+@dataclass(frozen=True)
+class ModelList:
+    """The Models API, over the names under which an engine serves its model."""
+
+    engine: Backend
+
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Return the routes under ``base``."""
+        return (
+            web.get(f"{base}/models", self.list_models),
+            web.get(f"{base}/models/{{model:.+}}", self.retrieve_model),
+        )
+
+    @operation(Operation(Models))
+    async def list_models(self, request: web.Request) -> web.Response:
+        """List the models."""
+        return as_json(Models(tuple(map(self._model, self.engine.models))))
+
+    @operation(Operation(Model, refusals=(ModelNotFound,)))
+    async def retrieve_model(self, request: web.Request) -> web.Response:
+        """Retrieve a model by its name, if it is served here."""
+        name = request.match_info["model"]
+        if name not in self.engine.models:
+            raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
+        return as_json(self._model(name))
+
+    def _model(self, name: str) -> Model:
+        return Model(name, self.engine.context_length)
