@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,9 +133,13 @@ SUITE = $(BIN)/python -m pytest -q --no-header -p tests.support.progress --suite
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
-quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one minute at most
-	@$(MAKE) --no-print-directory ruff spelling imports mypy
-	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" -n $(shell nproc) --dist worksteal $(ARGS)
+quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: less than a minute
+	@$(MAKE) --no-print-directory --jobs 3 unit ruff spelling imports mypy
+
+# A third of the random examples of `check`.
+unit: $(DONE)/test
+	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" --hypothesis-profile quick \
+	    -n $(shell nproc) --dist worksteal $(ARGS)
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat

@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until collection is over: its objects live to the end, and are frozen below
-    if config.getoption("--hypothesis-profile") in (None, "ci"):
-        fix_examples()
+    if (profile := config.getoption("--hypothesis-profile") or "ci") != "thorough":
+        fix_examples(profile)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

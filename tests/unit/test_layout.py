@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.statements import statements
 
 TESTS = ROOT / "tests"
 SUPPORT = sorted((TESTS / "support").glob("*.py"))
@@ -18,7 +19,7 @@ WITHOUT_PENSTOCK = ("client_server", "paths", "processes", "progress")
 
 def imported(path: Path) -> set[str]:
     """The names of all modules that a file imports, and of what it imports from them."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(statements(ast.parse(path.read_text())))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return plain | {f"{n.module}.{alias.name}" for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
 

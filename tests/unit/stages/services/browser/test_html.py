@@ -137,6 +137,7 @@ def test_deep_nesting_does_not_recurse() -> None:
     assert text_of("<ul><li>" * 1_000 + "deep").endswith("* deep")
 
 
+@pytest.mark.slow
 def test_text_is_bounded() -> None:
     text = text_of("<p><a href='/x'>" + "some words </a><p><a href='/x'>" * 100_000)
     assert LONGEST_TEXT <= len(text) < LONGEST_TEXT + 1_000

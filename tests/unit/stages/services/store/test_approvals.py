@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +77,7 @@ def test_every_answer_names_the_response_that_has_the_approval(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 async def test_any_number_of_approvals_and_items_may_be_looked_up(store: Store) -> None:
     """A database takes only so many arguments in one statement: SQLite 32,766, PostgreSQL 65,535."""
     ids = [f"mcpr_{number}" for number in range(70_000)]
