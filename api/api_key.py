@@ -7,7 +7,7 @@ A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then wor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from hashlib import sha256
 from time import time
@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.normalize.tool_types import named
 
 HASHED = "sha256:"
@@ -34,8 +33,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     name: str = ""
     limits: str = ""
     """The name of the table of limits that holds for this key; empty for the default."""
-    tools: frozenset[HostedKind] | None = None
-    """The built-in tools that the client may use; None for those of all clients."""
+    tools: frozenset[str] | None = None
+    """The tools that the client may use, built-in and of the operator's own; None for those of all clients."""
     expires: float | None = None
     """The time from which the key is refused; None for never."""
 
@@ -64,10 +63,13 @@ def plain_key(text: str) -> str:
     return text
 
 
-def key_of(line: str) -> ApiKey:
-    """Return the key of a line; raise `ValueError` for a wrong line, without showing the key in the message."""
+def key_of(line: str, own: Collection[str] | None = ()) -> ApiKey:
+    """Return the key of a line; raise `ValueError` for a wrong line, without showing the key in the message.
+
+    ``own`` are the labels of the operator's own tools, or None if they are not known.
+    """
     key, *words = line.split()
-    return ApiKey(_digest(key), " ".join(words), **_fields(words))
+    return ApiKey(_digest(key), " ".join(words), **_fields(words, own))
 
 
 def _digest(key: str) -> str:
@@ -79,7 +81,7 @@ def _digest(key: str) -> str:
     return digest_of(plain_key(key))
 
 
-def _fields(words: list[str]) -> dict[str, Any]:
+def _fields(words: list[str], own: Collection[str] | None) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for word in words:
         field, separator, value = word.partition("=")
@@ -88,7 +90,7 @@ def _fields(words: list[str]) -> dict[str, Any]:
         if field in fields:
             raise ValueError(f"has {field}= twice")
         try:
-            fields[field] = _READ[field](value)
+            fields[field] = named(value.split(","), own) if field == "tools" else _READ[field](value)
         except ValueError as error:
             raise ValueError(f"has an invalid {field}=: {error}") from None
     return fields
@@ -100,15 +102,11 @@ def _name(value: str) -> str:
     return value
 
 
-def _tools(value: str) -> frozenset[HostedKind]:
-    return named(value.split(","))
-
-
 def _time(value: str) -> float:
     """Return a time of ISO 8601 in seconds; a date is its first moment, and without a zone it is UTC."""
     moment = datetime.fromisoformat(value)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-_READ: dict[str, Callable[[str], Any]] = {"name": _name, "limits": _name, "tools": _tools, "expires": _time}
+_READ: dict[str, Callable[[str], Any]] = {"name": _name, "limits": _name, "tools": str, "expires": _time}
 """Reads the value of each word."""

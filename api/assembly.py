@@ -30,6 +30,7 @@ from penstock.stages.responses import ModelStages, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
+from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.slots import Limit, sandbox_slots, unlimited
@@ -37,7 +38,7 @@ from penstock.stages.services.store.database import Database, Nowhere
 from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
-from penstock.stages.services.tools import FULL_ACCESS, HostSettings, ToolAccess, Toolbox
+from penstock.stages.services.tools import HostSettings, ToolAccess, Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,12 @@ def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
     return read_servers(settings.mcp_config) if settings.mcp_config else {}
 
 
+def keys_of(settings: Settings) -> Keys:
+    """Return the API keys of the settings; raises `UnusableKeys`."""
+    own_tools = [label_of(name) for name in settings.tool]
+    return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys)
+
+
 async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them.
 
@@ -70,9 +77,10 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
             settings.web_search_key.get_secret_value() if settings.web_search_key else "",
             sandbox_slots(settings.frontends) if settings.sandbox else None,
             limit,
-        )
+        ),
+        settings.tool,
     )
-    of_all = named(settings.allow_tool) if settings.allow_tool else FULL_ACCESS.of_all
+    of_all = named(settings.allow_tool, tools.own) if settings.allow_tool else None
     return replace(tools, access=ToolAccess(of_all, keys.tools))
 
 

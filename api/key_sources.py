@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,13 +37,19 @@ def without_comment(line: str) -> str:
     return re.sub(r"(^|\s)#.*", "", line).strip()
 
 
-def api_keys(file: Path | None, given: str | Sequence[str] | None, *, may_be_none: bool = False) -> list[ApiKey]:
-    """Return the API keys of ``file``, one per line, and the ``given`` keys.
+def api_keys(
+    file: Path | None,
+    given: str | Sequence[str] | None,
+    own: Collection[str] | None = (),
+    *,
+    may_be_none: bool = False,
+) -> list[ApiKey]:
+    """Return the API keys of ``file``, one per line, and the ``given`` keys; ``own`` is that of `key_of`.
 
     Raises `UnusableKeys` if the file cannot be read, for an unusable key, and for a source without any key, unless it
     ``may_be_none``.
     """
-    return _keys(file, given, "api-key", "" if may_be_none else "API key", key_of)
+    return _keys(file, given, "api-key", "" if may_be_none else "API key", partial(key_of, own=own))
 
 
 def seal_keys(file: Path | None, given: str | Sequence[str] | None) -> list[bytes]:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
-from penstock.api.assembly import admitting, assembled, database, mcp_servers, recording_of, toolbox
+from penstock.api.assembly import admitting, assembled, database, keys_of, mcp_servers, recording_of, toolbox
 from penstock.api.backends import EngineStarter, start
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
@@ -28,7 +28,7 @@ from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
 from penstock.api.share import ALONE, Share
 from penstock.pipeline.errors import CannotStart, StageError
-from penstock.pipeline.plugins import WrongPlugin, load
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import RunRegistry
@@ -79,8 +79,10 @@ def preloaded(settings: Settings) -> Keys:
     load(settings.with_)
     seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)
+    for name in settings.tool:
+        function_named(name, TOOL, HOSTS)
     Admission(settings.limits)
-    return Keys(settings.api_key_file, settings.api_keys, reads_store=settings.store_keys)
+    return keys_of(settings)
 
 
 @asynccontextmanager

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress
 
 from penstock.api.values import Duration, Texts
-from penstock.stages.normalize.tool_types import LEAVABLE, leavable, named
+from penstock.stages.normalize.tool_types import LEAVABLE, is_label, leavable, named
+from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 
@@ -28,10 +29,17 @@ class ToolSettings(BaseSettings):
     sandbox: bool = Field(
         True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
     )
+    tool: Texts = Field(
+        [],
+        title="HOST",
+        description="a tool of your own, by the function that returns its host: file.py:function, module:function or "
+        "the name of an entry point; the function's name is that of the tool; repeatable",
+        examples=["warehouse.py:warehouse"],
+    )
     allow_tool: Texts = Field(
         [],
         title="TOOL",
-        description="a built-in tool that clients may use: code_interpreter, shell, web_search or none; "
+        description="a tool that clients may use: code_interpreter, shell, web_search, the name of a --tool, or none; "
         "by default all; repeatable",
         examples=["web_search"],
     )
@@ -66,10 +74,21 @@ class ToolSettings(BaseSettings):
         leavable(tools)
         return tools
 
+    @field_validator("tool")
+    @classmethod
+    def _labels(cls, names: list[str]) -> list[str]:
+        labels = [label_of(name) for name in names]
+        for name, label in zip(names, labels, strict=True):
+            if not is_label(label):
+                raise ValueError(f"{name}: {label!r} is no name for a tool, or that of a built-in one")
+            if labels.count(label) > 1:
+                raise ValueError(f"there are two tools named {label}")
+        return names
+
     @field_validator("allow_tool")
     @classmethod
-    def _known_tools(cls, names: list[str]) -> list[str]:
-        named(names)
+    def _known_tools(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        named(names, [label_of(name) for name in info.data.get("tool", ())])
         return names
 
     @field_validator("allow_address")

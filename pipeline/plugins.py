@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -34,6 +35,9 @@ STORES = "penstock.stores"
 
 HOSTS = "penstock.hosts"
 """The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
+
+TOOL = "--tool"
+"""The option that names the host of a tool."""
 
 _CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
 
@@ -188,6 +192,23 @@ def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], 
         near = nearest(path, (each for each, other in vars(module).items() if fits(other)))
         raise WrongPlugin(name, f"{place} has no {kind} {path or 'without a name'}{near}", option)
     return value
+
+
+def called(make: Callable[..., Any], name: str, option: str, *arguments: object, wanted: str) -> Any:
+    """Return what a function of the operator's returns for the ``arguments``; ``wanted`` describes them.
+
+    Raises `WrongPlugin` if it does not take them, or if it fails.
+    """
+    try:
+        inspect.signature(make).bind(*arguments)
+    except TypeError as error:
+        raise WrongPlugin(name, f"it takes {wanted}", option) from error
+    try:
+        return make(*arguments)
+    except CannotRun:
+        raise
+    except Exception as error:
+        raise WrongPlugin(name, described(error, "it raised "), option) from error
 
 
 def _functions_in(file: str) -> list[str]:

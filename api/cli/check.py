@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import mcp_servers, open_store, toolbox
+from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -76,7 +76,7 @@ class Checks:
         settings = self.settings
         seal_keys(settings.seal_key_file, settings.seal_keys)
         Admission(settings.limits)
-        keys = Keys(settings.api_key_file, settings.api_keys, reads_store=settings.store_keys)
+        keys = keys_of(settings)
         if settings.store_keys:
             async with open_store(settings.store) as store:
                 await keys.read_store(store.keys)
@@ -123,7 +123,7 @@ class Checks:
         own = self.settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers
         opened = await toolbox(own, Keys())
         await opened.close()
-        return ", ".join(sorted(opened.kinds)) or "none"
+        return ", ".join(sorted(opened.kinds | opened.own.keys())) or "none"
 
     async def record(self) -> str:
         """Make the folder of the recordings."""

@@ -53,7 +53,7 @@ class _KeyFile:
     effect: str = "once the server gets SIGHUP"
 
     async def all(self) -> Sequence[ApiKey]:
-        return api_keys(self.path, None, may_be_none=True)
+        return api_keys(self.path, None, own=None, may_be_none=True)
 
     async def add(self, key: ApiKey) -> None:
         with self._changed() as lines:
@@ -67,7 +67,7 @@ class _KeyFile:
 
     def _has(self, line: str, digest: str) -> bool:
         text = without_comment(line)
-        return bool(text) and key_of(text).digest == digest
+        return bool(text) and key_of(text, own=None).digest == digest
 
     @contextmanager
     def _changed(self) -> Iterator[list[str]]:
@@ -106,7 +106,7 @@ class _StoredKeys:
     effect: str = "at the next heartbeat of servers with --store-keys"
 
     async def all(self) -> Sequence[ApiKey]:
-        return [key_of(f"{HASHED}{digest} {words}") for digest, words in await self.stored.all()]
+        return [key_of(f"{HASHED}{digest} {words}", own=None) for digest, words in await self.stored.all()]
 
     async def add(self, key: ApiKey) -> None:
         await self.stored.add(key.digest, key.words)
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> None:
     make = commands.add_parser("make", parents=[place], help="make a key, and print it")
     make.add_argument("name", help="a name for the holder of the key")
     make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
-    make.add_argument("--tools", metavar="TOOLS", help="the built-in tools that it may use, with commas, or none")
+    make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
     make.add_argument("--expires", metavar="TIME", help="a date (2027-01-31), or a time from now on (90d)")
     commands.add_parser("list", parents=[place], help="list the keys")
     revoke = commands.add_parser("revoke", parents=[place], help="revoke a key")
@@ -167,7 +167,7 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     words = [f"{field}={value}" for field, value in fields.items() if value is not None]
     plain = f"sk-{secrets.token_urlsafe(32)}"
     try:
-        key = key_of(" ".join((plain, *words)))
+        key = key_of(" ".join((plain, *words)), own=None)
     except ValueError as error:
         raise ValueError(f"the key {error}") from None
     await place.add(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from penstock.api.http.prefix import path_of
 from penstock.api.key_sources import api_keys
 from penstock.pipeline.errors import StoreFailed, Unauthorized
 from penstock.pipeline.logs import counted
-from penstock.pipeline.protocol.tools import HostedKind
 from penstock.stages.services.store.stored_keys import StoredKeys
 
 logger = logging.getLogger(__name__)
@@ -47,25 +46,31 @@ def is_open(request: web.Request) -> bool:
 class Keys:
     """The API keys of this server: those of ``file`` and ``given`` ones, and those of its store if it reads them.
 
-    Without any of these sources the server is open to all clients.
+    Without any of these sources the server is open to all clients.  ``own_tools`` are the labels of the operator's own
+    tools; other servers of a store may have others.
     """
 
     def __init__(
-        self, file: Path | None = None, given: str | Sequence[str] | None = None, *, reads_store: bool = False
+        self,
+        file: Path | None = None,
+        given: str | Sequence[str] | None = None,
+        own_tools: Collection[str] = (),
+        *,
+        reads_store: bool = False,
     ) -> None:
         self.are_needed = file is not None or given is not None or reads_store
         """True if a request needs a key."""
-        self._file, self._given, self._reads_store = file, given, reads_store
+        self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
         self._stored: dict[str, ApiKey] = {}
         self._rows: tuple[tuple[str, str], ...] = ()
-        self._take(api_keys(file, given))
+        self._take(api_keys(file, given, own_tools))
 
     def read(self) -> None:
         """Read the keys of the settings again; raises `UnusableKeys`, and then the known keys stay.
 
         Unlike at the start, a file may have no key by now: the last one may have been revoked.
         """
-        self._take(api_keys(self._file, self._given, may_be_none=True))
+        self._take(api_keys(self._file, self._given, self._own_tools, may_be_none=True))
 
     def _take(self, keys: Iterable[ApiKey]) -> None:
         self._own = {key.digest: key for key in keys}
@@ -82,7 +87,7 @@ class Keys:
         self._rows, self._stored = rows, {}
         for digest, words in rows:
             try:
-                self._stored[digest] = key_of(f"{HASHED}{digest} {words}")
+                self._stored[digest] = key_of(f"{HASHED}{digest} {words}", own=None)
             except ValueError as error:
                 logger.error("The key %s of the store %s", digest[:8], error)  # noqa: TRY400 - the error says all
         self._known = self._stored | self._own
@@ -103,8 +108,8 @@ class Keys:
         """Return the key of an owner; None if the owner has none, or no longer."""
         return self._known.get(owner)
 
-    def tools(self, owner: str) -> frozenset[HostedKind] | None:
-        """Return the built-in tools that an owner may use; None for those of all clients."""
+    def tools(self, owner: str) -> frozenset[str] | None:
+        """Return the tools that an owner may use; None for those of all clients."""
         return key.tools if (key := self.of(owner)) else None
 
     def limits(self, owner: str) -> str:

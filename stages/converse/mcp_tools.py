@@ -22,16 +22,16 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.pipeline.tasks import MANY, apart
-from penstock.stages.services.tools import Declaration, Declaring, Host, McpHosts, ServerUnavailable, callable_tools
+from penstock.stages.services.tools import Declaration, Declaring, Host, ServerUnavailable, Toolbox, callable_tools
 
 logger = logging.getLogger(__name__)
 
 
-async def list_tools(server: McpServer, servers: McpHosts, seconds: float) -> CallFinished:
+async def list_tools(server: McpServer, toolbox: Toolbox, seconds: float) -> CallFinished:
     """Request the tools of a server; return an error instead of raising it: a failing server only offers no tools."""
     try:
         async with asyncio.timeout(seconds):
-            return CallFinished(data=ListedTools(await servers.tools(server, seconds)))
+            return CallFinished(data=ListedTools(await toolbox.tools(server, seconds)))
     except ServerUnavailable as error:
         return CallFinished(error=str(error))
     except TimeoutError:

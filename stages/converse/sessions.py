@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
 from penstock.stages.converse.turn import ToolCall
+from penstock.stages.services.own_hosts import OwnSession
 from penstock.stages.services.tools import Acting, Citable, Session, Source, Toolbox, ToolResult, bounded
 from penstock.stages.services.tracing import fail, tool_span
 
@@ -99,7 +100,7 @@ class Sessions:
 
     async def _run(self, call: ToolCall) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
-        with tool_span(self._request, self._traced_name(call), is_mcp=call.namespace in self._servers) as traced:
+        with tool_span(self._request, self._traced_name(call), is_mcp=self._is_mcp(call.namespace)) as traced:
             done = await self._done(call)
             if done.error:
                 fail(traced, "tool_error")
@@ -149,6 +150,11 @@ class Sessions:
             return f"mcp:{namespace}" if namespace in self._toolbox.labels else "mcp"
         return _BUILT_IN.get(namespace, "other")
 
+    def _is_mcp(self, namespace: str) -> bool:
+        """Return True if an MCP server runs the tools of a namespace."""
+        server = self._servers.get(namespace)
+        return server is not None and self._toolbox.own_host(server) is None
+
     def _traced_name(self, call: ToolCall) -> str:
         """Return the name of a tool in traces; tools of servers that the client names have none."""
         if call.namespace in self._servers and call.namespace in self._toolbox.labels:
@@ -157,8 +163,9 @@ class Sessions:
 
     def _session(self, namespace: str) -> Session | None:
         if namespace not in self._open:
-            if namespace in self._servers:
-                self._open[namespace] = self._toolbox.mcp.session(self._servers[namespace])
+            if server := self._servers.get(namespace):
+                own = self._toolbox.own_host(server)
+                self._open[namespace] = OwnSession(own, self._request) if own else self._toolbox.mcp.session(server)
             elif host := self._toolbox.hosts.get(namespace):
                 self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)

@@ -137,7 +137,7 @@ class ToolLoop:
         started = self._clock()
         yield frames.ResponseStarted(request.facts)
         seconds = self._limits.listing_seconds
-        tasks = [self._sessions.start(list_tools(server, self._toolbox.mcp, seconds)) for server in unlisted]
+        tasks = [self._sessions.start(list_tools(server, self._toolbox, seconds)) for server in unlisted]
         for server, task in zip(unlisted, tasks, strict=True):
             yield frames.McpListToolsOpened(server.label)
             yield frames.CallStarted()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
 from penstock.pipeline.protocol.tools import HostedKind, McpServer, ToolFilter
@@ -55,6 +55,14 @@ def refuse_own_server(tool: McpToolParam, path: str) -> None:
         if getattr(tool, key) is not None:
             message = f"A server with its own {key} belongs in tools, because items are stored with the conversation."
             raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
+
+
+def refuse_headers(tool: McpToolParam, path: str) -> None:
+    """Raise `UnsupportedParameter` for headers or an authorization, which a host of the operator's own does not get."""
+    for key in ("headers", "authorization"):
+        if getattr(tool, key):
+            message = f"The tool {tool.server_label!r} runs in this server, and takes no {key}."
+            raise UnsupportedParameter(message, param=f"{path}.{key}")
 
 
 def _allowed(tool: McpToolParam) -> ToolFilter | None:

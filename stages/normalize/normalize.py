@@ -149,6 +149,8 @@ class Normalize:
     access: ToolAccess = FULL_ACCESS
     left_out: frozenset[str] = frozenset()
     """The types of tools that are left out of requests (see `LEAVABLE`)."""
+    own: frozenset[str] = frozenset()
+    """The labels of hosts of the operator's own; they are among the ``labels``."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
@@ -220,8 +222,9 @@ class Normalize:
         """Read all that a request may have thousands of: this runs in a thread."""
         history = thoughts.stored(past.items, past.tokens)
         may_use = self.access.of(request.envelope.owner)
+        denied = frozenset() if may_use is None else (HOSTED.keys() | self.own) - may_use
         # the operator's server in place of a built-in tool is this tool under any other name, too
-        builder = ToolsetBuilder(self.hosted & may_use, self.labels - (HOSTED.keys() - may_use), self.left_out)
+        builder = ToolsetBuilder(self.hosted - denied, self.labels - denied, self.left_out, self.own)
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's

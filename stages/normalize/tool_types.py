@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
+from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 from penstock.stages.models.shell_calls import MOST_COMMANDS
 
 LABELS: Mapping[str, HostedKind] = {
@@ -23,14 +25,27 @@ LABELS: Mapping[str, HostedKind] = {
 NO_TOOL = "none"
 
 
-def named(names: Iterable[str]) -> frozenset[HostedKind]:
-    """Return the built-in tools with these labels, none for `NO_TOOL`; raises `ValueError` for any other name."""
-    kinds = set[HostedKind]()
+def is_label(name: str) -> bool:
+    """Return True if a tool of the operator's own may have this label."""
+    return bool(_LABEL.fullmatch(name)) and name not in (*LABELS, NO_TOOL, FUNCTIONS)
+
+
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+def named(names: Iterable[str], own: Collection[str] | None = ()) -> frozenset[str]:
+    """Return the built-in tools with these labels, and those of ``own`` labels; none for `NO_TOOL`.
+
+    Raises `ValueError` for any other name.  If it is not known which ``own`` there are, each name may be one.
+    """
+    kinds = set[str]()
     for name in names:
         if name in LABELS:
             kinds.add(LABELS[name])
         elif name != NO_TOOL:
-            raise ValueError(f"{name!r} is not one of {', '.join(LABELS)} and {NO_TOOL}")
+            if not (is_label(name) if own is None else name in own):
+                raise ValueError(f"{name!r} is not one of {', '.join((*LABELS, *sorted(own or ())))} and {NO_TOOL}")
+            kinds.add(name)
     return frozenset(kinds)
 
 

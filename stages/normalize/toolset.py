@@ -28,7 +28,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.normalize.mcp_server import refuse_own_server, server_of, settings_of
+from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE, built_in, kinds_of, unversioned
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class ToolsetBuilder:
     labels: frozenset[str] | None = None
     left_out: frozenset[str] = frozenset()
     """The types of tools that the operator has left out of requests."""
+    own: frozenset[str] = frozenset()
+    """The labels of hosts of the operator's own."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class ToolsetBuilder:
                 return self._namespace(tool, path)
             case params.McpToolParam():
                 mcp_server = server_of(tool, path, self.labels)
+                if mcp_server.url is None and mcp_server.configured_as in self.own:
+                    refuse_headers(tool, path)
                 self._claim(tool.server_label, "server", f"{path}.server_label")
                 return mcp_server
             case _ if tool.type in CLIENT_TOOLS and not _is_sandboxed(tool):

@@ -6,29 +6,41 @@ Each host comes through the door: it is an entry point of the group ``penstock.h
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from inspect import isawaitable
 from typing import Any
 
-from penstock.pipeline.plugins import HOSTS, function_named
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named
 from penstock.pipeline.protocol.tools import HOSTED
-from penstock.stages.services.tools import Host, HostSettings, ReplacingServers, Toolbox
+from penstock.stages.services.own_hosts import label_of, own_host
+from penstock.stages.services.tools import Host, HostSettings, OwnHost, ReplacingServers, Toolbox
 
 _MCP = "mcp"
 """The entry point that opens the MCP servers, some of which may run a built-in tool."""
 
 
-async def open_toolbox(settings: HostSettings) -> Toolbox:
-    """Return the tools of these settings.
+async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolbox:
+    """Return the tools of these settings, and those whose hosts the operator names: ``own``.
 
-    An MCP server of the operator replaces the built-in tool of the same kind.
+    An MCP server of the operator replaces the built-in tool of the same kind.  Raises `WrongPlugin` for a wrong host.
     """
-    servers: ReplacingServers = await _opened(_MCP, settings)
-    hosts: dict[str, Host] = {}
-    for kind in HOSTED:
-        if host := servers.host(kind) or await _opened(kind, settings):
-            hosts[kind] = host
-    return Toolbox(hosts, servers)
+    async with AsyncExitStack() as opened:
+        servers: ReplacingServers = await _opened(_MCP, settings)
+        opened.push_async_callback(servers.close)
+        hosts: dict[str, Host] = {}
+        for kind in HOSTED:
+            if host := servers.host(kind) or await _opened(kind, settings):
+                hosts[kind] = host
+                opened.push_async_callback(host.close)
+        own_hosts: dict[str, OwnHost] = {}
+        for name in own:
+            if (label := label_of(name)) in servers.labels:
+                raise WrongPlugin(name, f"--mcp-config has a server {label}, too", TOOL)
+            own_hosts[label] = await own_host(name, settings)
+            opened.push_async_callback(own_hosts[label].close)
+        opened.pop_all()
+        return Toolbox(hosts, servers, own_hosts)
 
 
 async def _opened(name: str, settings: HostSettings) -> Any:

@@ -6,6 +6,7 @@ Sessions are lazy: nothing is started before the first call that needs it.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,9 @@ class Listed(Source):
         """Return the page listed at ``line``; None before the first."""
         before = [source for start, source in zip(self.starts, self.sources, strict=True) if start <= line]
         return before[-1] if before else None
+
+
+logger = logging.getLogger(__name__)
 
 
 class Session(Protocol):
@@ -101,6 +105,15 @@ class Host(Protocol):
 
     async def close(self) -> None:
         """Release all resources; called when the server shuts down."""
+        ...
+
+
+class OwnHost(Host, Protocol):
+    """A host of the operator's own, which brings its functions."""
+
+    @property
+    def functions(self) -> tuple[ListedTool, ...]:
+        """The functions that the model may call, each with a JSON schema of its arguments."""
         ...
 
 
@@ -204,12 +217,15 @@ class Approvals(Protocol):
 
 @dataclass(frozen=True)
 class ToolAccess:
-    """The built-in tools that clients may use: ``of_all``, except for owners to whom ``of_key`` gives others."""
+    """The tools that clients may use, built-in and of the operator's own; None stands for all of them.
 
-    of_all: frozenset[HostedKind] = frozenset(HOSTED)
-    of_key: Callable[[str], frozenset[HostedKind] | None] = lambda _: None
+    They are ``of_all``, except for owners to whom ``of_key`` gives others.
+    """
 
-    def of(self, owner: str) -> frozenset[HostedKind]:
+    of_all: frozenset[str] | None = None
+    of_key: Callable[[str], frozenset[str] | None] = lambda _: None
+
+    def of(self, owner: str) -> frozenset[str] | None:
         return self.of_all if (own := self.of_key(owner)) is None else own
 
 
@@ -223,6 +239,8 @@ class Toolbox:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     """The hosts of the built-in tools, by namespace."""
     mcp: McpHosts = field(default_factory=NoServers)
+    own: Mapping[str, OwnHost] = field(default_factory=dict)
+    """The hosts of the operator's own, by the label under which requests ask for them as for MCP servers."""
     access: ToolAccess = FULL_ACCESS
     approvals: Approvals | None = None
     """The approvals of MCP calls that were used; None if all may be used again."""
@@ -235,13 +253,26 @@ class Toolbox:
 
     @property
     def labels(self) -> frozenset[str]:
-        """The labels of the operator's MCP servers."""
-        return self.mcp.labels
+        """The labels of the operator's MCP servers, and of the hosts of the operator's own."""
+        return self.mcp.labels | self.own.keys()
+
+    def own_host(self, server: McpServer) -> OwnHost | None:
+        """Return the host of the operator's own that a request names as a server; None if it names another server."""
+        return self.own.get(server.configured_as) if server.url is None else None
+
+    async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
+        """List the tools of a server, within ``seconds``; raises `ServerUnavailable`."""
+        host = self.own_host(server)
+        return await self.mcp.tools(server, seconds) if host is None else host.functions
 
     async def close(self) -> None:
-        await self.mcp.close()
-        for host in self.hosts.values():
-            await host.close()
+        """Close all hosts and connections; log errors instead of raising them."""
+        opened: tuple[McpHosts | Host, ...] = (self.mcp, *self.hosts.values(), *self.own.values())
+        for host in opened:
+            try:
+                await host.close()
+            except Exception:
+                logger.exception("A host of tools could not be closed")
 
 
 _Named = TypeVar("_Named", ListedTool, HostedTool)

@@ -403,21 +403,21 @@ def test_operator_overrides_the_generation_config() -> None:
 @pytest.mark.parametrize(
     ("options", "variable", "kinds"),
     [
-        ([], None, {"python", "browser", "container"}),
+        ([], None, None),
         (["--allow-tool", "code_interpreter", "--allow-tool", "web_search"], None, {"python", "browser"}),
         (["--allow-tool", "none"], "container", set()),
         ([], "container,code_interpreter", {"python", "container"}),
     ],
 )
 async def test_operator_decides_which_built_in_tools_clients_may_use(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str | None, kinds: set[str]
+    monkeypatch: pytest.MonkeyPatch, options: list[str], variable: str | None, kinds: set[str] | None
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", variable)
     keys = Keys(given=["sk-alice-0123456789 tools=web_search"])
     tools = await toolbox(CliApp.run(Settings, cli_args=[*options, "--no-sandbox"]), keys)
     assert tools.access.of("any") == kinds
-    assert tools.access.of(keys.owner("Bearer sk-alice-0123456789")) == {"browser"}
+    assert tools.access.of(keys.owner("Bearer sk-alice-0123456789")) == frozenset({"browser"})
     await tools.close()
 
 

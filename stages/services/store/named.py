@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-
-from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import STORES, WrongPlugin, described, function_named, names_code
+from penstock.pipeline.plugins import STORES, WrongPlugin, called, function_named, names_code
 from penstock.stages.services.store.database import Database
 from penstock.stages.services.store.sqlite import SqliteDatabase
 
@@ -25,18 +22,8 @@ def named_database(name: str) -> Database:
 
 
 def _made(name: str, function: str, *arguments: str) -> Database:
-    make = function_named(function, "--store", STORES)
-    try:
-        inspect.signature(make).bind(*arguments)
-    except TypeError as error:
-        wanted = "one argument: the URL" if arguments else "no arguments"
-        raise WrongPlugin(name, f"it takes {wanted}", "--store") from error
-    try:
-        made = make(*arguments)
-    except CannotRun:
-        raise
-    except Exception as error:
-        raise WrongPlugin(name, described(error, "it raised "), "--store") from error
+    wanted = "one argument: the URL" if arguments else "no arguments"
+    made = called(function_named(function, "--store", STORES), name, "--store", *arguments, wanted=wanted)
     if problems := missing_members(made, Database):
         raise WrongPlugin(name, "; ".join(problems), "--store")
     return made  # type: ignore[no-any-return]

@@ -101,7 +101,7 @@ def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, key
     ("arguments", "message"),
     [
         (["make", "al ice"], "the key is not one word, or has a word after it"),
-        (["make", "alice", "--tools", "ALL"], "the key has an invalid tools=: 'ALL' is not one of"),
+        (["make", "alice", "--tools", "3D"], "the key has an invalid tools=: '3D' is not one of"),
         (["make", "alice", "--expires", "soon"], "the key has an invalid expires="),
         (["make", "alice", "--expires", ""], "the key has an invalid expires="),
         (["make", "alice", "--expires", "99999999d"], "the key has an invalid expires="),
