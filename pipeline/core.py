@@ -43,14 +43,24 @@ A dataclass stage with a `Pipeline` in a field ``inner`` is composite: its inner
 
 
 async def source_of(frames: Iterable[In]) -> AsyncGenerator[In, None]:
-    """Yield ``frames`` as the source of a pipeline or a stage."""
+    """Yield ``frames`` as the source of a pipeline or a stage.
+
+    A source is an async generator, and not any async iterator, because the pipeline closes it.
+
+        async with pipeline.open(source_of([request])) as events:
+            ...
+    """
     for frame in frames:
         yield frame
 
 
 @dataclass(frozen=True)
 class NamedStage:
-    """A stage and its name in the pipeline."""
+    """A stage and its name in the pipeline: an element of `Pipeline.steps`.
+
+    The name is unique in the pipeline, composite stages included.  It is the ``anchor`` of an edit, and recordings,
+    logs and errors show it.
+    """
 
     name: str
     stage: Stage[Any, Any]
@@ -118,7 +128,15 @@ _Edit: TypeAlias = Callable[[NamedStage], tuple[NamedStage, ...]]
 class Pipeline(Generic[In, Out]):
     """An ordered, immutable list of named stages, from frames of type ``In`` to frames of type ``Out``.
 
-    Raises `JunctionError` if two neighbours do not fit, and `ValueError` if a name repeats or there is no stage.
+    Compose one with `start` and `then`, and run it with `open`.  An edit returns a new pipeline and leaves this one as
+    it is, so that a plug-in is a function from one pipeline to another:
+
+        def install(pipeline):
+            return pipeline.insert_after("parse", "shout", shout)
+
+    Every pipeline is checked when it is made, whichever way: `JunctionError` is raised if a stage gives frames that the
+    next one does not take, and `ValueError` if a name repeats or there is no stage.  Methods that take the name of a
+    stage raise `LookupError` if the pipeline has none of that name.
     """
 
     steps: tuple[NamedStage, ...]
@@ -127,47 +145,56 @@ class Pipeline(Generic[In, Out]):
 
     @staticmethod
     def start(name: str, stage: Stage[First, Next]) -> Pipeline[First, Next]:
-        """Return a pipeline of one stage."""
+        """Return a pipeline of one stage, to which `then` adds more."""
         return Pipeline((NamedStage(name, stage),))
 
     def then(self, name: str, stage: Stage[Out, Next]) -> Pipeline[In, Next]:
-        """Return this pipeline with one more stage at its end; only here can a type checker follow the frames."""
+        """Return this pipeline with one more stage at its end.
+
+        A type checker follows the frames here: it reports a stage that does not take what this pipeline gives.  The
+        methods that edit a pipeline name a stage by a text, which a type checker cannot follow; they are checked when
+        they run.
+        """
         return Pipeline((*self.steps, NamedStage(name, stage)))
 
     # Editing: each method returns a new, checked pipeline, and finds stages inside composite stages, too.  A cut
     # inside a composite stage drops the composite: the inner stages that are left join the pipeline and run once.
 
     def insert_before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Insert a stage before ``anchor``."""
+        """Insert a stage before ``anchor``: it sees the frames that ``anchor`` would take."""
         return self._edited(anchor, lambda step: (NamedStage(name, stage), step))
 
     def insert_after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Insert a stage after ``anchor``."""
+        """Insert a stage after ``anchor``: it sees the frames that ``anchor`` gives."""
         return self._edited(anchor, lambda step: (step, NamedStage(name, stage)))
 
     def replace(self, anchor: str, stage: Stage[Any, Any], *, first: str | None = None) -> Pipeline[In, Out]:
-        """Replace the stage ``anchor``, or all from ``first`` to it; the new stage takes the name of ``anchor``."""
+        """Replace the stage ``anchor``, or all from ``first`` to it; the new stage takes the name of ``anchor``.
+
+        To wrap a stage, give one that holds the old one, which `stage` returns.  Raises `LookupError` if ``first`` is
+        not in the same pipeline as ``anchor``, or comes after it.
+        """
         names = _neighbours(self.steps, first, anchor) if first else (anchor,)
         return self._edited(anchor, lambda step: (NamedStage(step.name, stage),), names[:-1])
 
     def remove(self, anchor: str) -> Pipeline[In, Out]:
-        """Remove the stage ``anchor``."""
+        """Remove the stage ``anchor``; its neighbours must fit each other."""
         return self._edited(anchor, lambda step: ())
 
     def from_stage(self, anchor: str) -> Pipeline[Any, Out]:
-        """Return the stages from ``anchor`` on."""
+        """Return the stages from ``anchor`` on, ``anchor`` included: a replay begins there."""
         at, step = self._holding(anchor)
         head = (step,) if step.name == anchor else self.inner(step.name).from_stage(anchor).steps
         return Pipeline((*head, *self.steps[at + 1 :]))
 
     def through(self, anchor: str) -> Pipeline[In, Any]:
-        """Return the stages up to ``anchor``, included."""
+        """Return the stages up to ``anchor``, included: a request can be rendered without an answer."""
         at, step = self._holding(anchor)
         tail = (step,) if step.name == anchor else self.inner(step.name).through(anchor).steps
         return Pipeline((*self.steps[:at], *tail))
 
     def following(self, anchor: str) -> Pipeline[Any, Out]:
-        """Return the stages after ``anchor``."""
+        """Return the stages after ``anchor``; raise `ValueError` if it is the last."""
         return Pipeline(self.from_stage(anchor).steps[1:])
 
     def stage(self, anchor: str) -> Any:
@@ -188,10 +215,15 @@ class Pipeline(Generic[In, Out]):
 
     @asynccontextmanager
     async def open(self, source: AsyncGenerator[In, None]) -> AsyncGenerator[AsyncIterator[Out], None]:
-        """Run ``source`` through the stages for the duration of the block.
+        """Run ``source`` through the stages for the duration of the block, which reads the frames of the last stage.
 
-        However the block ends (exhaustion, break, error, cancellation), every stage is closed, downstream first, and
-        then the source.  An error gets a note with the name of the stage that raised it.
+            async with pipeline.open(source_of([request])) as events:
+                async for event in events:
+                    ...
+
+        Nothing runs ahead: a stage reads its source only when the next one asks it for a frame.  However the block ends
+        (exhaustion, break, error, cancellation), every stage is closed, downstream first, and then the source.  The
+        error of a stage is raised in the block, with a note that names the stage.
         """
         around = running.get()
         names: dict[Any, str] = {}
@@ -237,7 +269,7 @@ class Pipeline(Generic[In, Out]):
         return self.drawn({})
 
     def drawn(self, notes: Mapping[str, str]) -> str:
-        """Draw one line per stage, with its note if there is one."""
+        """Draw one line per stage as ``str`` does, with its note if there is one; ``notes`` has the names as keys."""
         lines = list(_drawn(self, "", notes))
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:{width}} : {frames}" for name, frames in lines)
