@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -33,6 +34,21 @@ from penstock.pipeline.tasks import let_go
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Mode
 
+Read: TypeAlias = Callable[[bytes], Reading]
+"""A function that reads a body; it raises `InvalidRequest` for a wrong one."""
+
+READ_REFUSALS = (
+    errors.InvalidRequest,
+    errors.ModelNotFound,
+    errors.ConversationNotFound,
+    errors.StoreFailed,
+    errors.ServerStopping,
+)
+"""The errors that reading a request may raise."""
+
+REFUSALS = (*READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead)
+"""The errors that keep a response from beginning."""
+
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
 class Dialect:
@@ -44,7 +60,7 @@ class Dialect:
 
     name: str
     base: str
-    read: Callable[[bytes], Reading]
+    read: Read
     wire: Wire
     routes: Callable[[Edge], Sequence[web.RouteDef]]
     conventions: Conventions = OPENAI
@@ -84,7 +100,7 @@ class Edge:
             del body  # free it: the response may take long
             return await self.answer(request, prepared)
 
-    async def count_tokens(self, request: web.Request) -> int:
+    async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""
         if self._rendering is None:
             raise errors.InvalidRequest(
@@ -92,7 +108,7 @@ class Edge:
             )
         body = await receive(request)
         with self.scheduler.in_flight:
-            create_request = (await self.read(request, body)).request
+            create_request = (await self.read(request, body, read)).request
             try:
                 async with self._rendering.open(source_of([create_request])) as prompts:
                     tokens = (await anext(prompts)).token_ids
@@ -101,14 +117,12 @@ class Edge:
         let_go(tokens)
         return len(tokens)
 
-    async def prepare(
-        self, request: web.Request, body: bytes, read: Callable[[bytes], Reading] | None = None
-    ) -> Prepared:
+    async def prepare(self, request: web.Request, body: bytes, read: Read | None = None) -> Prepared:
         """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""
         reading = await self.read(request, body, read)
         return Prepared(await self.scheduler.prepare(reading.request), reading.wire, reading.streams)
 
-    async def read(self, request: web.Request, body: bytes, read: Callable[[bytes], Reading] | None = None) -> Reading:
+    async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
         try:
             reading = await off_loop(read or self.dialect.read, body)

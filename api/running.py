@@ -16,6 +16,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.assembly import admitting, assembled, database, keys_of, mcp_servers, recording_of, toolbox
 from penstock.api.backends import EngineStarter, start
+from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
 from penstock.api.key_sources import seal_keys
@@ -74,9 +75,10 @@ async def running(
 
 
 def preloaded(settings: Settings) -> Keys:
-    """Return the keys; wrong ones, plug-ins and MCP servers end the start before the model is loaded."""
+    """Return the keys; wrong ones, plug-ins, dialects and MCP servers end the start before the model is loaded."""
     tracing.is_wanted()
     load(settings.with_)
+    spoken(settings.dialect)
     seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)
     for name in settings.tool:
@@ -150,6 +152,7 @@ async def _joined(
                 origins=origins,
                 serves_metrics=settings.metrics_port is None,
                 metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
+                dialects=spoken(settings.dialect),
             )
         finally:
             for task in housekeeping:

@@ -33,6 +33,9 @@ GROUP = "penstock.stages"
 STORES = "penstock.stores"
 """The group of entry points for databases: functions that take a URL, each under the name of the URL's scheme."""
 
+DIALECTS = "penstock.dialects"
+"""The group of entry points for dialects: each is a `Dialect`, under its name."""
+
 HOSTS = "penstock.hosts"
 """The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
 

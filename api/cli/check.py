@@ -20,6 +20,7 @@ from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
+from penstock.api.dialects.named import spoken
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
@@ -67,6 +68,7 @@ class Checks:
                 self.tools,
                 self.record,
                 self.model,
+                self.dialects,
                 self.pipeline,
             )
         }
@@ -139,6 +141,10 @@ class Checks:
             return "none is loaded here"
         options = " ".join(settings.engine_options).replace("=", " ")
         return _weights(settings.model or DEFAULT_MODEL, needed="--load-format dummy" not in options)
+
+    async def dialects(self) -> str:
+        """Look for the dialects."""
+        return ", ".join(f"{dialect.name} at {dialect.base}" for dialect in spoken(self.settings.dialect))
 
     async def pipeline(self) -> str:
         """Build the pipeline, with the stages of the operator."""

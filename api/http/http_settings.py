@@ -47,6 +47,13 @@ class HttpSettings(BaseSettings):
         title="SIZE",
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
+    dialect: Texts = Field(
+        [],
+        title="DIALECT",
+        description="a dialect of your own, beside those of penstock: file.py:NAME, module:NAME or the name of an "
+        "entry point; repeatable",
+        examples=["toy.py:TOY"],
+    )
     keep_alive: Duration = Field(
         "15s",
         validate_default=True,

@@ -111,7 +111,7 @@ class _Schemas:
         given = (operation.answer for operation in operations if operation.answer)
         answers = list(dict.fromkeys((*given, *errors)))
         events = list(dict.fromkeys(wire.events for wire, _ in spoken.values()))
-        unions = [reduce(or_, sorted(kinds, key=lambda kind: kind.__name__)) for kinds in events]
+        unions = [_union(kinds) for kinds in events]
         schemas, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
         self.answers: dict[Any, Schema] = dict(zip(answers, schemas, strict=False))
         self.streams: dict[frozenset[Any], Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
@@ -123,6 +123,12 @@ class _Schemas:
         described = incoming["$defs"] | item_schemas()
         params = {_loosened(f"{name}Param"): _loosened(schema) for name, schema in described.items()}
         self.components: Schema = {name: _all_there(schema) for name, schema in outgoing.items()} | params
+
+
+def _union(kinds: frozenset[Any]) -> Any:
+    """Return the union of the types of events; any value for several types that no tag tells apart."""
+    has_tags = all(issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag for kind in kinds)
+    return reduce(or_, sorted(kinds, key=lambda kind: kind.__name__)) if has_tags or len(kinds) == 1 else Any
 
 
 def _all_there(schema: Schema) -> Schema:

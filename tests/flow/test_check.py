@@ -44,6 +44,7 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
         "tools",
         "record",
         "model",
+        "dialects",
         "pipeline",
     }
     assert lines["pipeline"].startswith("ok tiny-gpt-oss is answered from")

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from penstock.api.app import Api
+from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
@@ -46,7 +47,8 @@ from tests.support.stores import database_at
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
 
-BASES = tuple(dialect.base for dialect in spoken())
+DIALECTS = spoken()
+BASES = tuple(dialect.base for dialect in DIALECTS)
 """The base URLs of a server."""
 
 
@@ -86,6 +88,7 @@ async def running_server(
     limits: Limits = DEFAULT_LIMITS,
     recorded_if: Condition = ALWAYS,
     origins: Origins | None = None,
+    dialects: tuple[Dialect, ...] = DIALECTS,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
@@ -102,7 +105,15 @@ async def running_server(
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, **options)
-    api = Api(scheduler, keep_alive, keys or Keys(), peers or Peers(), recorded_if, origins or Origins())
+    api = Api(
+        scheduler,
+        keep_alive,
+        keys or Keys(),
+        peers or Peers(),
+        recorded_if,
+        origins or Origins(),
+        dialects=dialects,
+    )
     runner = Runner(api.app(max_body_bytes))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -16,7 +16,7 @@ from time import monotonic
 
 from aiohttp import web
 
-from penstock.api.dialect import Edge
+from penstock.api.dialect import READ_REFUSALS, REFUSALS, Edge
 from penstock.api.dialects.responses.form import ResponseBody, last_response, read_compaction
 from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.auth import OWNER
@@ -52,16 +52,8 @@ STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
-_READ_REFUSALS = (
-    errors.InvalidRequest,
-    errors.ModelNotFound,
-    errors.ConversationNotFound,
-    errors.StoreFailed,
-    errors.ServerStopping,
-)
-_RUN_REFUSALS = (*_READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead)
-_CREATE_REFUSALS = (*_RUN_REFUSALS, errors.ConversationLocked, errors.StorageFull)
-_COMPACT_REFUSALS = (*_RUN_REFUSALS, errors.CompactionFailed)
+_CREATE_REFUSALS = (*REFUSALS, errors.ConversationLocked, errors.StorageFull)
+_COMPACT_REFUSALS = (*REFUSALS, errors.CompactionFailed)
 _FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
 
 
@@ -124,7 +116,7 @@ class Responses:
         del window, items
         return await listed_as_json(compacted, "output")
 
-    @operation(Operation(InputTokens, body=ResponseBody, refusals=_READ_REFUSALS))
+    @operation(Operation(InputTokens, body=ResponseBody, refusals=READ_REFUSALS))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
         return as_json(InputTokens(await self.edge.count_tokens(request)))

@@ -1,0 +1,113 @@
+"""What holds for a dialect of the operator as for those of penstock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientPayloadError, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from penstock.api.dialect import Dialect
+from penstock.api.dialects.named import spoken
+from penstock.api.http.wire import Wire
+from penstock.api.limits.admission import Admission
+from penstock.api.limits.table import KeyLimits
+from penstock.api.running import preloaded
+from penstock.api.settings import Settings
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.plugins import WrongPlugin
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.server import application
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said, pieces
+from tests.examples.test_a_dialect_of_your_own import NAME
+from tests.support.paths import HARMONY
+from tests.support.server import HELLO, ScriptedServer, running_server, script
+
+SAY = "/toy/v1/say"
+
+
+async def failing(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Said, None]:
+    async for piece in pieces(source):
+        yield piece
+        raise LookupError("a bug of the dialect")
+
+
+def toy(wire: Wire) -> tuple[Dialect, ...]:
+    return (*spoken(), replace(TOY, wire=wire, read=lambda body: replace(TOY.read(body), wire=wire)))
+
+
+async def test_a_fault_in_mid_stream_has_a_last_frame(tmp_path: Path) -> None:
+    wire = replace(WIRE, outgoing=Pipeline.start("failing", failing), end=b"data: bye\n\n")
+    async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(wire)) as served:
+        stream = await served.stream({"say": "Hi"}, SAY)
+        assert json.loads(stream.split(b"\n\n")[-2].removeprefix(b"data: ")) == {
+            "wrong": "Internal error. The server's log has more."
+        }
+        status, answer = await served.post({"say": "Hi"}, SAY)
+        assert (status, list(answer)) == (500, ["wrong"])
+    async with running_server(
+        ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(replace(wire, fault=None))
+    ) as served:
+        with pytest.raises(ClientPayloadError):
+            await served.stream({"say": "Hi"}, SAY)
+
+
+async def test_the_end_and_the_content_type_are_its_own(tmp_path: Path) -> None:
+    lines = replace(
+        WIRE, encode=lambda said: said.text.encode() + b"\n", end=b"bye\n", content_type="application/x-ndjson"
+    )
+    async with (
+        running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(lines)) as served,
+        served.client.post(served.url + SAY, json={"say": "Hi", "stream": True}) as answer,
+    ):
+        assert answer.headers["Content-Type"] == "application/x-ndjson"
+        assert (await answer.read()).replace(b"\n", b"").decode() == "Hello!bye"
+
+
+async def test_its_responses_are_recorded_as_requests_of_the_responses_api(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "recordings", pause=0.01)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(recorder.close)
+        served: ScriptedServer = await closing.enter_async_context(
+            running_server(ScriptedEngine(script=script(HELLO)), tmp_path, edit=recorder.tapped, dialects=toy(WIRE))
+        )
+        assert (await served.post({"say": "Hi"}, SAY))[0] == 200
+    [folder] = (tmp_path / "recordings").iterdir()
+    assert json.loads((folder / "request.json").read_bytes()) == {"input": "Hi", "store": False}
+
+
+async def test_the_limits_of_a_key_hold(tmp_path: Path) -> None:
+    admission = Admission()
+    admission.tables = {"default": KeyLimits(requests_per_minute=1)}
+    async with running_server(
+        ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(WIRE), admission=admission
+    ) as served:
+        assert (await served.post({"say": "Hi"}, SAY))[0] == 200
+        status, answer = await served.post({"say": "Hi"}, SAY)
+        assert (status, list(answer)) == (429, ["wrong"])
+
+
+async def test_the_option_adds_it_also_under_a_prefix(tmp_path: Path) -> None:
+    parent = web.Application()
+    store, replay = str(tmp_path / "store.sqlite3"), [f"replay:{HARMONY}"]
+    settings = Settings.model_validate({"engine": replay, "store": store, "sandbox": False, "dialect": [NAME]})
+    parent.add_subapp("/llm", await application(settings))
+    async with TestClient(TestServer(parent)) as client:
+        for path, status in ((f"/llm{SAY}", 400), (f"/llm{SAY}/louder", 404)):
+            async with client.post(path, json={"say": "Was this recorded?"}) as answer:
+                assert (answer.status, list(await answer.json())) == (status, ["wrong"])
+        async with client.post("/llm/v1/say", json={"say": "Hi"}) as answer:
+            assert (answer.status, list(await answer.json())) == (404, ["error"])
+
+
+def test_a_wrong_one_ends_the_start_before_the_model_is_loaded() -> None:
+    settings = Settings.model_validate({"engine_arguments": [], "dialect": [f"{NAME}S"]})
+    with pytest.raises(WrongPlugin, match=r"^--dialect .*has no Dialect TOYS \(did you mean TOY\?\)"):
+        preloaded(settings)
