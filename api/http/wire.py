@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.api.http.conventions import Refusal
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent
+from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 
@@ -20,8 +20,8 @@ class Wire:
     """The form of an answer.
 
     ``outgoing`` are the stages that rewrite the events of a response; None leaves them as they are.  ``encode`` writes
-    one rewritten event as a whole frame of the stream, and ``fold`` makes the one body of an answer that is no stream
-    from all of them.  If ``fold`` raises a `StageError`, that is the answer.
+    one rewritten event as a whole frame of the stream, and ``json`` as a JSON object, for a WebSocket.  ``fold`` makes
+    the one body of an answer that is no stream from all of them.  If it raises a `StageError`, that is the answer.
 
     ``end`` is written after the last event, and ``keep_alive`` after a time of silence.  ``fault`` writes the last
     frame of a stream that breaks off, in place of ``end``; without it, the connection is closed.
@@ -34,6 +34,7 @@ class Wire:
     keep_alive: bytes = KEEP_ALIVE
     fault: Callable[[Refusal], bytes] | None = None
     content_type: str = "text/event-stream"
+    json: Callable[[Any], bytes] = to_json
 
     def translated(
         self, events: AsyncGenerator[ResponseEvent, None]

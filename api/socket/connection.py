@@ -65,8 +65,6 @@ PING = b"\x89\x00"
 UNANSWERED = b"\x88\x1e" + WSCloseCode.POLICY_VIOLATION.to_bytes(2, "big") + b"Two pings were not answered."
 """The frames of a ping, and of the close that follows two of them."""
 
-_DATA = b"data: "
-
 MOST_UNANSWERED = 2
 """Pings without an answer after which a connection is closed."""
 
@@ -318,7 +316,7 @@ class Connection:
                 self._steers.begin(lane, run, resolved.facts)
                 async with wire.translated(delivery.events()) as events:
                     async for event in events:
-                        await self._write(with_lane(_json_of(wire.encode(event)), lane))
+                        await self._write(with_lane(wire.json(event), lane))
         if not delivery.has_ended:
             raise RuntimeError("the stream ended without a terminal event")
         return run
@@ -431,11 +429,6 @@ class Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-
-def _json_of(event: bytes) -> bytes:
-    """Return the data of a server-sent event, which is the frame of a socket."""
-    return event[event.index(_DATA) + len(_DATA) : -2]
 
 
 def _continuing(request: CreateResponse, history: History | None) -> CreateResponse:

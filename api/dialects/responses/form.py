@@ -11,7 +11,7 @@ import msgspec
 from pydantic import Field
 
 from penstock.api.http.wire import Reading, Wire
-from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_sse
+from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_json, to_sse
 from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
@@ -30,7 +30,10 @@ class ResponseBody(CreateResponse):
     @property
     def create_request(self) -> CreateResponse:
         """The request of the pipeline, whose stages may choose any length."""
-        return CreateResponse().model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+        return _EMPTY.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+
+
+_EMPTY = CreateResponse()
 
 
 def obfuscated(event: Event) -> bytes:
@@ -38,11 +41,15 @@ def obfuscated(event: Event) -> bytes:
 
     This is OpenAI's ``include_obfuscation``.  Log probabilities, if requested, reveal the length all the same.
     """
-    data, delta = to_sse(event), getattr(event, "delta", None)
+    return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), _obfuscated_json(event))
+
+
+def _obfuscated_json(event: Event) -> bytes:
+    data, delta = to_json(event), getattr(event, "delta", None)
     if not isinstance(delta, str):
         return data
     missing = -len(_encode(delta)[1:-1]) % BLOCK
-    return b'%b,"obfuscation":"%b"}\n\n' % (data[:-3], secrets.token_urlsafe(missing)[:missing].encode())
+    return b'%b,"obfuscation":"%b"}' % (data[:-1], secrets.token_urlsafe(missing)[:missing].encode())
 
 
 async def last_response(events: AsyncIterator[Any]) -> Response:
@@ -63,7 +70,7 @@ def read_compaction(body: bytes) -> Reading:
 
 def hiding(wire: Wire) -> Wire:
     """Return the form of streams that obfuscate the lengths of their deltas."""
-    return replace(wire, encode=obfuscated)
+    return replace(wire, encode=obfuscated, json=_obfuscated_json)
 
 
 def reader(wire: Wire) -> Callable[[bytes], Reading]:
