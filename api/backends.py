@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.chat.load import NO_PARSER, ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, check_names
+from penstock.stages.models.chat.registry import operator_parser
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.models.vllm_private import Greeting, greeted
@@ -198,20 +198,16 @@ def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, fl
 
 
 def _check_parsers(settings: Settings) -> None:
-    """Raise `CannotStart` for a parser that does not exist: Harmony needs none, but it is a mistake all the same."""
-    options = [word for option in settings.engine_options for word in option.split("=", 1)]
-    for name, value in pairwise(options):
-        if name.replace("_", "-") in _PLUGINS and not Path(value).is_file():
-            raise CannotStart(f"{name} {value}: there is no such file")
+    """Raise `CannotStart` or `WrongPlugin` for a wrong parser: Harmony needs none, but it is a mistake all the same."""
+    settings.chat.import_plugins()
     for option, names in (
         ("--reasoning-parser", (settings.reasoning_parser, None)),
         ("--tool-call-parser", (None, settings.tool_call_parser)),
     ):
+        if any(name and operator_parser(name, option) for name in names):
+            continue
         if {*names} - {None, NO_PARSER} and find_spec("vllm") is not None:
             try:
                 check_names(names)
             except UnknownParser as error:
                 raise CannotStart(f"{option}: {error}") from error
-
-
-_PLUGINS = ("--reasoning-parser-plugin", "--tool-parser-plugin")

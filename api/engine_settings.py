@@ -143,14 +143,28 @@ class ChatSettings(BaseSettings):
     reasoning_parser: str | None = Field(
         None,
         title="NAME",
-        description="vLLM's parser of reasoning, or none; by default chosen by the chat template",
+        description="vLLM's parser of reasoning, or none; by default chosen by the chat template. Or file.py:name, "
+        "module:name or an entry point, for a parser of your own",
         examples=["qwen3"],
     )
     tool_call_parser: str | None = Field(
         None,
         title="NAME",
-        description="vLLM's parser of calls, or none; by default chosen by the chat template",
+        description="vLLM's parser of calls, or none; by default chosen by the chat template. Or file.py:name, "
+        "module:name or an entry point, for a parser of your own",
         examples=["hermes"],
+    )
+    reasoning_parser_plugin: str | None = Field(
+        None,
+        title="FILE",
+        description="a file or module that registers a parser of reasoning with vLLM",
+        examples=["reasoning.py"],
+    )
+    tool_parser_plugin: str | None = Field(
+        None,
+        title="FILE",
+        description="a file or module that registers a parser of calls with vLLM",
+        examples=["calls.py"],
     )
     chat_template: str | None = Field(
         None,
@@ -182,6 +196,8 @@ class ChatSettings(BaseSettings):
             self.chat_template_content_format,
             self.default_chat_template_kwargs,
             self.trust_request_chat_template,
+            self.reasoning_parser_plugin,
+            self.tool_parser_plugin,
         )
 
 

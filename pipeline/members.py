@@ -47,7 +47,9 @@ def _wrong_method(given: object, name: str, declared: Callable[..., Any]) -> str
     if not callable(method):
         return f"{label} is missing: {cure}"
     try:
-        inspect.signature(method).bind(*[None] * (len(signature.parameters) - 1))
+        named = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+        by_position = len(signature.parameters) - 1 - len(named)
+        inspect.signature(method).bind(*[None] * by_position, **dict.fromkeys(named))
     except TypeError as error:
         return f"{label} does not take its arguments ({error}): {cure}"
     if is_async and not inspect.iscoroutinefunction(method):

@@ -39,8 +39,8 @@ DIALECTS = "penstock.dialects"
 HOSTS = "penstock.hosts"
 """The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
 
-TOOL = "--tool"
-"""The option that names the host of a tool."""
+PARSERS = "penstock.parsers"
+"""The group of entry points for parsers of chat models, each under the name that an option gives."""
 
 _CODE = re.compile(r".*\.py(:.*)?|[\w.]+:[\w.]+")
 
@@ -49,6 +49,9 @@ NEEDED = ("normalize", "persist")
 
 WITH = "--with"
 """The option that names a plug-in."""
+
+TOOL = "--tool"
+"""The option that names the host of a tool."""
 
 Value = TypeVar("Value")
 
@@ -182,14 +185,7 @@ def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], 
         inside = _functions_in(name) if kind == "function" else _calls_in(name)
         raise WrongPlugin(name, f"name its {kind}, too: {' or '.join(inside)}", option)
     place, _, path = (name if ":" in name else _entry_point(name, option, group, kind)).partition(":")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise WrongPlugin(name, f"there is no file {place}", option)
-    try:
-        module = _module(place)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-            raise WrongPlugin(name, f"there is no module {error.name}", option) from error
-        raise WrongPlugin(name, described(error, "importing it raised "), option) from error
+    module = imported(place, name, option)
     value: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
     if not fits(value):
         near = nearest(path, (each for each, other in vars(module).items() if fits(other)))
@@ -212,6 +208,18 @@ def called(make: Callable[..., Any], name: str, option: str, *arguments: object,
         raise
     except Exception as error:
         raise WrongPlugin(name, described(error, "it raised "), option) from error
+
+
+def imported(place: str, name: str, option: str) -> Any:
+    """Import a file or a module for the ``name`` that an ``option`` gives; raise `WrongPlugin`."""
+    if place.endswith(".py") and not Path(place).is_file():
+        raise WrongPlugin(name, f"there is no file {place}", option)
+    try:
+        return _module(place)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise WrongPlugin(name, f"there is no module {error.name}", option) from error
+        raise WrongPlugin(name, described(error, "importing it raised "), option) from error
 
 
 def _functions_in(file: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.recordings.format import Header
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
@@ -65,7 +65,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
             chat = load_from_files(ModelFiles(header.source), options)
         else:
             chat = load_chat_model(read_config(header.source), options)
-    except (CannotStart, OSError, ValueError) as error:
+    except (CannotRun, CannotStart, OSError, ValueError) as error:
         return RecordedModel(harmony, runs, missing=str(error))
     marks = frozenset(chat.vocabulary.marks.values())
     pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, runs)

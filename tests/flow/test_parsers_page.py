@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
-from penstock.stages.models.chat.parsers import OWN
-from penstock.stages.models.chat.standalone import CALLS, THOUGHTS
+from penstock.stages.models.chat.registry import CALLS, OWN, THOUGHTS
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES
 
@@ -24,8 +23,15 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   model's own. Without a template the type alone decides.
 * **Doubt.** A warning is logged if the model's own template shows another parser than the operator's, or if models of
   this type usually need another one.
-* **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of vLLM, or `none`. If a named parser does
-  not fit the model, the server does not start. If a selected one does not fit, it is left out with a warning.
+* **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of vLLM, a parser of your own, or `none`. If
+  a named parser does not fit the model, the server does not start. If a selected one does not fit, it is left out with
+  a warning.
+* **Your own.** `file.py:name`, `module:name` or an entry point of the group `penstock.parsers` is a `CallForm`, a
+  `ThoughtForm`, or a function that takes an `OutputStart` and returns a `Reader`. If both options name the same
+  function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
+  After a reasoning parser of your own, vLLM's tool call parsers are not available.
+* **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
+  parsers with vLLM, as in `vllm serve`. The other two options name them.
 * **Readers.** Machines of penstock's own read the calls of some parsers, each token at the same cost. vLLM's code reads
   the others, and all reasoning but that of `inkling`. The names are the same.
 * **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its

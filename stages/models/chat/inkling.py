@@ -6,11 +6,12 @@ vLLM's parser reads all arguments again for each token.  This one reads each cha
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 
-from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls, overlap
+from penstock.stages.models.chat.marked_calls import CallForm, overlap
 from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
+from penstock.stages.models.chat.syntaxes import OutputStart
 
 
 class _Place(Enum):
@@ -50,20 +51,18 @@ _NAME = re.compile(r"[\w.:/-]*")
 
 
 class InklingBlocks:
-    """Reads a whole output, reasoning included; ``names`` are the functions that may be called.
-
-    ``begins`` is the last mark of the prompt, which may have begun the first block.
-    """
+    """Reads a whole output, reasoning included.  The last mark of the prompt may have begun the first block."""
 
     triggers = frozenset("<")
 
-    def __init__(self, names: Collection[str], begins: str | None) -> None:
-        self._names = names
-        self._place = _PLACES[begins] if begins else _Place.TEXT
+    def __init__(self, start: OutputStart) -> None:
+        self._start = start
+        begun = start.latest(INKLING_MARKS)
+        self._place = _PLACES[begun] if begun else _Place.TEXT
         self._held = ""
         """Text that may still become a mark."""
         self._header = ""
-        self._calls = MarkedCalls(_FORM, names)
+        self._calls = _FORM(start)
 
     @property
     def is_at_rest(self) -> bool:
@@ -102,7 +101,7 @@ class InklingBlocks:
             yield from self._end_block()
         self._header, self._place = "", _PLACES[mark]
         if self._place is _Place.CALL:
-            self._calls = MarkedCalls(_FORM, self._names)
+            self._calls = _FORM(self._start)
             yield from self._calls.feed(mark)
 
     def _end_block(self, *, cut: bool = False) -> Iterator[Piece]:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.plugins import imported
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed
+from penstock.stages.models.chat.registry import NamedParser, operator_parser
 from penstock.stages.models.chat.template import VllmTemplate
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
@@ -52,18 +54,30 @@ class ChatOptions:
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
+    reasoning_parser_plugin: str | None = None
+    tool_parser_plugin: str | None = None
+
+    def import_plugins(self) -> None:
+        """Import the files or modules that register parsers with vLLM; raise `WrongPlugin` if that fails."""
+        for option, place in (
+            ("--reasoning-parser-plugin", self.reasoning_parser_plugin),
+            ("--tool-parser-plugin", self.tool_parser_plugin),
+        ):
+            if place:
+                imported(place, place, option)
 
 
 def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRenderer[Any] | None = None) -> ChatModel:
     """Build the chat model of ``config``, with the ``renderer`` of this process's engine if there is one.
 
-    Raises `WrongChatOptions` for options that do not fit the model, and `UnknownParser` for parsers that do not fit
-    each other.
+    Raises `WrongChatOptions` for options that do not fit the model, `UnknownParser` for parsers that do not fit each
+    other, and `WrongPlugin` for a parser of the operator's that cannot be used.
     """
     from vllm.exceptions import VLLMValidationError
     from vllm.renderers.chat_utils import load_chat_template, validate_chat_template
     from vllm.renderers.registry import renderer_from_config
 
+    options.import_plugins()
     renderer = renderer or renderer_from_config(config)
     model, tokenizer = config.model_config, renderer.tokenizer
     try:
@@ -81,7 +95,7 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         parsers=VllmParsers(tokenizer, reasoning, tool_calls, model),
         stop_token_ids=_stop_token_ids(model, tokenizer),
         variables=dict(options.default_chat_template_kwargs),
-        parser_names=tuple(filter(None, (reasoning, tool_calls))),
+        parser_names=tuple(map(str, filter(None, (reasoning, tool_calls)))),
         sees_images=_sees_images(model, renderer),
         trusts_templates=options.trust_request_chat_template,
     )
@@ -107,11 +121,13 @@ def _own_template(model: ModelConfig, tokenizer: Any) -> str:
     return resolve_chat_template(tokenizer, None, [], model_config=model) or ""
 
 
-def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, tokenizer: Any) -> str | None:
-    """Return the name of the parser to use: the operator's ``option``, or else the guess; None for no parser.
+def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, tokenizer: Any) -> NamedParser:
+    """Return the parser to use: that of the operator's ``option``, or else the guess; None for no parser.
 
-    Raises `WrongChatOptions` if the option does not fit.  A guess that does not fit is only logged.
+    Raises `WrongPlugin` or `WrongChatOptions` if the option does not fit.  A guess that does not fit is only logged.
     """
+    if option and (own := operator_parser(option, f"--{kind}-parser")):
+        return own
     name = guessed.parser if option is None else option
     if name == NO_PARSER:
         return None

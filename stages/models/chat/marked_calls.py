@@ -14,6 +14,7 @@ from enum import Enum, auto
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece
 from penstock.stages.models.chat.python_call import PythonCall
+from penstock.stages.models.chat.syntaxes import OutputStart
 
 _ARGUMENTS = frozenset({"arguments", "parameters", "args"})
 _FIRST_KEYS = _ARGUMENTS | {"name", "type", "id"}
@@ -49,6 +50,10 @@ class CallForm:
     call: str = ""
     head: str = ""
     between: tuple[str, ...] = ()
+
+    def __call__(self, start: OutputStart) -> MarkedCalls:
+        """Return a reader of these calls."""
+        return MarkedCalls(self, set(start.names))
 
     @property
     def triggers(self) -> frozenset[str]:

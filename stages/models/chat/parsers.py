@@ -9,12 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.frames import CallSyntax, ChatTurn, GenerationStarted
-from penstock.stages.models.chat.inkling import INKLING_MARKS, InklingBlocks
-from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
+from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
-from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
+from penstock.stages.models.chat.registry import OWN, WHOLE, NamedParser, call_marks, reader, thinking
+from penstock.stages.models.chat.syntaxes import OutputStart, Syntax
 from penstock.stages.models.vllm_private import (
     changes_input,
     check_parser_parts,
@@ -41,38 +40,6 @@ _ONLY_WHOLE: Mapping[str, tuple[str, str]] = {
 }
 """Tool call parsers that lose or garble calls when streaming, with a pattern for the start of a call, and its end."""
 
-_LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
-_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
-_DEEPSEEK = CallForm(
-    ("<｜tool▁calls▁begin｜>",),
-    ("<｜tool▁calls▁end｜>",),
-    call="<｜tool▁call▁begin｜>",
-    head=r"(?:function<｜tool▁sep｜>)?([^\n<`{]+)(?:<｜tool▁sep｜>|\n```json\s)\s*(?=\{)",
-    between=("<｜tool▁call▁end｜>", "```"),
-)
-FORMS: Mapping[str, CallForm] = {
-    "deepseek_v3": _DEEPSEEK,
-    "deepseek_v31": _DEEPSEEK,
-    "llama3_json": _LLAMA,
-    "llama4_json": _LLAMA,
-    "granite": CallForm(("<|tool_call|>", "<tool_call>")),
-    "granite-20b-fc": CallForm(("<function_call>",)),
-    "apertus": CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True),
-    "phi4_mini_json": CallForm(("functools",)),
-    "jamba": _LISTED,
-    "hunyuan_a13b": _LISTED,
-    "xlam": CallForm(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>", "```"), ("```json", "```"), is_bare=True),
-    "pythonic": CallForm(is_bare=True, is_python=True),
-    "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), is_bare=True, is_python=True),
-    "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), is_bare=True, is_python=True),
-    "lfm2": CallForm(("<|tool_call_start|>",), ("<|tool_call_end|>",), is_python=True),
-    "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
-}
-"""Tool call parsers that lose or garble calls, or take ever longer for each token, with the form of their calls."""
-
-OWN = FORMS.keys() | {"inkling"}
-"""Tool call parsers in whose place penstock reads the calls itself."""
-
 _SPEAKS_ON = frozenset({"mistral"})
 """Parsers that return the text after a call as more of its arguments."""
 
@@ -93,30 +60,38 @@ class UnknownParser(CannotStart):
 
 
 class VllmParsers:
-    """The parsers of one model, by their names in vLLM; either may be absent.
+    """The parsers of one model: vLLM's, by their names, or the operator's; either may be absent.
 
-    Raises `UnknownParser` for a name that vLLM does not have, or a parser that does not fit the tokenizer, and
-    `UnknownVllm` if vLLM is not a release that penstock knows.
+    Raises `UnknownParser` for a name that vLLM does not have, for a parser that does not fit the tokenizer, or for two
+    that do not fit each other, and `UnknownVllm` if vLLM is not a release that penstock knows.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        reasoning_parser: str | None = None,
-        tool_call_parser: str | None = None,
+        reasoning_parser: NamedParser = None,
+        tool_call_parser: NamedParser = None,
         model_config: Any = None,
     ) -> None:
         check_parser_parts()
         self._tokenizer = tokenizer
         self._model_config = model_config
-        self._marks = frozenset({*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids})
-        self._names = (reasoning_parser or None, tool_call_parser or None)
+        self._added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._marks = frozenset({*self._added.values(), *tokenizer.all_special_ids})
+        self._reasoning = WHOLE.get(reasoning_parser) if isinstance(reasoning_parser, str) else reasoning_parser
+        self._calls = OWN.get(tool_call_parser) if isinstance(tool_call_parser, str) else tool_call_parser
+        self._names = (_of_vllm(reasoning_parser), _of_vllm(tool_call_parser))
+        if self._reasoning and self._names[1] and not self._calls:
+            raise UnknownParser(
+                f"The reasoning parser {reasoning_parser} is not vLLM's, so it needs a tool call parser that is not "
+                f"vLLM's either, or none: {self._names[1]} is vLLM's"
+            )
         self._classes: dict[Names, type[Parser] | None] = {}
         self._traits: dict[Names, Traits] = {}
         parser = self._parser(self._names, {}, None)
         marks = parser and parser.reasoning_parser
         start, end = (marks.reasoning_start_str, marks.reasoning_end_str) if marks else (None, None)
-        self.thinking = (start, end) if start and end else None
+        self.thinking = (start, end) if start and end else thinking(self._reasoning)
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         try:
@@ -127,16 +102,16 @@ class VllmParsers:
 
     def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
-        names = (None if chat.continues else self._names[0], self._names[1])
-        syntax = own_syntax(chat.calls, FORMS.get(names[1] or ""), functions)
-        if syntax:
+        own = None if chat.continues else self._reasoning
+        start = OutputStart(functions, turn.prompt, self._added, call_marks(self._calls), chat.thinks)
+        syntax = reader(own, self._calls, chat.calls, start)
+        names = (
+            None if own or chat.continues else self._names[0],
+            None if self._calls or chat.calls != "native" else self._names[1],
+        )
+        if marks := _ONLY_WHOLE.get(names[1] or ""):
+            syntax = self._whole((None, names[1]), marks, chat.variables, functions)
             names = (names[0], None)
-        elif names[1] == "inkling":
-            declared = {each["function"]["name"] for each in functions}
-            names, syntax = (None, None), InklingBlocks(declared, self._latest_mark(turn.prompt))
-        elif marks := _ONLY_WHOLE.get(names[1] or ""):
-            whole = self._whole((None, names[1]), marks, chat.variables, functions)
-            names, syntax = (names[0], None), whole
         request = self._request(names[1], functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
         if parser:
@@ -160,11 +135,6 @@ class VllmParsers:
             limit_to_single_tool_call(tag)
         described: dict[str, Any] = tag.format.model_dump()
         return described
-
-    def _latest_mark(self, prompt: Sequence[int]) -> str | None:
-        """Return the last of Inkling's marks in a prompt."""
-        marks = {token: mark for mark, token in self._tokenizer.get_added_vocab().items() if mark in INKLING_MARKS}
-        return next((marks[token] for token in reversed(prompt) if token in marks), None)
 
     def _whole(
         self, names: Names, marks: tuple[str, str], variables: Mapping[str, Any], functions: Sequence[Function]
@@ -217,17 +187,8 @@ class VllmParsers:
         return self._traits[names]
 
 
-def own_syntax(calls: CallSyntax, form: CallForm | None, functions: Sequence[Function]) -> Syntax | None:
-    """Return the machine that reads the calls of a turn, if it is one of penstock's own.
-
-    ``calls`` is the syntax that the turn is held to, and ``form`` the model's own.
-    """
-    names = [function["function"]["name"] for function in functions]
-    if calls == "list":
-        return ListedCalls()
-    if calls == "arguments":
-        return BareArguments(names[0] if names else "")
-    return MarkedCalls(form, set(names)) if form else None
+def _of_vllm(parser: NamedParser) -> str | None:
+    return parser or None if isinstance(parser, str) else None
 
 
 def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,38 +19,22 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.load import NO_PARSER, ChatModelsNeedVllm, ChatOptions, WrongChatOptions, log_choice
-from penstock.stages.models.chat.marked_calls import CallForm, overlap
-from penstock.stages.models.chat.model import (
-    ChatMessage,
-    ChatModel,
-    ContentPiece,
-    Function,
-    OutputParser,
-    Piece,
-    ReasoningPiece,
-    Rendered,
-)
+from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.output import ParsedOutput, Traits
-from penstock.stages.models.chat.parsers import FORMS, own_syntax
-from penstock.stages.models.chat.syntaxes import Syntax
+from penstock.stages.models.chat.registry import (
+    CALLS,
+    THOUGHTS,
+    NamedParser,
+    call_marks,
+    operator_parser,
+    reader,
+    thinking,
+)
+from penstock.stages.models.chat.syntaxes import MakeSyntax, OutputStart
 from penstock.stages.models.chat.template import OF_TEMPLATES, refusal
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
-
-_THINK = ("<think>", "</think>")
-THOUGHTS: Mapping[str, bool] = {"qwen3": True, "deepseek_r1": True, "deepseek_v3": False}
-"""The reasoning parsers that are read here, all with the marks `_THINK`; True if a turn begins with a thought unless
-its prompt says otherwise."""
-
-_ENDED_BY_CALLS = frozenset({"qwen3"})
-"""Reasoning parsers for which the mark of a call ends a thought, too."""
-
-CALLS: Mapping[str, CallForm] = {**FORMS, "hermes": CallForm(("<tool_call>",), ("</tool_call>",))}
-"""The tool call parsers that are read here."""
-
-_PROMPT_END = 8
-"""The tokens at the end of a prompt in which a template opens a thought, or closes an empty one."""
 
 _SAMPLING = {
     **{name: name for name in ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")},
@@ -117,8 +100,11 @@ class ModelFiles:
 def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     """Build the chat model of ``files``.
 
-    Raises `ChatModelsNeedVllm` if only vLLM's parsers read its output, and `WrongChatOptions` for other parsers.
+    Raises `ChatModelsNeedVllm` if only vLLM's parsers read its output, `WrongChatOptions` for a template that cannot be
+    read, and `WrongPlugin` for a parser of the operator's that cannot be used.
     """
+    if plugin := options.reasoning_parser_plugin or options.tool_parser_plugin:
+        raise ChatModelsNeedVllm(files.model, f"{plugin} registers its parser with vLLM")
     model_type = files.model_type
     tokenizer = files.tokenizer
     source = _source(options.chat_template)
@@ -132,10 +118,10 @@ def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     return ChatModel(
         vocabulary=vocabulary,
         template=HuggingFaceTemplate(tokenizer, source, options.chat_template_content_format),
-        parsers=OwnParsers(vocabulary, reasoning, tool_calls),
+        parsers=OwnParsers(vocabulary, _made(reasoning, THOUGHTS), _made(tool_calls, CALLS)),
         stop_token_ids=tuple(sorted(ends)),
         variables=dict(options.default_chat_template_kwargs),
-        parser_names=tuple(filter(None, (reasoning, tool_calls))),
+        parser_names=tuple(map(str, filter(None, (reasoning, tool_calls)))),
         trusts_templates=options.trust_request_chat_template,
     )
 
@@ -157,8 +143,10 @@ def _own_template(tokenizer: Any) -> str:
         return ""
 
 
-def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, model: str) -> str | None:
-    """Return the name of the parser to use: the operator's ``option``, or else the guess; None for no parser."""
+def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, model: str) -> NamedParser:
+    """Return the parser to use: that of the operator's ``option``, or else the guess; None for no parser."""
+    if option and (own := operator_parser(option, f"--{kind}-parser")):
+        return own
     name = guessed.parser if option is None else option
     if name == NO_PARSER or name is None:
         return None
@@ -167,6 +155,10 @@ def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     if option is None:
         log_choice(kind, guessed)
     return name
+
+
+def _made(parser: NamedParser, known: Mapping[str, MakeSyntax]) -> MakeSyntax | None:
+    return known[parser] if isinstance(parser, str) else parser
 
 
 class HuggingFaceTemplate:
@@ -210,90 +202,20 @@ class HuggingFaceTemplate:
 
 
 class OwnParsers:
-    """Parsers of penstock's own, by the names of those of vLLM; either may be absent."""
+    """Parsers that are not vLLM's; either may be absent."""
 
-    def __init__(self, vocabulary: Vocabulary, reasoning: str | None, tool_calls: str | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, reasoning: MakeSyntax | None, calls: MakeSyntax | None) -> None:
         self._marks = vocabulary.marks
         self._reasoning = reasoning
-        self._form = CALLS[tool_calls] if tool_calls else None
-        self.thinking = _THINK if reasoning else None
+        self._calls = calls
+        self.thinking = thinking(reasoning)
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
-        syntax = own_syntax(chat.calls, self._form, functions)
-        if self._reasoning and not chat.continues:
-            calls = self._form.begins if self._form and self._reasoning in _ENDED_BY_CALLS else ()
-            syntax = ThoughtsFirst(syntax, calls, is_open=chat.thinks or self._is_open(turn.prompt))
+        reasoning = None if chat.continues else self._reasoning
+        start = OutputStart(functions, turn.prompt, self._marks, call_marks(self._calls), chat.thinks)
+        syntax = reader(reasoning, self._calls, chat.calls, start)
         return ParsedOutput(None, None, turn.prompt, Traits(frozenset(self._marks.values())), syntax)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         """Return None: only vLLM describes the syntax of calls."""
-
-    def _is_open(self, prompt: Sequence[int]) -> bool | None:
-        """True if the prompt ends in a thought, False if it ends after one, else the habit of the family."""
-        start, end = (self._marks.get(mark) for mark in _THINK)
-        latest = next((token for token in reversed(prompt[-_PROMPT_END:]) if token in (start, end)), None)
-        if latest is None:
-            return THOUGHTS[self._reasoning or ""] or None
-        return latest == start
-
-
-class ThoughtsFirst:
-    """A thought between `_THINK`, then an answer in the syntax ``after``, or text.
-
-    The marks ``calls`` end a thought, too, and belong to the answer.  With ``is_open``, the output begins in the
-    thought, whose first mark may stand in the prompt.  If it is None, a first mark has to begin it; if it is False,
-    there is none.
-    """
-
-    def __init__(self, after: Syntax | None, calls: Sequence[str] = (), *, is_open: bool | None) -> None:
-        self._after = after
-        self._ends = (_THINK[1], *calls)
-        self._end = re.compile("|".join(map(re.escape, self._ends)))
-        self._is_open = is_open
-        self._has_begun = is_open is False
-        """True once it is certain if there is a thought."""
-        self._held = ""
-        self.triggers = frozenset("<") | (after.triggers if after else frozenset())
-
-    @property
-    def is_at_rest(self) -> bool:
-        if not self._has_begun or self._held:
-            return False
-        return bool(self._is_open) or self._after is None or self._after.is_at_rest
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        self._held += text
-        if not self._has_begun:
-            self._begin()
-        if self._has_begun and self._is_open:
-            yield from self._think()
-        if self._has_begun and not self._is_open and self._held:
-            text, self._held = self._held, ""
-            yield from self._after.feed(text) if self._after else (ContentPiece(text),)
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        text, self._held = self._held, ""
-        if text and self._is_open:
-            yield ReasoningPiece(text)
-        elif text:
-            yield from self._after.feed(text) if self._after else (ContentPiece(text),)
-        if self._after:
-            yield from self._after.finish(cut=cut)
-
-    def _begin(self) -> None:
-        start, begun = _THINK[0], self._held.lstrip()
-        if start.startswith(begun) and begun != start:
-            return
-        self._has_begun = True
-        if begun.startswith(start):
-            self._is_open, self._held = True, begun.removeprefix(start)
-
-    def _think(self) -> Iterator[Piece]:
-        if end := self._end.search(self._held):
-            at, rest_at = end.start(), end.end() if end[0] == _THINK[1] else end.start()
-            self._is_open = False
-        else:
-            at = rest_at = len(self._held) - overlap(self._held, self._ends)
-        thought, self._held = self._held[:at], self._held[rest_at:]
-        yield from [ReasoningPiece(thought)] if thought else ()

@@ -8,13 +8,14 @@ from pydantic_settings import CliApp
 from penstock.api.backends import stages
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.plugins import WrongPlugin
 
 
 @pytest.mark.parametrize("option", ["--reasoning-parser-plugin", "--tool-parser-plugin"])
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
 def test_plugin_that_is_missing_ends_the_start_of_a_harmony_model(option: str, form: str) -> None:
     settings = CliApp.run(Settings, cli_args=["tiny", *form.format(option, "/nowhere.py").split()])
-    with pytest.raises(CannotStart, match=f"{option} /nowhere.py: there is no such file"):
+    with pytest.raises(WrongPlugin, match=f"{option} /nowhere.py: there is no file /nowhere.py"):
         stages(settings, None)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.stages.models.chat.marked_calls import CallForm, MarkedCalls
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece
-from penstock.stages.models.chat.parsers import FORMS as FORMS_BY_PARSER
+from penstock.stages.models.chat.registry import FORMS as FORMS_BY_PARSER
 
 MARKED = CallForm(("<tool_calls>",), ("</tool_calls>",))
 BARE = CallForm(("<|python_tag|>",), is_bare=True)

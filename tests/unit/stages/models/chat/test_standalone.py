@@ -23,14 +23,9 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, read_config
 from penstock.stages.models.chat.model import ChatModel, ContentPiece, OutputParser, Piece, ReasoningPiece
-from penstock.stages.models.chat.standalone import (
-    CALLS,
-    THOUGHTS,
-    ModelFiles,
-    OwnParsers,
-    ThoughtsFirst,
-    load_from_files,
-)
+from penstock.stages.models.chat.registry import CALLS, THOUGHTS
+from penstock.stages.models.chat.standalone import ModelFiles, OwnParsers, load_from_files
+from penstock.stages.models.chat.thoughts import ThoughtForm, ThoughtsFirst
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.render import RenderChat
 from tests.support.chat_families import FAMILIES, expected_items, family_model, family_of
@@ -53,7 +48,11 @@ WHOLE = [case for case in READ if (case / "prompt.jsonl").exists()]
 
 def own_model(name: str) -> ChatModel:
     family, model = FAMILIES[name], family_model(name)
-    return replace(model, parsers=OwnParsers(model.vocabulary, family.reasoning, family.tools))
+    return replace(model, parsers=own_parsers(model, family.reasoning, family.tools))
+
+
+def own_parsers(model: ChatModel, reasoning: str | None, calls: str | None) -> OwnParsers:
+    return OwnParsers(model.vocabulary, THOUGHTS.get(reasoning or ""), CALLS.get(calls or ""))
 
 
 @pytest.mark.parametrize("folder", READ, ids=lambda folder: folder.name)
@@ -152,7 +151,9 @@ PARTS = ["<think>", "</think>", "<tool_call>", "<", "</th", "a", " ", "\n", "ink
 @given(st.lists(st.sampled_from(PARTS), max_size=12), st.sampled_from([True, False, None]))
 def test_thoughts_lose_no_text_in_any_pieces(words: list[str], is_open: bool | None) -> None:
     text = "".join(words)
-    whole, pieced = (spoken(ThoughtsFirst(None, ("<tool_call>",), is_open=is_open), parts) for parts in ([text], words))
+    whole, pieced = (
+        spoken(ThoughtsFirst(ThoughtForm(), ("<tool_call>",), is_open=is_open), parts) for parts in ([text], words)
+    )
     assert whole == pieced
     thought, answer = whole
     marks = [("<think>", "</think>"), ("<think>", ""), ("", "</think>"), ("", "")]

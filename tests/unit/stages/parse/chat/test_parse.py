@@ -17,7 +17,8 @@ from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import Piece
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.output import ParsedOutput
-from penstock.stages.models.chat.standalone import THOUGHTS, OwnParsers
+from penstock.stages.models.chat.registry import THOUGHTS
+from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.parse.chat import parse
 from penstock.stages.parse.chat.parse import ParseChat
 from tests.support.chat_families import FAMILIES, family_model
@@ -259,7 +260,7 @@ def test_continued_thought_goes_on(family: str, own: bool) -> None:
     """Its first text begins as it is, and the mark that begins it may be far back in the prompt."""
     model = family_model(family)
     if own and FAMILIES[family].reasoning in THOUGHTS:
-        model = replace(model, parsers=OwnParsers(model.vocabulary, FAMILIES[family].reasoning, None))
+        model = replace(model, parsers=OwnParsers(model.vocabulary, THOUGHTS[FAMILIES[family].reasoning or ""], None))
     assert model.parsers.thinking is not None
     begin, end = model.parsers.thinking
     prompt = tuple(model.vocabulary.encode(f"Hi\n{begin}\n{'The user wants ' * 20}the"))
