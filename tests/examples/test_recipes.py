@@ -17,7 +17,10 @@ RECIPES = (
     *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
     *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places", "summarize_own"),
 )
-NO_STAGES = ("a_tool_of_your_own", "a_tool_through_mcp", "a_store_of_your_own", "a_dialect_of_your_own")
+NO_STAGES = (
+    *("a_tool_of_your_own", "a_tool_through_mcp", "a_store_of_your_own", "a_dialect_of_your_own"),
+    "a_parser_of_your_own",
+)
 LONGEST = 41
 HEAD = """# Recipes
 

@@ -30,6 +30,7 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   `ThoughtForm`, or a function that takes an `OutputStart` and returns a `Reader`. If both options name the same
   function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
   After a reasoning parser of your own, vLLM's tool call parsers are not available.
+  [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
 * **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
   parsers with vLLM, as in `vllm serve`. The other two options name them.
 * **Readers.** Machines of penstock's own read the calls of some parsers, each token at the same cost. vLLM's code reads
