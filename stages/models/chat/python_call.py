@@ -19,6 +19,8 @@ _SCALAR = re.compile(r"[^,)]*(?=[,)])")
 _QUOTE = re.compile(r"'''|\"\"\"|'|\"")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|[0-7]{1,3}|\n|.)", re.DOTALL)
 _PART_OF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|N(?:\{[^}]{0,80})?)?\Z")
+_AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*=|\))|\)[\s,\]<]|\]\s*<)")
+_PART_AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*)?|\)|\]\s*)?")
 _BRACKETS = re.compile(r"[\[{(\])}]|'''|\"\"\"|'|\"")
 _LONGEST_HEAD = 512
 """Characters of a name, a key or a number after which the text is no call."""
@@ -29,7 +31,8 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 class PythonCall:
     """Reads one call; it is announced once its name is known, if that is among ``names`` or a mark came before it.
 
-    Strings stream.  A quote ends its string only before a comma or a bracket, as models forget to escape quotes.
+    Strings stream.  A quote ends its string only before another argument or the end of the call, as models forget to
+    escape quotes.
     """
 
     def __init__(self, names: Collection[str], *, is_marked: bool) -> None:
@@ -149,12 +152,11 @@ class _String:
                 if _PART_OF_ESCAPE.fullmatch(text, found.start()):
                     return found.start(), _escaped(text[: found.start()])
                 continue
-            following = text[at:].lstrip()
-            if not following:
-                return found.start(), _escaped(text[: found.start()])
-            if following[0] in ",)]}:":
+            if _AFTER_STRING.match(text, at):
                 self.is_done = True
                 return at, _escaped(text[: found.start()]) + '"'
+            if len(text) - at < _LONGEST_HEAD and _PART_AFTER_STRING.fullmatch(text, at):
+                return found.start(), _escaped(text[: found.start()])
         end = len(text) - _beginning(text[at:], self._quote)
         return end, _escaped(text[:end])
 
