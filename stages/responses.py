@@ -14,7 +14,7 @@ from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
-from penstock.stages.converse.converse import Converse
+from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
@@ -33,7 +33,6 @@ from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.steering import Steering
 from penstock.stages.services.store.database import Nowhere
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.api.cli.arguments import PLUGINS
-from penstock.api.cli.page.layout import layout_of
-from penstock.api.cli.page.page import page_of
+from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.stage_log import stage_log
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
 from penstock.pipeline.errors import CannotRun

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -18,11 +18,28 @@ from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, Unsupport
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.pipeline.tasks import apart
 from penstock.stages.converse.mcp_tools import with_declarations
-from penstock.stages.converse.summary_turn import turn_without_model
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
-from penstock.stages.services.steering import Steering
+from penstock.stages.converse.turn import turn_without_model
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.tracing import TracedTurn, turn_span
+
+
+def _never(response_id: str) -> bool:
+    return False
+
+
+async def _nothing(response_id: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The wishes of clients, and the means to fulfil them, by response id."""
+
+    is_wanted: Callable[[str], bool] = _never
+    """Return True if a response shall end once it safely can."""
+    stop: Callable[[str], Awaitable[object]] = _nothing
+    """End the generation for a response; its frames then end with the reason ``cancelled``."""
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,9 @@ from penstock.pipeline.protocol.items import (
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
-from penstock.stages.converse.preparing_turn import PreparingTurn
 from penstock.stages.converse.sessions import Sessions, Step
-from penstock.stages.converse.summary_turn import SummaryTurn
 from penstock.stages.converse.transcript import Transcript
-from penstock.stages.converse.turn import ModelTurn, ToolCall
+from penstock.stages.converse.turn import ModelTurn, PreparingTurn, SummaryTurn, ToolCall
 from penstock.stages.services.tools import Toolbox
 
 

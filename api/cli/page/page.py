@@ -1,6 +1,7 @@
-"""The page: a single HTML file that makes no network requests.
+"""The data of a page: a timeline as rows of tokens, items and events, in plain JSON.
 
-Recorded data is embedded as JSON, and the script only ever displays it as text.
+References are indexes: a token refers to its chunk, a chunk to a frame of the engine, and an event to a frame of the
+items.  Repeated data, such as the text of a token or the common fields of an item's deltas, is stored once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,89 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.cli.page.tokens import Texts, prompts_of, tokens_of
+from penstock.api.cli.timeline.facts import facts_of, request_of
+from penstock.api.cli.timeline.rows import Row, rows_of
+from penstock.api.cli.timeline.timeline import Timeline
 from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.pipeline import frames
+from penstock.pipeline.secret import unwritten
+
+Json = dict[str, Any]
+
+VOLATILE = frozenset({"sequence_number", "delta", "logprobs", "obfuscation"})
+"""The fields that differ between the deltas of one item."""
+
+
+def layout_of(timeline: Timeline, name: str) -> Json:
+    """Return all data of the page of a timeline; ``name`` is the name of the recording."""
+    texts = Texts()
+    return {
+        "name": name,
+        "facts": facts_of(timeline),
+        "request": request_of(timeline),
+        "notes": [_sentence(note) for note in (*timeline.notes, timeline.difference) if note],
+        "failures": [_sentence(failure) for failure in timeline.failures],
+        "rows": [_row(row, timeline) for row in rows_of(timeline)],
+        "tokens": tokens_of(timeline, texts),
+        "prompts": prompts_of(timeline, texts),
+        "frames": [[_plain(each.frame)["type"], each.cause, each.at] for each in timeline.items],
+        "events": _events(timeline),
+        "texts": texts.entries,
+    }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _row(row: Row, timeline: Timeline) -> Json:
+    shown = {**vars(row), "title": row.title, "opened": row.opened and _plain(row.opened)}
+    details: Json = {"kind": row.kind, "turn": row.turn, "channel": row.channel}
+    for index in row.frames:
+        match timeline.items[index].frame:
+            case frames.GenerationStarted(prompt_tokens=count):
+                details["prompt_tokens"] = count
+            case frames.ItemDelta(text):
+                details.setdefault("deltas", []).append((index, text))
+            case frames.ItemClosed(complete=complete, repairs=repairs):
+                details |= {"complete": complete, "repairs": repairs}
+            case frames.CallStarted():
+                details["started"] = index
+            case frames.CallFinished(result, error, data):
+                details |= {
+                    "finished": index,
+                    "result": result,
+                    "error": error,
+                    "data": data and msgspec.to_builtins(data),
+                }
+            case frames.TurnFinished() as ended:
+                details["ended"] = _plain(ended)
+            case _:
+                pass
+    return {name: value for name, value in shown.items() if value} | details
+
+
+def _events(timeline: Timeline) -> Json:
+    """Return each event as the index of its common fields in ``common``, followed by its own values."""
+    common: list[Json] = []
+    numbers: dict[bytes, int] = {}
+    entries = []
+    for crossing in timeline.events:
+        event = _plain(crossing.frame)
+        rest = {name: value for name, value in event.items() if name not in VOLATILE} if "delta" in event else event
+        key = msgspec.json.encode(rest)
+        if key not in numbers:
+            numbers[key] = len(common)
+            common.append(rest)
+        entries.append([numbers[key], event["sequence_number"], event.get("delta"), crossing.cause, crossing.at])
+    return {"common": common, "entries": entries}
+
+
+def _plain(frame: Any) -> Json:
+    plain: Json = msgspec.to_builtins(frame, enc_hook=unwritten)
+    return plain
+
 
 SCRIPTS = ("layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
 """The parts of the script, in order: first the data, then drawing, then interaction."""

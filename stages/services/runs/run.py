@@ -24,8 +24,8 @@ from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.runs.ended import count_response
 from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
+from penstock.stages.services.runs.response_metrics import count_response
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.tracing import store_span
 from penstock.stages.services.usage import Tallies

@@ -28,7 +28,6 @@ from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
-from penstock.stages.services.store.allowances import StoredAllowances
 from penstock.stages.services.store.approvals import StoredApprovals
 from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
@@ -44,8 +43,8 @@ from penstock.stages.services.store.database import (
 )
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
+from penstock.stages.services.store.key_limits import StoredAllowances, StoredPlaces
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
-from penstock.stages.services.store.places import StoredPlaces
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.stored_keys import StoredKeys
 from penstock.stages.services.store.writer import Statements, StoreContext

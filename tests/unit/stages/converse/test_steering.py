@@ -15,8 +15,8 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.response import IncompleteDetails, Response
+from penstock.stages.converse.converse import Steering
 from penstock.stages.emit.emit import Emit
-from penstock.stages.services.steering import Steering
 from tests.support.event_streams import checked, final
 from tests.support.frames import client_events, frame_source
 from tests.support.scripted_tools import ScriptedConverse, Turn, answer, code, conversation, function, thought, turn

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.page.layout import layout_of
-from penstock.api.cli.page.page import page_of
+from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import UnreadableRecording, read_recording
