@@ -65,7 +65,7 @@ from penstock.stages.services.store.database import (
     OCTETS,
     Database,
     DatabaseRefused,
-    Nowhere,
+    NullDatabase,
     Statement,
     Unit,
     Value,
@@ -108,7 +108,7 @@ def recorded(recording: Path | str, after: str) -> list[Any]:
 async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny",)) -> ResolvedRequest:
     """Return a request, or an input, as ``normalize`` gives it."""
     request = CreateResponse(input=body) if isinstance(body, str) else body
-    [frame] = await run(Normalize(Store(Nowhere()), models), [request])
+    [frame] = await run(Normalize(Store(NullDatabase()), models), [request])
     return frame  # type: ignore[no-any-return]
 
 

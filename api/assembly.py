@@ -34,7 +34,7 @@ from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.slots import Limit, sandbox_slots, unlimited
-from penstock.stages.services.store.database import Database, Nowhere
+from penstock.stages.services.store.database import Database, NullDatabase
 from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.toolbox import open_toolbox
@@ -86,7 +86,7 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
 
 def database(store: str) -> Database:
     """Return the database of the setting ``store``, not open yet; raises `WrongPlugin` as `named_database` does."""
-    return Nowhere() if store == NO_STORE else named_database(store)
+    return NullDatabase() if store == NO_STORE else named_database(store)
 
 
 @asynccontextmanager
@@ -158,7 +158,7 @@ def admitting(
 
 def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
-    return assembled(settings, running, RunRegistry(Store(Nowhere())), running.toolbox or Toolbox(), Sealer())
+    return assembled(settings, running, RunRegistry(Store(NullDatabase())), running.toolbox or Toolbox(), Sealer())
 
 
 def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:

@@ -108,7 +108,7 @@ async def _scheduler(
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         admission = Admission(settings.limits, name_of=keys.limits)
         if place != NO_STORE:
-            admission.allowances, admission.holds = store.allowances, store.places
+            admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)
         tools = backend.toolbox or await toolbox(settings, keys, admission.sandbox)
         closing.push_async_callback(tools.close)

@@ -62,7 +62,7 @@ def _free(held: list[object]) -> None:
         del held[-MANY:]
 
 
-async def unhindered(work: Coroutine[Any, Any, Result]) -> Result:
+async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
     """Await work that is completed even if the caller is cancelled.
 
     If it then fails, asyncio would log that its error was never retrieved; but no caller is left to handle it.

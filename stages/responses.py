@@ -33,7 +33,7 @@ from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.web.image_cache import ImageCache
@@ -164,4 +164,4 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the same pipeline without a model or a store, to draw it and to replay recordings through it."""
     engine = ScriptedEngine(models=("recorded",))
-    return responses_pipeline(harmony_stages(encoding_on_demand()), engine, RunRegistry(Store(Nowhere())))
+    return responses_pipeline(harmony_stages(encoding_on_demand()), engine, RunRegistry(Store(NullDatabase())))

@@ -18,7 +18,7 @@ from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncodi
 from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
 
@@ -49,7 +49,7 @@ class RecordedModel:
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     """Return the model of a recording, whose engine replays the file ``tokens``; it may lack a ``spelling``."""
     engine = TokenReplayEngine(tokens or Path(), models=(header.model,))
-    runs = RunRegistry(Store(Nowhere()))
+    runs = RunRegistry(Store(NullDatabase()))
     harmony = responses_pipeline(harmony_stages(encoding_on_demand()), engine, runs)
     if header.encoding == "harmony":
         return RecordedModel(harmony, runs, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)

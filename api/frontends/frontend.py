@@ -16,22 +16,22 @@ import uvloop
 
 from penstock.api.assembly import RunningEngine
 from penstock.api.backends import of_frontend, start
+from penstock.api.frontends.frontend_config import FrontendConfig
 from penstock.api.frontends.link import (
     Abort,
-    Begun,
-    Ended,
+    Draining,
     EngineLost,
     Failed,
     FromSupervisor,
-    Leaving,
-    Left,
+    FrontendLost,
+    LastConnectionSent,
     Link,
-    Lost,
+    Ready,
     Received,
+    RequestBegun,
+    RequestEnded,
     Stop,
-    Up,
 )
-from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import Runner, take
 from penstock.api.running import UNSTARTABLE, running
 from penstock.api.runs.scheduler import Scheduler
@@ -56,15 +56,15 @@ LOOK = 0.05
 
 
 class Frontend:
-    """One of several server processes, in the ``seat`` that the supervisor gave it."""
+    """One of several server processes, with the ``config`` that the supervisor gave it."""
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
-        self.link = Link(seat.link)
+    def __init__(self, config: FrontendConfig) -> None:
+        self.config = config
+        self.link = Link(config.link)
         self.greetings: list[Greeting] = []
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
-        self._state = seat.share.states[seat.share.index]
+        self._state = config.share.states[config.share.index]
         self._received = 0
         self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,12 +72,12 @@ class Frontend:
 
     def start_engine(self, settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
         """Use the engine's cores of the supervisor, or the engine elsewhere, for the length of a block."""
-        client = self.seat.client
+        client = self.config.client
         return of_frontend(settings, client, self.watch, self.greetings) if client else start(settings)
 
     def watch(self, request_id: str, begins: bool) -> None:
         """Tell the supervisor about a request of the engine, so that it is aborted if this process dies."""
-        self.link.send(Begun(request_id) if begins else Ended(request_id))
+        self.link.send(RequestBegun(request_id) if begins else RequestEnded(request_id))
 
     @asynccontextmanager
     async def attached(self, runner: Runner, scheduler: Scheduler) -> AsyncGenerator[None, None]:
@@ -116,11 +116,11 @@ class Frontend:
         match message:
             case Stop():
                 (self.hurry if self.stop.is_set() else self.stop).set()
-            case Left():
+            case LastConnectionSent():
                 self._left.set()
             case Abort(request_ids):
                 self._do(_abort(scheduler, request_ids))
-            case Lost(url):
+            case FrontendLost(url):
                 self._do(_settle(scheduler, url))
             case EngineLost():
                 if isinstance(scheduler.engine, VllmEngine):
@@ -129,7 +129,7 @@ class Frontend:
     async def _leave(self, runner: Runner, scheduler: Scheduler) -> None:
         """Stop alone: clients open new connections at other frontends before requests are refused here."""
         scheduler.in_flight.leaving = True
-        if self.link.send(Leaving()):
+        if self.link.send(Draining()):
             await self._left.wait()
         deadline = time.monotonic() + LEAVING
         while (self._arriving or runner.counts.open) and time.monotonic() < deadline:
@@ -155,25 +155,25 @@ async def _settle(scheduler: Scheduler, url: str) -> None:
         await scheduler.recovery.recover()
 
 
-def run_frontend(seat: Seat) -> None:
+def run_frontend(config: FrontendConfig) -> None:
     """Run one frontend; the supervisor starts a process with this function."""
-    seat.take()
-    log_to_stderr(seat.settings.log_level, as_json=seat.settings.log_format == "json")
+    config.apply()
+    log_to_stderr(config.settings.log_level, as_json=config.settings.log_format == "json")
     try:
-        uvloop.run(_serve(Frontend(seat)))
+        uvloop.run(_serve(Frontend(config)))
     except UNSTARTABLE as error:
-        Link(seat.link).send(Failed(str(error)))
+        Link(config.link).send(Failed(str(error)))
         sys.exit(1)
 
 
 async def _serve(frontend: Frontend) -> None:
-    seat = frontend.seat
+    config = frontend.config
     async with (
-        running(seat.settings, frontend.start_engine, seat.url, seat.siblings, seat.share) as server,
-        serving_requests(seat.settings, server, seat.listening, seat.metrics) as runner,
+        running(config.settings, frontend.start_engine, config.url, config.siblings, config.share) as server,
+        serving_requests(config.settings, server, config.listening, config.metrics) as runner,
         frontend.attached(runner, server.scheduler),
     ):
         example = recorded_example(server.scheduler.pipeline)
-        frontend.link.send(Up(server.scheduler.engine.models, example, tuple(frontend.greetings)))
+        frontend.link.send(Ready(server.scheduler.engine.models, example, tuple(frontend.greetings)))
         await frontend.stop.wait()
-        await drained(seat.settings, server.scheduler, frontend.hurry)
+        await drained(config.settings, server.scheduler, frontend.hurry)

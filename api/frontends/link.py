@@ -17,7 +17,7 @@ IDS = 500
 """The most ids in one message."""
 
 
-class Up(msgspec.Struct, tag=True, frozen=True):
+class Ready(msgspec.Struct, tag=True, frozen=True):
     """The frontend serves; the supervisor needs the greetings of the engine's cores if it has to start it again."""
 
     models: tuple[str, ...]
@@ -31,13 +31,13 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-class Begun(msgspec.Struct, tag=True, frozen=True):
+class RequestBegun(msgspec.Struct, tag=True, frozen=True):
     """The engine works on a request of the frontend."""
 
     request_id: str
 
 
-class Ended(msgspec.Struct, tag=True, frozen=True):
+class RequestEnded(msgspec.Struct, tag=True, frozen=True):
     """The engine no longer works on a request of the frontend."""
 
     request_id: str
@@ -49,11 +49,11 @@ class Received(msgspec.Struct, tag=True, frozen=True):
     count: int
 
 
-class Leaving(msgspec.Struct, tag=True, frozen=True):
+class Draining(msgspec.Struct, tag=True, frozen=True):
     """The frontend was stopped by itself, and gets no more connections."""
 
 
-class Left(msgspec.Struct, tag=True, frozen=True):
+class LastConnectionSent(msgspec.Struct, tag=True, frozen=True):
     """The last connection has been sent to a frontend that leaves."""
 
 
@@ -63,7 +63,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     request_ids: tuple[str, ...]
 
 
-class Lost(msgspec.Struct, tag=True, frozen=True):
+class FrontendLost(msgspec.Struct, tag=True, frozen=True):
     """Another frontend has died; peers reached it at ``url``."""
 
     url: str
@@ -77,8 +77,8 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """The frontend has to stop with the server; the second time, without waiting."""
 
 
-FromFrontend: TypeAlias = Up | Failed | Begun | Ended | Received | Leaving
-FromSupervisor: TypeAlias = Left | Abort | Lost | EngineLost | Stop
+FromFrontend: TypeAlias = Ready | Failed | RequestBegun | RequestEnded | Received | Draining
+FromSupervisor: TypeAlias = LastConnectionSent | Abort | FrontendLost | EngineLost | Stop
 
 _encode = msgspec.msgpack.Encoder().encode
 _from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode

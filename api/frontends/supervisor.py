@@ -26,22 +26,22 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from penstock.api.frontends.frontend_config import FrontendConfig
 from penstock.api.frontends.link import (
-    Begun,
-    Ended,
+    Draining,
     EngineLost,
     Failed,
     FromFrontend,
-    Leaving,
-    Left,
+    FrontendLost,
+    LastConnectionSent,
     Link,
-    Lost,
+    Ready,
     Received,
+    RequestBegun,
+    RequestEnded,
     Stop,
-    Up,
     new_link,
 )
-from penstock.api.frontends.seat import Seat
 from penstock.api.http.connections import bind, listen
 from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.settings import Settings
@@ -69,7 +69,7 @@ LONGEST = 30.0
 AFTER_DRAIN = 30.0
 """Seconds that frontends get to stop, besides ``--drain-timeout``."""
 
-Target = Callable[[Seat], None]
+Target = Callable[[FrontendConfig], None]
 """The function that a frontend runs; it is given to a process by its name."""
 
 
@@ -77,14 +77,14 @@ Target = Callable[[Seat], None]
 class FrontendProcess:
     """A frontend as the supervisor knows it."""
 
-    seat: Seat
+    config: FrontendConfig
     state: FrontendState
     process: BaseProcess
     link: Link
     started: float = field(default_factory=time.monotonic)
     given: int = 0
     """Connections that were sent to it."""
-    underway: deque[socket.socket] = field(default_factory=deque)
+    in_transit: deque[socket.socket] = field(default_factory=deque)
     """The connections that were sent, and that it has not received yet."""
     takes: bool = False
     """True if it serves, and does not leave."""
@@ -112,7 +112,7 @@ class Supervisor:
         self._bound = bound
         self._states = shared_states(count)
         self._frontends: dict[int, FrontendProcess] = {}
-        self._seats: list[Seat] = []
+        self._configs: list[FrontendConfig] = []
         self._cores: Cores | None = None
         self._pauses = [0.0] * count
         self._stopping = False
@@ -148,7 +148,7 @@ class Supervisor:
         for index, (own, url) in enumerate(zip(listening, urls, strict=True)):
             share = Share(index, self._count, self._states, counts)
             siblings = [each for each in urls if each != url]
-            self._seats.append(Seat(settings, share, own, own, siblings, url, output, metrics))
+            self._configs.append(FrontendConfig(settings, share, own, own, siblings, url, output, metrics))
 
     def start(self, client: CoreClient) -> BaseProcess:
         """Start a frontend, in the main thread: it ends with the thread."""
@@ -158,13 +158,13 @@ class Supervisor:
         state = self._states[index]
         state.received = state.open = state.running = state.slots_used = state.slots_waiting = 0
         state.seen_at = time.monotonic()
-        seat = self._seats[index]
-        output = DupFd(seat.output[0]), DupFd(seat.output[1])
-        given = replace(seat, link=theirs, output=output, client=client if client.addresses else None)
+        config = self._configs[index]
+        output = DupFd(config.output[0]), DupFd(config.output[1])
+        given = replace(config, link=theirs, output=output, client=client if client.addresses else None)
         with theirs:
             process = multiprocessing.get_context("spawn").Process(target=self._target, args=(given,))
             process.start()
-        self._frontends[index] = FrontendProcess(seat, state, process, link)
+        self._frontends[index] = FrontendProcess(config, state, process, link)
         return process
 
     def start_all(self) -> None:
@@ -183,11 +183,11 @@ class Supervisor:
                 raise failure from error
             raise
 
-    def wait(self) -> Up:
+    def wait(self) -> Ready:
         """Wait until all frontends serve, and return what one of them says; raise `CannotStart` if one does not."""
-        ups: dict[int, Up] = {}
-        while len(ups) < self._count:
-            waiting = [each for index, each in self._frontends.items() if index not in ups]
+        ready: dict[int, Ready] = {}
+        while len(ready) < self._count:
+            waiting = [each for index, each in self._frontends.items() if index not in ready]
             links: list[Any] = [each.link for each in waiting]
             wait([*links, *(each.process.sentinel for each in waiting)], 1.0)
             for each in waiting:
@@ -195,11 +195,11 @@ class Supervisor:
                     if isinstance(message, Failed):
                         raise CannotStart(message.message)
                     self._take(each, message)
-                    if isinstance(message, Up):
-                        ups[each.seat.share.index] = message
+                    if isinstance(message, Ready):
+                        ready[each.config.share.index] = message
                 if not each.process.is_alive():
-                    raise CannotStart(f"{each.seat.name} ended with status {each.process.exitcode}")
-        return ups[0]
+                    raise CannotStart(f"{each.config.name} ended with status {each.process.exitcode}")
+        return ready[0]
 
     def _failure(self) -> CannotStart | None:
         """Return the reason for which a frontend could not start, if one says so."""
@@ -247,23 +247,23 @@ class Supervisor:
 
     def _take(self, frontend: FrontendProcess, message: FromFrontend) -> None:
         match message:
-            case Begun(request_id):
+            case RequestBegun(request_id):
                 frontend.requests[request_id] = None
-            case Ended(request_id):
+            case RequestEnded(request_id):
                 frontend.requests.pop(request_id, None)
-            case Up(_, _, greetings):
+            case Ready(_, _, greetings):
                 frontend.takes = True
-                logger.info("%s serves, as process %d", frontend.seat.name, frontend.process.pid)
+                logger.info("%s serves, as process %d", frontend.config.name, frontend.process.pid)
                 if self._cores:
-                    self._cores.greeted(frontend.seat.share.index, greetings)
+                    self._cores.greeted(frontend.config.share.index, greetings)
             case Failed(text):
-                logger.error("%s cannot start: %s", frontend.seat.name, text)
+                logger.error("%s cannot start: %s", frontend.config.name, text)
             case Received(count):
-                while len(frontend.underway) > frontend.given - count:
-                    frontend.underway.popleft().close()
-            case Leaving():
+                while len(frontend.in_transit) > frontend.given - count:
+                    frontend.in_transit.popleft().close()
+            case Draining():
                 frontend.takes = False
-                frontend.link.send(Left())
+                frontend.link.send(LastConnectionSent())
 
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
@@ -278,7 +278,7 @@ class Supervisor:
         for frontend in sorted(self._taking, key=lambda each: each.load):
             if frontend.link.pass_on(connection):
                 frontend.given += 1
-                frontend.underway.append(connection)
+                frontend.in_transit.append(connection)
                 return
         connection.close()
 
@@ -313,7 +313,7 @@ class Supervisor:
 
     def _end(self, frontend: FrontendProcess) -> None:
         """Clean up after a frontend that has ended, and start it again unless the server stops."""
-        loop, index = asyncio.get_running_loop(), frontend.seat.share.index
+        loop, index = asyncio.get_running_loop(), frontend.config.share.index
         self._read(frontend)  # its last messages
         loop.remove_reader(frontend.link)
         loop.remove_reader(frontend.process.sentinel)
@@ -332,18 +332,18 @@ class Supervisor:
         logger.log(
             logging.ERROR if status else logging.INFO,
             "%s has ended with status %s and %s; it is started again",
-            *(frontend.seat.name, status, running),
+            *(frontend.config.name, status, running),
         )
         if others := self._taking:
             others[0].link.abort(tuple(frontend.requests))
-            others[0].link.send(Lost(frontend.seat.url))
-        for connection in frontend.underway:  # of which it has read nothing
+            others[0].link.send(FrontendLost(frontend.config.url))
+        for connection in frontend.in_transit:  # of which it has read nothing
             self._pass_on(connection)
         loop.call_later(self._pause(frontend), self._start_again, index)
 
     def _pause(self, frontend: FrontendProcess) -> float:
         """Return the seconds until a frontend is started again: more each time, if it always dies soon."""
-        index = frontend.seat.share.index
+        index = frontend.config.share.index
         lived = time.monotonic() - frontend.started
         before = self._pauses[index]
         self._pauses[index] = 0.0 if lived > SOON + before else min(LONGEST, max(1.0, 2 * before))

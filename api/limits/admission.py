@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from penstock.api.limits.allowance import Allowance, Allowances, OwnAllowances
-from penstock.api.limits.places import PATIENCE, Holds, OwnHolds, Places
+from penstock.api.limits.reserved_slots import PATIENCE, LocalReservations, Reservations, ReservedSlots
 from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StorageFull, StoreFailed, TokenLimitReached
 from penstock.pipeline.yield_point import YieldPoint
@@ -49,9 +49,9 @@ class Admission:
     tables: Mapping[str, KeyLimits] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _known: dict[tuple[str, str], Allowance] = field(default_factory=dict)
-    holds: Holds = field(default_factory=OwnHolds)
-    _places: WeakValueDictionary[tuple[str, str], Places] = field(default_factory=WeakValueDictionary)
-    """The places that are used, waited for, or given back."""
+    reservations: Reservations = field(default_factory=LocalReservations)
+    _slots: WeakValueDictionary[tuple[str, str], ReservedSlots] = field(default_factory=WeakValueDictionary)
+    """The slots that are used, waited for, or given back."""
     _stored: dict[str, StoredBytes] = field(default_factory=dict)
     _queueing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -126,8 +126,8 @@ class Admission:
 
     def close(self) -> None:
         """Give nothing back any more: a server that has left its store holds nothing."""
-        for places in list(self._places.values()):
-            places.close()
+        for slots in list(self._slots.values()):
+            slots.close()
 
     async def forget_idle(self) -> None:
         """Forget the allowances and stored bytes of idle owners, which would be the same if they were made anew."""
@@ -176,14 +176,14 @@ class Admission:
     async def _using(
         self, owner: str, kind: str, most: int | None, patience: float = PATIENCE
     ) -> AsyncGenerator[None, None]:
-        if (places := self._places.get((owner, kind))) is None:
-            places = self._places[owner, kind] = Places(self.holds, owner, kind)
-        if not await places.enter(most, patience):
-            raise _too_many(owner, kind, places.most)
+        if (slots := self._slots.get((owner, kind))) is None:
+            slots = self._slots[owner, kind] = ReservedSlots(self.reservations, owner, kind)
+        if not await slots.enter(most, patience):
+            raise _too_many(owner, kind, slots.most)
         try:
             yield
         finally:
-            places.leave()
+            slots.leave()
 
 
 def _too_many(owner: str, kind: str, most: int) -> LimitReached:

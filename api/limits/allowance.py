@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.pipeline.tasks import unhindered
+from penstock.pipeline.tasks import shielded
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Allowance:
 
     async def _took(self, amount: float) -> bool:
         """Take an amount if there is so much; return True if it was taken."""
-        return await unhindered(self._count(amount))  # a client that leaves loses nothing of what others share
+        return await shielded(self._count(amount))  # a client that leaves loses nothing of what others share
 
     async def _count(self, amount: float) -> bool:
         is_taken, self._level = await self.allowances.take(self.owner, self.kind, amount, self.most, MINUTE)

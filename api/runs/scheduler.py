@@ -32,7 +32,7 @@ from penstock.pipeline.protocol.params.items import AdditionalToolsItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.tasks import MANY, let_go, unhindered
+from penstock.pipeline.tasks import MANY, let_go, shielded
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
@@ -192,7 +192,7 @@ class Scheduler:
             self.background.check(owner)
             await self._check_prompt(request)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
-        return await unhindered(self._accept(stored, request))  # the client may disconnect
+        return await shielded(self._accept(stored, request))  # the client may disconnect
 
     async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):

@@ -35,7 +35,7 @@ PERIOD = 0.01
 """Fewest seconds between two looks."""
 
 PATIENCE = 5.0
-"""Seconds after which a hold that goes on is logged."""
+"""Seconds after which a stall that goes on is logged."""
 
 QUIET = 60.0
 """Seconds between two lines about the same stage."""
@@ -77,14 +77,14 @@ class CodeLine(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The culprit, or else the line: its holds are logged together."""
+        """The culprit, or else the line: its stalls are logged together."""
         return self.culprit or self.line
 
     def __str__(self) -> str:
         return f"by the {self.culprit.removesuffix(',')}, at {self.line}" if self.culprit else f"at {self.line}"
 
 
-def excused(interval: float, period: float, computed: float, waited: float) -> float:
+def preempted(interval: float, period: float, computed: float, waited: float) -> float:
     """Return the seconds of an interval between two looks in which the loop's thread could not run.
 
     It ``computed``, or ``waited`` for a CPU, for so much of the interval.  After an interval that is longer than the
@@ -95,13 +95,13 @@ def excused(interval: float, period: float, computed: float, waited: float) -> f
 
 
 @dataclass
-class Hold:
+class Stall:
     """A callback that has not ended yet, ``since`` a time: the places at which it was seen."""
 
     since: float
     asked: float
     """The time from which on the loop can answer."""
-    excused: float
+    preempted: float
     places: Counter[CodeLine] = field(default_factory=Counter)
     is_known: bool = False
     """True once the log has a line about it."""
@@ -113,7 +113,7 @@ class Hold:
 
     def seconds(self, now: float) -> float:
         """Return the seconds until ``now``."""
-        return now - self.since - self.excused
+        return now - self.since - self.preempted
 
 
 class Reports:
@@ -123,22 +123,22 @@ class Reports:
         self._logged: dict[str, float] = {}
         self._unlogged: Counter[str] = Counter()
 
-    def ended(self, hold: Hold, seconds: float, now: float) -> None:
-        """Log a hold that has ended; always if there is a line about its beginning."""
-        place = hold.place
-        if not hold.is_known and not self._is_due(place, now):
+    def ended(self, stall: Stall, seconds: float, now: float) -> None:
+        """Log a stall that has ended; always if there is a line about its beginning."""
+        place = stall.place
+        if not stall.is_known and not self._is_due(place, now):
             self._unlogged[place.key] += 1
             return
         others = self._unlogged.pop(place.key, 0)
         more = f"; {counted(others, 'more hold')} since the line before" if others else ""
         logger.warning("The event loop was held for %.2f s %s%s", seconds, place, more)
 
-    def goes_on(self, hold: Hold, now: float) -> None:
-        """Log a hold that has not ended."""
-        if self._is_due(hold.place, now):
-            hold.is_known = True
+    def goes_on(self, stall: Stall, now: float) -> None:
+        """Log a stall that has not ended."""
+        if self._is_due(stall.place, now):
+            stall.is_known = True
             text = "The event loop has been held for %.0f s, and still is, %s"
-            logger.warning(text, hold.seconds(now), hold.place)
+            logger.warning(text, stall.seconds(now), stall.place)
 
     def _is_due(self, place: CodeLine, now: float) -> bool:
         if now - self._logged.get(place.key, -QUIET) < QUIET:
@@ -198,26 +198,26 @@ class Watchdog:
     def _look(self, read: Callable[[], tuple[float, float]]) -> None:
         reports, period = Reports(), self._period
         now, (computed, waited) = time.monotonic(), read()
-        hold: Hold | None = None
+        stall: Stall | None = None
         while not self._running.acquire(timeout=period):
             before, computed_before, waited_before = now, computed, waited
             now, (computed, waited) = time.monotonic(), read()
-            lost = excused(now - before, period, computed - computed_before, waited - waited_before)
-            if hold:
-                hold.excused += lost
-                if self._answered >= hold.asked:
-                    if (seconds := hold.seconds(self._answered)) > self._slow or hold.is_known:
-                        reports.ended(hold, seconds, now)
-                    hold = None
+            lost = preempted(now - before, period, computed - computed_before, waited - waited_before)
+            if stall:
+                stall.preempted += lost
+                if self._answered >= stall.asked:
+                    if (seconds := stall.seconds(self._answered)) > self._slow or stall.is_known:
+                        reports.ended(stall, seconds, now)
+                    stall = None
             if place := self._place():
-                if hold is None:
-                    hold = Hold(before + period / 2, time.monotonic(), lost)  # on average, it began in the middle
+                if stall is None:
+                    stall = Stall(before + period / 2, time.monotonic(), lost)  # on average, it began in the middle
                     self._loop.call_soon_threadsafe(self._answer)
-                hold.places[place] += 1
-            if hold and hold.seconds(now) > self._patience:
-                reports.goes_on(hold, now)
-        if hold and hold.places.total() > 1 and (seconds := hold.seconds(time.monotonic())) > self._slow:
-            reports.ended(hold, seconds, now)
+                stall.places[place] += 1
+            if stall and stall.seconds(now) > self._patience:
+                reports.goes_on(stall, now)
+        if stall and stall.places.total() > 1 and (seconds := stall.seconds(time.monotonic())) > self._slow:
+            reports.ended(stall, seconds, now)
 
     def _place(self) -> CodeLine | None:
         """Return the place at which the loop's thread is; None if it is in no callback."""

@@ -25,7 +25,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.chat_families import family_model
@@ -84,7 +84,7 @@ async def ours(output: Written) -> float:
     chunks: list[TokenFrame] = [TokenChunk((token,)) for token in output.token_ids]
     frames = [started, *chunks, GenerationFinished("stop", 0, 1.0)]
     responses = responses_pipeline(
-        chat_stages(output.model, ImageCache()), ScriptedEngine(), RunRegistry(Store(Nowhere()))
+        chat_stages(output.model, ImageCache()), ScriptedEngine(), RunRegistry(Store(NullDatabase()))
     )
     begun = time.process_time_ns()
     async with responses.from_stage("parse").open(source_of(frames)) as events:

@@ -24,7 +24,7 @@ from penstock.stages.responses import ModelStages, chat_stages, harmony_stages, 
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.chat_families import family_model
@@ -142,7 +142,7 @@ def test_client_with_sealed_thoughts_needs_no_store(model: Model, turns: list[Tu
         with TemporaryDirectory() as folder:
             async with open_store(str(Path(folder) / "responses.sqlite3")) as store:
                 kept = await _talk(model, store, turns, _from_store, **options)
-        carried = await _talk(model, Store(Nowhere()), turns, _from_client, store=False, **options)
+        carried = await _talk(model, Store(NullDatabase()), turns, _from_client, store=False, **options)
         assert [prompt.token_ids for prompt in carried] == [prompt.token_ids for prompt in kept]
 
     asyncio.run(talk())

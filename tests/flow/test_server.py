@@ -39,7 +39,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
@@ -62,7 +62,7 @@ def chosen(**settings: Any) -> Settings:
 
 def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
     running = RunningEngine(ScriptedEngine(), HARMONY)
-    return assembled(chosen(**settings), running, RunRegistry(Store(Nowhere())), Toolbox(), Sealer())
+    return assembled(chosen(**settings), running, RunRegistry(Store(NullDatabase())), Toolbox(), Sealer())
 
 
 @pytest.mark.parametrize(("option", "place"), [("log_prompts", "render"), ("log_outputs", "emit")])
@@ -279,7 +279,7 @@ def test_url_of_another_database_is_not_the_name_of_a_file(store: str) -> None:
 
 @pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
-    live = RunRegistry(Store(Nowhere()))
+    live = RunRegistry(Store(NullDatabase()))
     settings = chosen(allow_address=["10.0.0.0/8"])
     running = RunningEngine(ScriptedEngine(), stages(settings, load_model()))
     pipeline = assembled(settings, running, live, Toolbox(), Sealer())

@@ -23,7 +23,7 @@ from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.event_streams import final, harmony_pipeline, run_request
@@ -148,5 +148,5 @@ class ChatEngine:
 
 async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
     """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
-    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, RunRegistry(Store(NullDatabase())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

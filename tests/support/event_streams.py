@@ -23,7 +23,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -32,7 +32,7 @@ _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 
 def harmony_pipeline(engine: Engine, store: Store | None = None) -> Pipeline[CreateResponse, ResponseEvent]:
     """The whole pipeline of gpt-oss over an engine; without ``store`` it stores nothing."""
-    return responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store or Store(Nowhere())))
+    return responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store or Store(NullDatabase())))
 
 
 async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:

@@ -21,7 +21,7 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
 from penstock.stages.normalize.tool_types import LEAVABLE
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
 from tests.support.clock import count_instructions
@@ -151,7 +151,7 @@ async def normalize(
 
 def normalize_cost(**body: Any) -> int:
     """Count the instructions that it takes to make one body a conversation."""
-    return count_instructions(lambda: asyncio.run(normalize(Store(Nowhere()), **body)))
+    return count_instructions(lambda: asyncio.run(normalize(Store(NullDatabase()), **body)))
 
 
 async def store_answer(

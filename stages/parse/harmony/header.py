@@ -111,7 +111,7 @@ class HarmonyHeader:
 
 
 @dataclass(slots=True)
-class Reading:
+class HeaderFields:
     """The meaning of a header: its fields, and the words left over."""
 
     role: str | None = None
@@ -151,7 +151,7 @@ class Reading:
         return call
 
 
-def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
+def read_header(header: HarmonyHeader, recipients: Recipients) -> HeaderFields:
     """Read a header that ended in ``<|message|>``; noise is dropped from the left-over words."""
     reading = _read(header)
     reading.text_before = _without_tool(reading.text_before, reading, recipients)
@@ -166,7 +166,7 @@ def read_header(header: HarmonyHeader, recipients: Recipients) -> Reading:
     return reading
 
 
-def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
+def read_bare(header: HarmonyHeader, *, cut: bool) -> HeaderFields:
     """Read a header that never reached ``<|message|>``: left-over words are text; ``cut`` drops the part of one."""
     reading = _read(header, bare=True, cut=cut)
     reading.repairs.setdefault("missing message")
@@ -176,8 +176,8 @@ def read_bare(header: HarmonyHeader, *, cut: bool) -> Reading:
     return reading
 
 
-def _read(header: HarmonyHeader, *, bare: bool = False, cut: bool = False) -> Reading:
-    reading = Reading(repairs=dict(header.repairs))
+def _read(header: HarmonyHeader, *, bare: bool = False, cut: bool = False) -> HeaderFields:
+    reading = HeaderFields(repairs=dict(header.repairs))
     last = len(header.segments) - 1
     for position, (marker, raw) in enumerate(header.segments):
         text, _ = codecs.utf_8_decode(raw, "replace", not (cut and position == last))
@@ -220,13 +220,13 @@ def _is_text(left_over: str) -> bool:
     return len(words) > 1 and any(word not in _MARKUP_WORDS for word in words)
 
 
-def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
+def _only_text(left_over: str, reading: HeaderFields, *, noise: bool = False) -> str:
     if left_over.strip():
         reading.repairs.setdefault("unexpected header")
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
 
 
-def _without_tool(left_over: str, reading: Reading, recipients: Recipients) -> str:
+def _without_tool(left_over: str, reading: HeaderFields, recipients: Recipients) -> str:
     """Return ``left_over`` without a word that names a tool; that word becomes the recipient."""
     for position, word in enumerate(left_over.split()):
         recipient = word.removeprefix("to=")
@@ -238,7 +238,7 @@ def _without_tool(left_over: str, reading: Reading, recipients: Recipients) -> s
     return left_over
 
 
-def _read_role(text: str, reading: Reading) -> int:
+def _read_role(text: str, reading: HeaderFields) -> int:
     match = _ROLE.match(text)
     if match is None:
         return 0
@@ -246,12 +246,12 @@ def _read_role(text: str, reading: Reading) -> int:
     return match.end()
 
 
-def _address(recipient: str, reading: Reading) -> None:
+def _address(recipient: str, reading: HeaderFields) -> None:
     if recipient not in _NOT_TOOLS and reading.recipient is None:
         reading.recipient = recipient
 
 
-def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
+def raw(opening: Opening, reading: HeaderFields, text: str) -> dict[str, Any]:
     """Return a message, with its header as understood, in the JSON of openai_harmony's ``Message``."""
     if isinstance(opening, frames.ReasoningOpened | frames.HostedCallOpened):
         channel = "analysis"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from penstock.pipeline import frames
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.harmony.custom_input import CustomInput
-from penstock.stages.parse.harmony.header import HarmonyHeader, Reading, raw, read_bare, read_header
+from penstock.stages.parse.harmony.header import HarmonyHeader, HeaderFields, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.text import TokenText
@@ -39,7 +39,7 @@ class ParseHarmony(ParseStage):
 @dataclass(slots=True)
 class _OpenItem:
     opening: Opening
-    reading: Reading
+    reading: HeaderFields
     text: TokenText
     opened_at: int
     """The position after the token that opened it."""
@@ -83,7 +83,7 @@ class HarmonyParser(TurnParser):
     def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
         if self._continued and chunk.token_ids and not self._tokens:
-            yield from self._open(Reading(channel=self._continued))
+            yield from self._open(HeaderFields(channel=self._continued))
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             self._tokens.append(token)
             if token < vocabulary.TEXT_TOKENS and isinstance(self._state, _OpenItem):
@@ -149,9 +149,11 @@ class HarmonyParser(TurnParser):
         if reading.text_after:
             yield from self._open(reading)
 
-    def _open(self, reading: Reading) -> Iterator[frames.ParsedFrame]:
+    def _open(self, reading: HeaderFields) -> Iterator[frames.ParsedFrame]:
         if reading.text_before:
-            thought = Reading(channel="analysis", text_after=reading.text_before, repairs={"missing message": None})
+            thought = HeaderFields(
+                channel="analysis", text_after=reading.text_before, repairs={"missing message": None}
+            )
             yield from self._open(thought)
             yield from self._end()
         opening = reading.opening(self._recipients)

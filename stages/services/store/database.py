@@ -95,7 +95,7 @@ def size_of(values: Iterable[Value]) -> int:
     return sum(len(value) if isinstance(value, _SIZED) else 8 for value in values)
 
 
-class Nowhere:
+class NullDatabase:
     """A `Database` that stores nothing, for pipelines whose responses are never read back."""
 
     async def open(self) -> None:

@@ -77,16 +77,16 @@ _HOLD = f"""
 _LOWER = "update places set held = $4 where owner = $1 and kind = $2 and server_id = $3"
 
 
-class StoredPlaces:
-    """The places of all owners, by their kind."""
+class StoredReservations:
+    """The reservations of all owners, by their kind."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
 
-    async def hold(self, owner: str, kind: str, count: int, most: int) -> bool:
-        """Hold ``count`` places from now on, if all servers then hold at most ``most``; return True if this one does.
+    async def reserve(self, owner: str, kind: str, count: int, most: int) -> bool:
+        """Reserve ``count`` slots from now on, if all servers then have at most ``most``; return True if this one does.
 
-        Raises `StoreFailed`.  This server may hold more than it knows of then, until the next call that succeeds.
+        Raises `StoreFailed`.  This server may have more than it knows of then, until the next call that succeeds.
         """
         self._context.writer.check_available()
         held = (owner, kind, self._context.server_id, count)
@@ -94,5 +94,5 @@ class StoredPlaces:
         return (await self._context.writer.carry_out(steps))[1] > 0
 
     async def lower(self, owner: str, kind: str, count: int) -> None:
-        """Hold only ``count`` places from now on; raises `StoreFailed`."""
+        """Reserve only ``count`` slots from now on; raises `StoreFailed`."""
         await self._context.writer.carry_out([Statement(_LOWER, (owner, kind, self._context.server_id, count))])

@@ -43,7 +43,7 @@ from penstock.stages.services.store.database import (
 )
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
-from penstock.stages.services.store.key_limits import StoredAllowances, StoredPlaces
+from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.stored_keys import StoredKeys
@@ -108,7 +108,7 @@ class Store:
         self.servers = Servers(self._context)
         self.keys = StoredKeys(self._context)
         self.allowances = StoredAllowances(self._context)
-        self.places = StoredPlaces(self._context)
+        self.reservations = StoredReservations(self._context)
         self.approvals = StoredApprovals(self._context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 

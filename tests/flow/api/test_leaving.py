@@ -9,8 +9,8 @@ import socket
 from aiohttp import web
 
 from penstock.api.frontends.frontend import Frontend
-from penstock.api.frontends.link import Leaving, Left, new_link
-from penstock.api.frontends.seat import Seat
+from penstock.api.frontends.frontend_config import FrontendConfig
+from penstock.api.frontends.link import Draining, LastConnectionSent, new_link
 from penstock.api.http.connections import Runner
 from penstock.api.settings import Settings
 from penstock.api.share import FrontendState, Share
@@ -36,16 +36,16 @@ async def test_connection_that_arrives_last_is_waited_for(served: ScriptedServer
     with socket.create_server(("127.0.0.1", 0)) as listening, ours.end, theirs:
         share = Share(states=[FrontendState()])
         frontend = Frontend(
-            Seat(Settings.model_validate({}), share, theirs, listening, (), "http://one.example", (1, 2))
+            FrontendConfig(Settings.model_validate({}), share, theirs, listening, (), "http://one.example", (1, 2))
         )
         runner = Runner(web.Application())
         await runner.setup()
         async with frontend.attached(runner, served.scheduler):
             os.kill(os.getpid(), signal.SIGTERM)
-            await wait_until(lambda: list(ours.messages()) == [Leaving()])
+            await wait_until(lambda: list(ours.messages()) == [Draining()])
             with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
                 assert ours.pass_on(accepted)
-                assert ours.send(Left())
+                assert ours.send(LastConnectionSent())
                 await wait_until(lambda: runner.counts.open or frontend.stop.is_set())
                 assert not frontend.stop.is_set()
             await wait_until(frontend.stop.is_set)

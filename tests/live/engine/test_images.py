@@ -23,7 +23,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.responses import chat_stages, responses_pipeline
 from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -58,7 +58,7 @@ class Seeing:
 
     engine: VllmEngine
     chat: ChatModel
-    store: Store = field(default_factory=lambda: Store(Nowhere()))
+    store: Store = field(default_factory=lambda: Store(NullDatabase()))
     prompts: Tap = field(default_factory=Tap)
     generated: Tap = field(default_factory=Tap)
 

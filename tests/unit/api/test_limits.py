@@ -267,7 +267,7 @@ async def test_requests_do_not_wait_for_a_store_that_is_away(store: Store, monke
         raise AssertionError("the store is asked")
 
     tables = {"default": KeyLimits(requests_per_minute=1, tokens_per_minute=1, responses=1)}
-    limited = Admission(allowances=store.allowances, holds=store.places, tables=tables)
+    limited = Admission(allowances=store.allowances, reservations=store.reservations, tables=tables)
     monkeypatch.setattr(Writer, "is_degraded", True)
     monkeypatch.setattr(Writer, "carry_out", write)
     assert await admitted(limited, "a", 5) == 5
@@ -327,12 +327,12 @@ async def test_idle_keys_are_forgotten_once_all_has_refilled(store: Store) -> No
             await limited.forget_idle()
             assert (owner, "requests") in limited._known
             assert owner in limited._queueing
-            assert (owner, "responses") in limited._places
+            assert (owner, "responses") in limited._slots
     time.now += 60
     for stored in limited._stored.values():
         stored._read_at -= 60
     await limited.forget_idle()
     assert (dict(limited._known), limited._stored, dict(limited._queueing)) == ({}, {}, {})
     async with asyncio.timeout(120):
-        while limited._places:  # a place is kept for a moment after its use
+        while limited._slots:  # a place is kept for a moment after its use
             await asyncio.sleep(0.01)

@@ -10,29 +10,31 @@ from hypothesis import strategies as st
 from penstock.api.frontends.link import (
     IDS,
     Abort,
-    Begun,
-    Ended,
+    Draining,
     EngineLost,
-    Leaving,
-    Left,
+    FrontendLost,
+    LastConnectionSent,
     Link,
-    Lost,
+    Ready,
     Received,
+    RequestBegun,
+    RequestEnded,
     Stop,
-    Up,
     new_link,
 )
 
 FROM_FRONTEND = st.one_of(
-    st.builds(Begun, st.text(max_size=50)),
-    st.builds(Ended, st.text(max_size=50)),
+    st.builds(RequestBegun, st.text(max_size=50)),
+    st.builds(RequestEnded, st.text(max_size=50)),
     st.builds(Received, st.integers(0, 2**40)),
-    st.just(Leaving()),
-    st.builds(Up, st.tuples(st.text()), st.none(), st.lists(st.tuples(st.binary(max_size=4), st.binary())).map(tuple)),
+    st.just(Draining()),
+    st.builds(
+        Ready, st.tuples(st.text()), st.none(), st.lists(st.tuples(st.binary(max_size=4), st.binary())).map(tuple)
+    ),
 )
 FROM_SUPERVISOR = st.one_of(
-    st.sampled_from([Left(), EngineLost(), Stop()]),
-    st.builds(Lost, st.text()),
+    st.sampled_from([LastConnectionSent(), EngineLost(), Stop()]),
+    st.builds(FrontendLost, st.text()),
     st.builds(Abort, st.tuples(st.text())),
 )
 
@@ -43,7 +45,7 @@ def links() -> tuple[Link, Link]:
 
 
 @given(st.lists(FROM_FRONTEND, max_size=20))
-def test_messages_of_a_frontend_arrive_in_their_order(messages: list[Begun]) -> None:
+def test_messages_of_a_frontend_arrive_in_their_order(messages: list[RequestBegun]) -> None:
     supervisor, frontend = links()
     with supervisor.end, frontend.end:
         assert all(map(frontend.send, messages))
@@ -85,11 +87,11 @@ def test_full_link_refuses_and_goes_on_when_it_is_read() -> None:
     supervisor, frontend = links()
     with supervisor.end, frontend.end:
         sent = 0
-        while frontend.send(Begun(f"request {sent}")):
+        while frontend.send(RequestBegun(f"request {sent}")):
             sent += 1
         assert sent > 50
-        assert list(supervisor.messages()) == [Begun(f"request {number}") for number in range(sent)]
-        assert frontend.send(Leaving())
+        assert list(supervisor.messages()) == [RequestBegun(f"request {number}") for number in range(sent)]
+        assert frontend.send(Draining())
 
 
 def test_many_requests_are_aborted_in_several_messages() -> None:

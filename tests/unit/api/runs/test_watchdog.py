@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.api.runs.watchdog import QUIET, CodeLine, Hold, Reports, Watchdog, excused, find_place, name_silent
+from penstock.api.runs.watchdog import QUIET, CodeLine, Reports, Stall, Watchdog, find_place, name_silent, preempted
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import GenerationStarted, Prompt
 from penstock.pipeline.logs import current_response, name_response
@@ -173,13 +173,13 @@ async def test_engine_is_named_instead_of_the_stage_that_runs_it(
     ],
 )
 def test_times_without_a_cpu_are_excused(interval: float, computed: float, waited: float, lost: float) -> None:
-    assert excused(interval, 0.05, computed, waited) == lost
+    assert preempted(interval, 0.05, computed, waited) == lost
 
 
 def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     reports = Reports()
     for now in (0.0, 1.0, 2.0, QUIET):
-        hold = Hold(
+        stall = Stall(
             now - 0.5,
             now,
             0.0,
@@ -187,8 +187,8 @@ def test_stage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None
                 [CodeLine("stage 'mine'", "mine.py:1"), CodeLine("stage 'mine'", "mine.py:1"), CodeLine(None, "x")]
             ),
         )
-        reports.ended(hold, 0.5, now)
-    long = Hold(0.0, 0.0, 1.0, Counter([CodeLine(None, "app.py:2")]))
+        reports.ended(stall, 0.5, now)
+    long = Stall(0.0, 0.0, 1.0, Counter([CodeLine(None, "app.py:2")]))
     for now in (6.0, 7.0):
         reports.goes_on(long, now)
     reports.ended(long, 7.0, 8.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.pipeline.lifecycle.order import OUTCOME
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import ECHOED, Response
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize
 
@@ -18,5 +18,5 @@ def test_every_field_is_echoed_or_an_outcome_or_of_the_run() -> None:
 
 
 async def test_request_without_parameters_is_echoed_as_the_table_says() -> None:
-    response = (await normalize(Store(Nowhere()), input="Hi")).facts.response
+    response = (await normalize(Store(NullDatabase()), input="Hi")).facts.response
     assert {name: getattr(response, name) for name in ECHOED} == ECHOED

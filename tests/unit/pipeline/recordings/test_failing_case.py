@@ -8,7 +8,7 @@ import pytest
 
 from penstock.pipeline.protocol.response import ECHOED
 from penstock.pipeline.recordings.failing_case import request_of
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.requests import MODEL, normalize
 
@@ -42,5 +42,5 @@ def test_each_parameter_is_sent() -> None:
 @pytest.mark.parametrize("name", SENT)
 async def test_request_repeats_the_parameter(name: str) -> None:
     body = {each: SENT[each] for each in ({name, "tools"} if name == "tool_choice" else {name})}
-    again = request_of(await normalize(Store(Nowhere()), input="Hi", **body))
+    again = request_of(await normalize(Store(NullDatabase()), input="Hi", **body))
     assert again == {"model": MODEL, "input": again["input"], **body}

@@ -46,7 +46,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
 
@@ -67,7 +67,7 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
 
 def flow(taps: Recorder, engine: ScriptedEngine, install: Install = lambda pipeline: pipeline) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
-    live = RunRegistry(Store(Nowhere()))
+    live = RunRegistry(Store(NullDatabase()))
     declared = responses_pipeline(harmony_stages(load_encoding()), engine, live, limits=Limits(retry_seconds=0.0))
     return taps.tapped(guarded(install(declared), declared))
 
@@ -306,7 +306,7 @@ async def test_disk_that_was_full_leaves_no_gap(
 )
 async def test_recording_renamed_stages_is_refused(tmp_path: Path, stage: str, name: str, reason: str) -> None:
     """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
-    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(NullDatabase())))
     steps = tuple(replace(step, name=name) if step.name == stage else step for step in pipeline.steps)
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{reason}"):
@@ -322,7 +322,7 @@ async def answer(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[Parse
 
 
 async def test_turns_without_tokens_are_recorded_after_the_stage_that_makes_them(tmp_path: Path) -> None:
-    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(Nowhere())))
+    pipeline = responses_pipeline(harmony_stages(load_encoding()), ScriptedEngine(), RunRegistry(Store(NullDatabase())))
     async with recorder(tmp_path / "r") as taps:
         names = taps.tapped(pipeline.replace("parse", answer, first="render")).names()
     assert names[2:5] == ["converse", "summarize", "parse"]

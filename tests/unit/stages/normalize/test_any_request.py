@@ -13,7 +13,7 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.examples import examples
 from tests.support.request_bodies import CLIENTS, EVERYTHING
@@ -48,7 +48,7 @@ async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
     """The conversation or the refusal for a body; any other exception propagates."""
     try:
         request = read_request(json.dumps(body).encode())
-        normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
+        normalize = Normalize(Store(NullDatabase()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
         async with aclosing(normalize(source_of([request]))) as conversations:
             return await anext(conversations)
     except InvalidRequest as error:

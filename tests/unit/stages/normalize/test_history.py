@@ -9,7 +9,7 @@ from penstock.pipeline.errors import InvalidRequest, PreviousResponseNotFound, P
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.response import ResponseStatus
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import answer, normalize, store_answer, user_message
@@ -237,7 +237,7 @@ class CountingStore(Store):
     """A store with two items that records the ids of each lookup."""
 
     def __init__(self) -> None:
-        super().__init__(Nowhere())
+        super().__init__(NullDatabase())
         self.lookups: list[list[str]] = []
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, wire.Item]:

@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
 from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, CacheSharing, ModelTraits, Normalize, draw_suffix
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
@@ -220,7 +220,7 @@ async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any
 async def salt_of(owner: str, sent: dict[str, Any], *sharing: bool) -> str | None:
     request = read_request(json.dumps({"input": "Hi", **sent}).encode(), Envelope(owner=owner))
     async with aclosing(
-        Normalize(Store(Nowhere()), (MODEL,), caches=CacheSharing(*sharing))(source_of([request]))
+        Normalize(Store(NullDatabase()), (MODEL,), caches=CacheSharing(*sharing))(source_of([request]))
     ) as conversations:
         return (await anext(conversations)).facts.scheduling.cache_salt
 
@@ -286,7 +286,7 @@ async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
             turns += 1
 
     counting = asyncio.create_task(count())
-    async with aclosing(Normalize(Store(Nowhere()), (MODEL,))(source_of([request]))) as requests:
+    async with aclosing(Normalize(Store(NullDatabase()), (MODEL,))(source_of([request]))) as requests:
         await anext(requests)
     counting.cancel()
     assert turns > 4

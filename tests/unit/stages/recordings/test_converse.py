@@ -20,7 +20,7 @@ from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.paths import HARMONY
 
@@ -30,7 +30,7 @@ GREETING = HARMONY / "greeting"
 def pipeline_of(folder: Path) -> Pipeline[Any, Any]:
     """The pipeline of a server that answers from the recordings in ``folder``."""
     model = recorded_stages(encoding_on_demand(), read_recordings(folder))
-    return responses_pipeline(model, ScriptedEngine(), RunRegistry(Store(Nowhere())))
+    return responses_pipeline(model, ScriptedEngine(), RunRegistry(Store(NullDatabase())))
 
 
 def test_pipeline_without_the_stage_that_recordings_replace_is_refused() -> None:

@@ -25,7 +25,7 @@ from penstock.stages.responses import ModelStages, harmony_stages, responses_pip
 from penstock.stages.services.engines.custom import guarded_engine, misfit, open_engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
 
@@ -257,7 +257,7 @@ class MuteBackend(ScriptedEngine):
 async def test_frames_of_an_own_engine_are_checked(
     engine: Any, stages: ModelStages, message: str, line: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(Nowhere()))))
+    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(NullDatabase()))))
     response = final(await run_request(pipeline, {"input": "Hi", "model": engine.models[0]}))
     assert response.error is not None
     assert response.error.message == message
@@ -283,6 +283,6 @@ async def test_error_in_another_file_of_an_engine_is_named(tmp_path: Path, caplo
 
     engine = InTwoFiles()
     stages = harmony_stages(load_encoding())
-    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(Nowhere()))))
+    pipeline = guarded_engine(engine, responses_pipeline(stages, engine, RunRegistry(Store(NullDatabase()))))
     await run_request(pipeline, {"input": "Hi", "model": engine.models[0]})
     assert f"the engine, in stage 'generate', raised KeyError: 'oops' (at {tmp_path}/client.py:4;" in caplog.text

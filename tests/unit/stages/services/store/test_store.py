@@ -14,7 +14,7 @@ from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol import response
 from penstock.pipeline.protocol.items import InputText, Message, OutputItem
 from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.database import Nowhere, Row, Value
+from penstock.stages.services.store.database import NullDatabase, Row, Value
 from penstock.stages.services.store.store import Store
 from tests.support.stored_responses import ITEMS, begun_response, history_of, store_response, stored_response
 from tests.support.stores import open_store
@@ -322,4 +322,4 @@ async def test_servers_of_one_store_share_its_secrets(store: Store, other: Store
 
 
 async def test_servers_without_a_store_have_secrets_of_their_own() -> None:
-    assert await Store(Nowhere()).secret("seal") != await Store(Nowhere()).secret("seal")
+    assert await Store(NullDatabase()).secret("seal") != await Store(NullDatabase()).secret("seal")

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import writer as module
-from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, Nowhere, Statement, Unit
+from penstock.stages.services.store.database import DatabaseRefused, DatabaseUnavailable, NullDatabase, Statement, Unit
 from penstock.stages.services.store.writer import GROUP, LIMIT, TICK, Writer
 from tests.support.clock import Clock
 
 
-class Notebook(Nowhere):
+class Notebook(NullDatabase):
     """A database that records the groups it gets, refuses bad statements, and can fail or block."""
 
     def __init__(self) -> None:

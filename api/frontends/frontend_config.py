@@ -1,4 +1,4 @@
-"""Seat: all that a frontend gets from the supervisor when it is started."""
+"""All that a frontend gets from the supervisor when it is started."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.stages.services.engines.workers import end_with_parent
 
 
 @dataclass(frozen=True)
-class Seat:
-    """The place of one frontend; a frontend that is started again has the seat of the one that died."""
+class FrontendConfig:
+    """What one frontend is given; a frontend that is started again gets what the one that died had."""
 
     settings: Settings
     share: Share
@@ -40,8 +40,8 @@ class Seat:
         """The name of the frontend, for the log."""
         return f"frontend {self.share.index + 1} of {self.share.count}"
 
-    def take(self) -> None:
-        """Make this process the one of the seat: it ends with the supervisor, and Ctrl-C is for that one."""
+    def apply(self) -> None:
+        """Make this process that frontend: it ends with the supervisor, and Ctrl-C is for that one."""
         for descriptor, given in enumerate(self.output, start=1):
             sent = given.detach()
             os.dup2(sent, descriptor)

@@ -1,4 +1,4 @@
-"""Places: the servers of a store never use more than there are, and give back what they do not use."""
+"""Reserved slots: the servers of a store never use more than there are, and give back what they do not use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from penstock.api.limits import places
+from penstock.api.limits import reserved_slots
 from penstock.api.limits.admission import Admission
-from penstock.api.limits.places import OwnHolds, Places
+from penstock.api.limits.reserved_slots import LocalReservations, ReservedSlots
 from penstock.api.limits.table import KeyLimits
 from penstock.pipeline.errors import LimitReached, StoreFailed
 from penstock.stages.services.store.store import Store
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.io
 
 
 def admission(store: Store | None = None, **tables: KeyLimits) -> Admission:
-    return Admission(tables=tables, holds=store.places if store else OwnHolds())
+    return Admission(tables=tables, reservations=store.reservations if store else LocalReservations())
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ async def test_responses_at_once_are_those_of_the_key_and_of_all_keys() -> None:
         pass
 
 
-async def test_servers_never_use_more_places_than_there_are(store_at: str) -> None:
+async def test_servers_never_use_more_slots_than_there_are(store_at: str) -> None:
     most, running, highest = 3, Counter[str](), Counter[str]()
 
     async def respond(admission: Admission, owner: str) -> None:
@@ -65,7 +65,7 @@ async def test_servers_never_use_more_places_than_there_are(store_at: str) -> No
         assert highest == {"a": most, "b": most}
 
 
-async def test_place_that_is_given_back_can_be_used_at_another_server_at_once(store_at: str) -> None:
+async def test_slot_that_is_given_back_can_be_used_at_another_server_at_once(store_at: str) -> None:
     async with servers(store_at, 2) as stores:
         shared = [admission(store, default=KeyLimits(responses=1)) for store in stores]
         for number in range(4):  # of a client that sends one request after another, through a balancer
@@ -75,52 +75,52 @@ async def test_place_that_is_given_back_can_be_used_at_another_server_at_once(st
                         pass
 
 
-async def test_places_that_are_not_used_are_given_back(store: Store) -> None:
+async def test_slots_that_are_not_used_are_given_back(store: Store) -> None:
     await store.servers.join("http://server")
-    own = Places(store.places, "a", "responses")
+    own = ReservedSlots(store.reservations, "a", "responses")
     assert await own.enter(2)
     assert await own.enter(2)
     own.leave()
-    await wait_until(lambda: own.held == 1)
+    await wait_until(lambda: own.reserved == 1)
     own.leave()
     await wait_until(lambda: own._giving_back is None)
-    assert await store.places.hold("a", "responses", 2, 2)
+    assert await store.reservations.reserve("a", "responses", 2, 2)
 
 
-async def test_places_of_a_server_that_has_left_are_free(store_at: str) -> None:
+async def test_slots_of_a_server_that_has_left_are_free(store_at: str) -> None:
     async with servers(store_at, 2) as (one, other):
-        assert await one.places.hold("a", "responses", 2, 2)
-        assert not await other.places.hold("a", "responses", 1, 2)
+        assert await one.reservations.reserve("a", "responses", 2, 2)
+        assert not await other.reservations.reserve("a", "responses", 1, 2)
         await one.servers.leave()
-        assert await other.places.hold("a", "responses", 2, 2)
+        assert await other.reservations.reserve("a", "responses", 2, 2)
         await other.sweep(60, 60)
         rows = await other._context.read("select server_id, held from places where server_id <> ''")
         assert [tuple(row) for row in rows] == [(other.server_id, 2)]
 
 
-async def test_place_is_held_again_without_the_store_while_the_load_is_steady() -> None:
-    class Counting(OwnHolds):
+async def test_slot_is_held_again_without_the_store_while_the_load_is_steady() -> None:
+    class Counting(LocalReservations):
         calls = 0
 
-        async def hold(self, owner: str, kind: str, count: int, most: int) -> bool:
+        async def reserve(self, owner: str, kind: str, count: int, most: int) -> bool:
             self.calls += 1
-            return await super().hold(owner, kind, count, most)
+            return await super().reserve(owner, kind, count, most)
 
-    holds = Counting()
-    own = Places(holds, "a", "responses")
+    reservations = Counting()
+    own = ReservedSlots(reservations, "a", "responses")
     for _ in range(1000):
         assert await own.enter(5)
         own.leave()
-    assert holds.calls < 1000  # one for each pause of the machine in which the place was given back
+    assert reservations.calls < 1000  # one for each pause of the machine in which the place was given back
 
 
-class Failing(OwnHolds):
+class Failing(LocalReservations):
     fails = True
 
-    async def hold(self, owner: str, kind: str, count: int, most: int) -> bool:
+    async def reserve(self, owner: str, kind: str, count: int, most: int) -> bool:
         if self.fails:
             raise StoreFailed("The store cannot be reached.")
-        return await super().hold(owner, kind, count, most)
+        return await super().reserve(owner, kind, count, most)
 
     async def lower(self, owner: str, kind: str, count: int) -> None:
         if self.fails:
@@ -128,62 +128,62 @@ class Failing(OwnHolds):
 
 
 async def test_server_counts_alone_while_the_store_cannot_be_reached() -> None:
-    own = Places(Failing(), "a", "responses")
+    own = ReservedSlots(Failing(), "a", "responses")
     assert [await own.enter(2, patience=0) for _ in range(3)] == [True, True, False]
 
 
-async def test_places_are_given_back_after_an_outage() -> None:
-    holds = Failing()
-    holds.fails = False
-    own = Places(holds, "a", "responses")
+async def test_slots_are_given_back_after_an_outage() -> None:
+    reservations = Failing()
+    reservations.fails = False
+    own = ReservedSlots(reservations, "a", "responses")
     assert await own.enter(1)
-    holds.fails = True
+    reservations.fails = True
     own.leave()
-    await asyncio.sleep(3 * places.KEEP)
-    assert own.held == 1
-    holds.fails = False
-    await wait_until(lambda: not own.held)
+    await asyncio.sleep(3 * reserved_slots.KEEP)
+    assert own.reserved == 1
+    reservations.fails = False
+    await wait_until(lambda: not own.reserved)
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_client_that_leaves_while_a_place_is_taken_for_it_keeps_none(store_at: str, steps: int) -> None:
+async def test_client_that_leaves_while_a_slot_is_taken_for_it_keeps_none(store_at: str, steps: int) -> None:
     async with servers(store_at, 2) as (one, other):
-        own = Places(one.places, "a", "responses")
+        own = ReservedSlots(one.reservations, "a", "responses")
         leaving = asyncio.create_task(own.enter(1))
         for _ in range(steps):
             await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait({leaving})
         if leaving.cancelled():
-            assert await Places(other.places, "a", "responses").enter(1, patience=PATIENCE)
+            assert await ReservedSlots(other.reservations, "a", "responses").enter(1, patience=PATIENCE)
 
 
-async def test_place_that_was_taken_as_the_store_failed_is_given_back() -> None:
-    class Losing(OwnHolds):
+async def test_slot_that_was_taken_as_the_store_failed_is_given_back() -> None:
+    class Losing(LocalReservations):
         lowered = -1
 
-        async def hold(self, owner: str, kind: str, count: int, most: int) -> bool:
+        async def reserve(self, owner: str, kind: str, count: int, most: int) -> bool:
             raise StoreFailed("The answer of the store was lost.")
 
         async def lower(self, owner: str, kind: str, count: int) -> None:
             self.lowered = count
 
-    holds = Losing()
-    own = Places(holds, "a", "responses")
+    reservations = Losing()
+    own = ReservedSlots(reservations, "a", "responses")
     assert await own.enter(1)
     own.leave()
-    await wait_until(lambda: holds.lowered == 0)
+    await wait_until(lambda: reservations.lowered == 0)
 
 
 async def test_running_responses_count_when_a_limit_is_set() -> None:
-    own = Places(OwnHolds(), "a", "responses")
+    own = ReservedSlots(LocalReservations(), "a", "responses")
     assert await own.enter(None)
     assert not await own.enter(1, patience=0)
     assert await own.enter(2, patience=0)
 
 
 async def test_limit_that_is_lowered_holds_for_the_next_response() -> None:
-    own = Places(OwnHolds(), "a", "responses")
+    own = ReservedSlots(LocalReservations(), "a", "responses")
     assert [await own.enter(3) for _ in range(3)] == [True] * 3
     own.leave()
     assert not await own.enter(2, patience=0)
