@@ -109,17 +109,17 @@ class Allowance:
         """Take what is missing, and more in advance if there is more; if there is less, pay off a part of a debt."""
         in_advance = max(1.0, IN_ADVANCE * self.most)
         try:
-            if await self._took(missing + in_advance) or await self._took(missing):
+            if await self._take_shared(missing + in_advance) or await self._take_shared(missing):
                 return True
             if self._taken < 0 and self._level > 0:
-                await self._took(self._level)
+                await self._take_shared(self._level)
         except StoreFailed:
             logger.warning("The %s of a key are not counted, as the store cannot be reached", self.kind)
             self._taken += missing  # no debt that would refuse requests after the outage
             return True
         return False
 
-    async def _took(self, amount: float) -> bool:
+    async def _take_shared(self, amount: float) -> bool:
         """Take an amount if there is so much; return True if it was taken."""
         return await shielded(self._count(amount))  # a client that leaves loses nothing of what others share
 

@@ -58,6 +58,6 @@ def _digest(text: str, size: int) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
-def most(loads: Sequence[int]) -> int:
+def load_limit(loads: Sequence[int]) -> int:
     """Return the load below which an engine takes one more turn, given the loads of all."""
     return max(FEW, math.ceil(EXCESS * (sum(loads) + 1) / len(loads)))

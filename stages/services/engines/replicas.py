@@ -20,7 +20,7 @@ import msgspec
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import RequestFacts
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
-from penstock.stages.services.engines.affinity import is_new, most, ranked
+from penstock.stages.services.engines.affinity import is_new, load_limit, ranked
 from penstock.stages.services.engines.http_endpoints import (
     COMPLETIONS,
     ENDPOINTS,
@@ -292,7 +292,7 @@ class Replicas:
         if len(self.all) == 1:
             return able[0]
         ranks = ranked([replica.url for replica in self.all], facts)
-        bound = most([len(replica.running) for replica in able])
+        bound = load_limit([len(replica.running) for replica in able])
 
         def preference(replica: Replica) -> tuple[bool, bool, int]:
             return replica in rather_not, len(replica.running) >= bound, ranks.index(replica.url)

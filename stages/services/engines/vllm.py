@@ -108,7 +108,7 @@ class VllmEngine:
     _unread: dict[str, list[int]] = field(default_factory=dict)
     """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
 
-    _running: set[_Reading] = field(default_factory=set)
+    _running: set[_Generation] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -117,38 +117,38 @@ class VllmEngine:
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        reading = await self._begin(prompt)
+        generation = await self._begin(prompt)
         del prompt  # free it, as it may be large and the generation long
-        self._running.add(reading)
-        self.watch(reading.collector.request_id, True)
+        self._running.add(generation)
+        self.watch(generation.collector.request_id, True)
         try:
             if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
                 raise errors.ServerStopping
-            async with aclosing(reading.frames()) as frames:
+            async with aclosing(generation.frames()) as frames:
                 yield frames
         finally:
-            self._running.discard(reading)
-            self._unread.pop(reading.collector.request_id, None)
-            if not reading.is_finished:
-                await self._abort(reading)
-            self.watch(reading.collector.request_id, False)
+            self._running.discard(generation)
+            self._unread.pop(generation.collector.request_id, None)
+            if not generation.is_finished:
+                await self._abort(generation)
+            self.watch(generation.collector.request_id, False)
 
     async def cancel(self, response_id: str) -> bool:
         """Abort the request; vLLM then queues a final output after those not yet read."""
-        readings = [reading for reading in self._running if reading.is_for(response_id)]
-        for reading in readings:
-            reading.is_cancelled = True
-            await self._abort(reading)
-        return bool(readings)
+        generations = [generation for generation in self._running if generation.is_for(response_id)]
+        for generation in generations:
+            generation.is_cancelled = True
+            await self._abort(generation)
+        return bool(generations)
 
-    async def _abort(self, reading: _Reading) -> None:
+    async def _abort(self, generation: _Generation) -> None:
         if self.is_alive:
-            await self._llm.abort(reading.collector.request_id, internal=True)
+            await self._llm.abort(generation.collector.request_id, internal=True)
 
     async def stop(self) -> None:
         self._stopping.set()
-        for reading in self._running:
-            reading.collector.put(errors.EngineFailed("The server is stopping."))
+        for generation in self._running:
+            generation.collector.put(errors.EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
         if self._pacing:
@@ -186,13 +186,13 @@ class VllmEngine:
                 async for _ in outputs:
                     pass
 
-    async def _begin(self, prompt: Prompt) -> _Reading:
+    async def _begin(self, prompt: Prompt) -> _Generation:
         started = time.monotonic()
         collector = await self._add(prompt)
         facts, unread = prompt.facts, list[int]()
         if facts.sampling.logprobs is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
-        return _Reading(facts.response_id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
+        return _Generation(facts.response_id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -241,7 +241,7 @@ class VllmEngine:
 
 
 @dataclass(eq=False, slots=True)
-class _Reading:
+class _Generation:
     """One running generation.  It does not hold the prompt, which may be large."""
 
     response_id: str

@@ -232,7 +232,7 @@ class Writer:
                 if await self._write_group():
                     pause = PAUSES[0]
                 elif self._closed:
-                    self._lose_the_rest()
+                    self._fail_queued()
                 else:
                     await self._rest(pause)
                     pause = min(2 * pause, longest)
@@ -314,7 +314,7 @@ class Writer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wakened.wait(), seconds)
 
-    def _lose_the_rest(self) -> None:
+    def _fail_queued(self) -> None:
         changes = tuple(self._queue)
         _log.error("never stored: %s", ", ".join(_names(changes)))
         for change in changes:

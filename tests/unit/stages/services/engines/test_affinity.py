@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Origin, RequestFacts, Scheduling
-from penstock.stages.services.engines.affinity import EXCESS, FEW, most, ranked
+from penstock.stages.services.engines.affinity import EXCESS, FEW, load_limit, ranked
 from penstock.stages.services.engines.replicas import Replica, Replicas
 from tests.support.stored_responses import facts, response
 
@@ -74,7 +74,7 @@ def test_models_and_salts_spread_apart() -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_one_engine_is_never_busy(loads: list[int]) -> None:
-    assert min(loads) < most(loads)
+    assert min(loads) < load_limit(loads)
 
 
 @given(st.integers(2, 6), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=120))
