@@ -89,7 +89,7 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def places(file: Path) -> dict[str, str]:
+def locations(file: Path) -> dict[str, str]:
     """Return each key of a file with its line, ``store-ttl (penstock.toml, line 3)``, by its name with underscores."""
     found: dict[str, str] = {}
     lines = file.read_text("utf-8").splitlines() if file.exists() else []

@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"[\w\[\]]+|[^\s\w.]")
 
 
 class Symbol(NamedTuple):
-    """A place in a rule that one frame fills."""
+    """A position in a rule, which one frame fills."""
 
     name: str
     classes: tuple[type, ...]
@@ -24,7 +24,7 @@ class Symbol(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part of a rule: the places of its symbols at which it can begin and end."""
+    """A part of a rule: the positions of its symbols at which it can begin and end."""
 
     is_optional: bool
     first: frozenset[int]
@@ -32,13 +32,13 @@ class _Part(NamedTuple):
 
 
 class State:
-    """A state of an automaton: the ``places`` in the rule that the latest frame may fill."""
+    """A state of an automaton: the ``positions`` in the rule that the latest frame may fill."""
 
-    def __init__(self, automaton: Automaton, places: frozenset[int]) -> None:
+    def __init__(self, automaton: Automaton, positions: frozenset[int]) -> None:
         self.following: dict[Any, State] = {}
         """The states after frames that have come here before: by class, or by class and variant."""
         self._automaton = automaton
-        self._places = places
+        self._positions = positions
 
     def after(self, frame: Any) -> State:
         """Return the state after one more frame; raise `InvariantBroken` if it is out of order."""
@@ -49,27 +49,27 @@ class State:
         return self.following[key]
 
     def _first_after(self, frame: Any, variant: str) -> State:
-        symbols = [(place, self._automaton.symbols[place]) for place in self._next_places()]
-        places = {
-            place for place, symbol in symbols if isinstance(frame, symbol.classes) and symbol.variant in ("", variant)
-        }
-        if not places:
+        symbols = [(at, self._automaton.symbols[at]) for at in self._next_positions()]
+        of_class = [(at, symbol.variant) for at, symbol in symbols if isinstance(frame, symbol.classes)]
+        positions = {at for at, wanted in of_class if wanted in ("", variant)}
+        if not positions:
             raise self._broken(f"{type(frame).__name__}[{variant}]" if variant else type(frame).__name__)
-        return self._automaton.state(frozenset(places))
+        return self._automaton.state(frozenset(positions))
 
     def finish(self) -> None:
         """Raise `InvariantBroken` if frames are missing."""
-        if not self._places & self._automaton.ends:
+        if not self._positions & self._automaton.ends:
             raise self._broken("the end")
 
-    def _next_places(self) -> list[int]:
-        return sorted(frozenset[int]().union(*(self._automaton.next_places[place] for place in self._places)))
+    def _next_positions(self) -> list[int]:
+        following = self._automaton.next_positions
+        return sorted({each for position in self._positions for each in following[position]})
 
     def _broken(self, got: str) -> InvariantBroken:
         symbols = self._automaton.symbols
-        names = list(dict.fromkeys(symbols[place].name for place in self._next_places()))
+        names = list(dict.fromkeys(symbols[position].name for position in self._next_positions()))
         expected = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "the end"
-        return InvariantBroken(f"after {symbols[min(self._places)].name}: expected {expected}, got {got}")
+        return InvariantBroken(f"after {symbols[min(self._positions)].name}: expected {expected}, got {got}")
 
 
 class Automaton:
@@ -83,19 +83,19 @@ class Automaton:
     ) -> None:
         self.variant_of = variant_of
         self.symbols = [Symbol("the start", (), "")]
-        self.next_places: list[frozenset[int]] = [frozenset()]
+        self.next_positions: list[frozenset[int]] = [frozenset()]
         self._rules, self._kinds = rules, kinds
         self._states: dict[frozenset[int], State] = {}
         whole = self._rule(name)
-        self.next_places[0] = whole.first
+        self.next_positions[0] = whole.first
         self.ends = whole.last | {0} if whole.is_optional else whole.last
         self.start = self.state(frozenset({0}))
 
-    def state(self, places: frozenset[int]) -> State:
-        """Return the state of ``places``."""
-        if places not in self._states:
-            self._states[places] = State(self, places)
-        return self._states[places]
+    def state(self, positions: frozenset[int]) -> State:
+        """Return the state of ``positions``."""
+        if positions not in self._states:
+            self._states[positions] = State(self, positions)
+        return self._states[positions]
 
     def _rule(self, name: str) -> _Part:
         tokens = _TOKEN.findall(self._rules[name])[::-1]
@@ -136,10 +136,10 @@ class Automaton:
         name, _, variant = token.rstrip("]").partition("[")
         kind = self._kinds[name]
         self.symbols.append(Symbol(token, get_args(kind) or (kind,), variant))
-        self.next_places.append(frozenset())
-        place = frozenset({len(self.symbols) - 1})
-        return _Part(False, place, place)
+        self.next_positions.append(frozenset())
+        position = frozenset({len(self.symbols) - 1})
+        return _Part(False, position, position)
 
-    def _link(self, places: Iterable[int], following: frozenset[int]) -> None:
-        for place in places:
-            self.next_places[place] |= following
+    def _link(self, positions: Iterable[int], following: frozenset[int]) -> None:
+        for position in positions:
+            self.next_positions[position] |= following

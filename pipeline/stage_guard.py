@@ -67,7 +67,7 @@ class StageGuard:
         """The operator's stage, or the engine that a stage runs, as messages name it."""
         return f"engine, in stage {self.name!r}," if self.function else f"stage {self.name!r}"
 
-    def place(self, stream: Any, error: BaseException | None = None) -> str:
+    def location(self, stream: Any, error: BaseException | None = None) -> str:
         """Return the file and the line of an error of the stage; without one, that at which the stage stands."""
         is_own = self.function is None or code_of(self.function) is getattr(stream, "ag_code", None)
         return _place(stream if is_own else self.function, error)
@@ -83,7 +83,7 @@ class StageGuard:
             return [_failing(self._raised(error, stage), error)]
         if not isinstance(stream, AsyncGenerator):
             problem = f"returned {_described(stream)} instead of an async generator"
-            return [_failing(self._fault(problem, self.place(stage)))]
+            return [_failing(self._fault(problem, self.location(stage)))]
         running = RunningStage(stream, source, deque(maxlen=SHOWN), current_response.get())
         return [stream, self.checked(running, order)]
 
@@ -104,9 +104,9 @@ class StageGuard:
                         check_fields(frame)
                     feed(frame)
                 except InvariantBroken as broken:
-                    raise self._fault(f"broke a rule: {broken}", self.place(stream), last) from None
+                    raise self._fault(f"broke a rule: {broken}", self.location(stream), last) from None
                 except WrongType as wrong:
-                    raise self._fault(f"gave a wrong type: {wrong}", self.place(stream), last) from None
+                    raise self._fault(f"gave a wrong type: {wrong}", self.location(stream), last) from None
                 yield frame
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, StageError) or _is_cancelled(error) or name_stage(error) != self.name:
@@ -118,18 +118,18 @@ class StageGuard:
             if order is not None:
                 order.finish()
         except InvariantBroken as broken:
-            raise self._fault(f"ended too early: {broken}", self.place(stream), last) from None
+            raise self._fault(f"ended too early: {broken}", self.location(stream), last) from None
 
     def _check_class(self, frame: Any) -> None:
         if not isinstance(frame, tuple(self.accepted.frames)):
             raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
 
     def _raised(self, error: BaseException, stage: Any, last: Iterable[Any] = ()) -> StageFault:
-        return self._fault(f"raised {type(error).__name__}", self.place(stage, error), last, str(error))
+        return self._fault(f"raised {type(error).__name__}", self.location(stage, error), last, str(error))
 
-    def _fault(self, problem: str, place: str, last: Iterable[Any] = (), message: str = "") -> StageFault:
+    def _fault(self, problem: str, location: str, last: Iterable[Any] = (), message: str = "") -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"
-        details = f"at {place}; its last frames: {frames}"
+        details = f"at {location}; its last frames: {frames}"
         fault = StageFault(self.culprit, problem, details, message)
         note_stage(fault, self.name)
         return fault
@@ -170,10 +170,10 @@ def _place(stage: Any, error: BaseException | None = None) -> str:
         code = code_of(stage)
     if code is None:
         return repr(type(stage))
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__ if error else None)]
-    called = [file for file, _ in places[2:3]]  # after the guard and the stage
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__ if error else None)]
+    called = [file for file, _ in lines[2:3]]  # after the guard and the stage
     for file in (code.co_filename, *called):
-        if raised := [line for each, line in places if each == file]:
+        if raised := [line for each, line in lines if each == file]:
             return f"{file}:{raised[-1]}"
     standing = getattr(stage, "ag_frame", None)
     return f"{code.co_filename}:{standing.f_lineno if standing else code.co_firstlineno}"

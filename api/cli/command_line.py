@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, misread_model, mistakes, place
+from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, location, misread_model, mistakes
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
-from penstock.api.sources import FILE, flags, option_name, places
+from penstock.api.sources import FILE, flags, locations, option_name
 from penstock.pipeline.errors import CannotRun
 
 API_KEY = "VLLM_API_KEY"
@@ -62,15 +62,15 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
     yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
     if settings.vllm and settings.engine:
-        engine = place("engine", arguments)
+        engine = location("engine", arguments)
         ours = {flag.removeprefix("--") for flag in flags(Settings.model_fields)}
         misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
         move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
-        yield f"{place('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
+        yield f"{location('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
     if settings.is_open:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
-        yield f"{place('host', arguments)}: other machines can use this server without a key; {needed}"
-    files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & places(FILE).keys() else None]
+        yield f"{location('host', arguments)}: other machines can use this server without a key; {needed}"
+    files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & locations(FILE).keys() else None]
     for file in filter(None, files):
         if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"

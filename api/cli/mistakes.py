@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from penstock.api.options import options
 from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, flags, keys, option_name, places, unknown_option, variable
+from penstock.api.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.vllm import WrongOption, option_names
@@ -40,13 +40,13 @@ def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
     return "\n".join(dict.fromkeys(_mistake(each, arguments) for each in first.values()))
 
 
-def place(key: str, arguments: Sequence[str]) -> str:
+def location(key: str, arguments: Sequence[str]) -> str:
     """Return where a setting was made: the option, the variable, or the key and line of ``penstock.toml``."""
     option = f"--{key.replace('_', '-')}"
     if option in (option_name(argument).replace("--no-", "--") for argument in arguments):
         return option
     variables = [name for name in os.environ if name.upper() == variable(key)]
-    in_file = places(FILE).get(key.replace("-", "_"))
+    in_file = locations(FILE).get(key.replace("-", "_"))
     of_vllm = [name for name, setting in OF_VLLM.items() if setting == key and name in os.environ]
     found = [*variables, *([in_file] if in_file else []), *of_vllm]
     return found[0] if found else "MODEL" if key == "model" else option
@@ -58,7 +58,7 @@ def placed(message: str, arguments: Sequence[str]) -> str:
     An option that lacks its value may have lost it to MODEL.
     """
     named = re.sub(
-        r"(?<!\S)(?<!mean )--([a-z][\w-]*)", lambda option: place(option[1].replace("-", "_"), arguments), message
+        r"(?<!\S)(?<!mean )--([a-z][\w-]*)", lambda option: location(option[1].replace("-", "_"), arguments), message
     )
     lacking = re.match(r"argument (--[\w-]+).*: expected (?:at least )?one argument$", message)
     following = [after for before, after in pairwise(arguments) if lacking and option_name(before) == lacking[1]]
@@ -110,14 +110,14 @@ def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
     key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return _unknown(key)
-    return f"{place(key, arguments)}: {_expected(key, error)}"
+    return f"{location(key, arguments)}: {_expected(key, error)}"
 
 
 def _unknown(key: str) -> str:
     if key.upper().startswith(PREFIX):
         return f"{key}: there is no such variable{nearest(key.upper(), map(variable, keys(Settings.model_fields)))}"
     known = [name.replace("_", "-") for name in keys(Settings.model_fields)]
-    where = places(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
+    where = locations(FILE).get(key.replace("-", "_"), f"{key} ({FILE})")
     if f"--{key.replace('_', '-')}" in option_names():
         return f"{where}: it is an option of vLLM's engine: move it into the table [vllm]"
     near = nearest(key, known)

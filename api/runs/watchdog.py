@@ -96,20 +96,20 @@ def preempted(interval: float, period: float, computed: float, waited: float) ->
 
 @dataclass
 class Stall:
-    """A callback that has not ended yet, ``since`` a time: the places at which it was seen."""
+    """A callback that has not ended yet, ``since`` a time: the lines at which it was seen."""
 
     since: float
     asked: float
     """The time from which on the loop can answer."""
     preempted: float
-    places: Counter[CodeLine] = field(default_factory=Counter)
+    lines: Counter[CodeLine] = field(default_factory=Counter)
     is_known: bool = False
     """True once the log has a line about it."""
 
     @property
-    def place(self) -> CodeLine:
-        """The place at which it was seen most often."""
-        return self.places.most_common(1)[0][0]
+    def line(self) -> CodeLine:
+        """The line at which it was seen most often."""
+        return self.lines.most_common(1)[0][0]
 
     def seconds(self, now: float) -> float:
         """Return the seconds until ``now``."""
@@ -125,25 +125,25 @@ class Reports:
 
     def ended(self, stall: Stall, seconds: float, now: float) -> None:
         """Log a stall that has ended; always if there is a line about its beginning."""
-        place = stall.place
-        if not stall.is_known and not self._is_due(place, now):
-            self._unlogged[place.key] += 1
+        line = stall.line
+        if not stall.is_known and not self._is_due(line, now):
+            self._unlogged[line.key] += 1
             return
-        others = self._unlogged.pop(place.key, 0)
+        others = self._unlogged.pop(line.key, 0)
         more = f"; {counted(others, 'more hold')} since the line before" if others else ""
-        logger.warning("The event loop was held for %.2f s %s%s", seconds, place, more)
+        logger.warning("The event loop was held for %.2f s %s%s", seconds, line, more)
 
     def goes_on(self, stall: Stall, now: float) -> None:
         """Log a stall that has not ended."""
-        if self._is_due(stall.place, now):
+        if self._is_due(stall.line, now):
             stall.is_known = True
             text = "The event loop has been held for %.0f s, and still is, %s"
-            logger.warning(text, stall.seconds(now), stall.place)
+            logger.warning(text, stall.seconds(now), stall.line)
 
-    def _is_due(self, place: CodeLine, now: float) -> bool:
-        if now - self._logged.get(place.key, -QUIET) < QUIET:
+    def _is_due(self, line: CodeLine, now: float) -> bool:
+        if now - self._logged.get(line.key, -QUIET) < QUIET:
             return False
-        self._logged[place.key] = now
+        self._logged[line.key] = now
         return True
 
 
@@ -209,26 +209,26 @@ class Watchdog:
                     if (seconds := stall.seconds(self._answered)) > self._slow or stall.is_known:
                         reports.ended(stall, seconds, now)
                     stall = None
-            if place := self._place():
+            if line := self._line():
                 if stall is None:
                     stall = Stall(before + period / 2, time.monotonic(), lost)  # on average, it began in the middle
                     self._loop.call_soon_threadsafe(self._answer)
-                stall.places[place] += 1
+                stall.lines[line] += 1
             if stall and stall.seconds(now) > self._patience:
                 reports.goes_on(stall, now)
-        if stall and stall.places.total() > 1 and (seconds := stall.seconds(time.monotonic())) > self._slow:
+        if stall and stall.lines.total() > 1 and (seconds := stall.seconds(time.monotonic())) > self._slow:
             reports.ended(stall, seconds, now)
 
-    def _place(self) -> CodeLine | None:
-        """Return the place at which the loop's thread is; None if it is in no callback."""
+    def _line(self) -> CodeLine | None:
+        """Return the line at which the loop's thread is; None if it is in no callback."""
         frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 - documented, for debuggers
         if frame is None or frame in self._outside:
             return None
-        place = find_place([frame for frame in _outward(frame) if frame not in self._outside], self._own or {})
-        return None if self._own is None and place.culprit is None else place
+        line = find_line([frame for frame in _outward(frame) if frame not in self._outside], self._own or {})
+        return None if self._own is None and line.culprit is None else line
 
 
-def find_place(frames: list[FrameType], own: Mapping[CodeType, str]) -> CodeLine:
+def find_line(frames: list[FrameType], own: Mapping[CodeType, str]) -> CodeLine:
     """Return the innermost stage of a stack, the innermost frame first; or else the innermost line of penstock.
 
     A stage of an operator is read by its guard.  Outer stages only wait for the inner ones.
@@ -303,4 +303,4 @@ async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE, 
                     stage.is_named = True
                     current_response.set(stage.response_id)
                     text = "The %s has given nothing for %.0f s, and does not wait for its source: it is at %s"
-                    logger.log(level, text, guard.culprit, now - since, guard.place(stage.stream))
+                    logger.log(level, text, guard.culprit, now - since, guard.location(stage.stream))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from penstock.api.runs.watchdog import find_place
+from penstock.api.runs.watchdog import find_line
 from tests.bench.fuzz import passing
 from tests.support.server_process import ServerProcess, scripted, serving_process
 
@@ -98,7 +98,7 @@ class _Looks:
             while frame:
                 frames.append(frame)
                 frame = frame.f_back
-            self._places[str(find_place(frames, {}).line)] += 1
+            self._places[str(find_line(frames, {}).line)] += 1
 
     async def measure(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.api.runs.watchdog import QUIET, CodeLine, Reports, Stall, Watchdog, find_place, name_silent, preempted
+from penstock.api.runs.watchdog import QUIET, CodeLine, Reports, Stall, Watchdog, find_line, name_silent, preempted
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import GenerationStarted, Prompt
 from penstock.pipeline.logs import current_response, name_response
@@ -111,13 +111,13 @@ async def test_outer_stages_are_not_named() -> None:
             stack.append(frame)
             frame = frame.f_back
         found.extend(
-            find_place(stack[at:], {own.__code__: "own"}) for at, frame in enumerate(stack) if frame.f_code in CODES
+            find_line(stack[at:], {own.__code__: "own"}) for at, frame in enumerate(stack) if frame.f_code in CODES
         )
         yield 1
 
     async with pipeline.open(source()) as numbers:
         await anext(numbers)
-    assert [place.culprit for place in found] == ["stage 'own'", "stage 'hangs'", "stage 'passes'"]
+    assert [line.culprit for line in found] == ["stage 'own'", "stage 'hangs'", "stage 'passes'"]
     assert found[0].line.startswith(f"{__file__}:")
 
 
@@ -138,7 +138,7 @@ class HangingEngine(ScriptedEngine):
         frame = inspect.currentframe()
         while frame := frame and frame.f_back:
             stack.append(frame)
-        self.found = find_place(stack, {})
+        self.found = find_line(stack, {})
 
 
 async def test_engine_is_named_instead_of_the_stage_that_runs_it(
