@@ -26,10 +26,10 @@ from penstock.api.frontends.link import (
     FrontendLost,
     LastConnectionSent,
     Link,
-    Ready,
     Received,
     RequestBegun,
     RequestEnded,
+    Serving,
     Stop,
 )
 from penstock.api.http.connections import Runner, take
@@ -174,6 +174,6 @@ async def _serve(frontend: Frontend) -> None:
         frontend.attached(runner, server.scheduler),
     ):
         example = recorded_example(server.scheduler.pipeline)
-        frontend.link.send(Ready(server.scheduler.engine.models, example, tuple(frontend.greetings)))
+        frontend.link.send(Serving(server.scheduler.engine.models, example, tuple(frontend.greetings)))
         await frontend.stop.wait()
         await drained(config.settings, server.scheduler, frontend.hurry)

@@ -17,7 +17,7 @@ IDS = 500
 """The most ids in one message."""
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
+class Serving(msgspec.Struct, tag=True, frozen=True):
     """The frontend serves; the supervisor needs the greetings of the engine's cores if it has to start it again."""
 
     models: tuple[str, ...]
@@ -77,7 +77,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """The frontend has to stop with the server; the second time, without waiting."""
 
 
-FromFrontend: TypeAlias = Ready | Failed | RequestBegun | RequestEnded | Received | Draining
+FromFrontend: TypeAlias = Serving | Failed | RequestBegun | RequestEnded | Received | Draining
 FromSupervisor: TypeAlias = LastConnectionSent | Abort | FrontendLost | EngineLost | Stop
 
 _encode = msgspec.msgpack.Encoder().encode

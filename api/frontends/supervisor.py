@@ -35,10 +35,10 @@ from penstock.api.frontends.link import (
     FrontendLost,
     LastConnectionSent,
     Link,
-    Ready,
     Received,
     RequestBegun,
     RequestEnded,
+    Serving,
     Stop,
     new_link,
 )
@@ -183,9 +183,9 @@ class Supervisor:
                 raise failure from error
             raise
 
-    def wait(self) -> Ready:
+    def wait(self) -> Serving:
         """Wait until all frontends serve, and return what one of them says; raise `CannotStart` if one does not."""
-        ready: dict[int, Ready] = {}
+        ready: dict[int, Serving] = {}
         while len(ready) < self._count:
             waiting = [each for index, each in self._frontends.items() if index not in ready]
             links: list[Any] = [each.link for each in waiting]
@@ -195,7 +195,7 @@ class Supervisor:
                     if isinstance(message, Failed):
                         raise CannotStart(message.message)
                     self._take(each, message)
-                    if isinstance(message, Ready):
+                    if isinstance(message, Serving):
                         ready[each.config.share.index] = message
                 if not each.process.is_alive():
                     raise CannotStart(f"{each.config.name} ended with status {each.process.exitcode}")
@@ -251,7 +251,7 @@ class Supervisor:
                 frontend.requests[request_id] = None
             case RequestEnded(request_id):
                 frontend.requests.pop(request_id, None)
-            case Ready(_, _, greetings):
+            case Serving(_, _, greetings):
                 frontend.takes = True
                 logger.info("%s serves, as process %d", frontend.config.name, frontend.process.pid)
                 if self._cores:

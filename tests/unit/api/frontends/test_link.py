@@ -15,10 +15,10 @@ from penstock.api.frontends.link import (
     FrontendLost,
     LastConnectionSent,
     Link,
-    Ready,
     Received,
     RequestBegun,
     RequestEnded,
+    Serving,
     Stop,
     new_link,
 )
@@ -29,7 +29,7 @@ FROM_FRONTEND = st.one_of(
     st.builds(Received, st.integers(0, 2**40)),
     st.just(Draining()),
     st.builds(
-        Ready, st.tuples(st.text()), st.none(), st.lists(st.tuples(st.binary(max_size=4), st.binary())).map(tuple)
+        Serving, st.tuples(st.text()), st.none(), st.lists(st.tuples(st.binary(max_size=4), st.binary())).map(tuple)
     ),
 )
 FROM_SUPERVISOR = st.one_of(
