@@ -14,7 +14,7 @@ from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiec
 from penstock.stages.models.chat.syntaxes import OutputStart
 
 
-class _Place(Enum):
+class _Section(Enum):
     HEADER = auto()
     """Between the mark of a message and that of its kind: the name of a function, which is no text."""
     TEXT = auto()
@@ -24,26 +24,26 @@ class _Place(Enum):
 
 _CALL = "<|content_invoke_tool_json|>"
 _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
-_PLACES: Mapping[str, _Place] = {
-    "<|message_model|>": _Place.HEADER,
-    "<|content_thinking|>": _Place.REASONING,
-    "<|content_text|>": _Place.TEXT,
-    "<|content_invoke_tool_text|>": _Place.TEXT,
-    "<|content_tool_error|>": _Place.TEXT,
-    _CALL: _Place.CALL,
-    **dict.fromkeys(_ENDS, _Place.TEXT),
+_SECTIONS: Mapping[str, _Section] = {
+    "<|message_model|>": _Section.HEADER,
+    "<|content_thinking|>": _Section.REASONING,
+    "<|content_text|>": _Section.TEXT,
+    "<|content_invoke_tool_text|>": _Section.TEXT,
+    "<|content_tool_error|>": _Section.TEXT,
+    _CALL: _Section.CALL,
+    **dict.fromkeys(_ENDS, _Section.TEXT),
 }
 """The place after each mark."""
 
-_KNOWN: Mapping[_Place, tuple[str, ...]] = {
-    _Place.HEADER: tuple(_PLACES),
-    _Place.TEXT: tuple(_PLACES),
-    _Place.REASONING: ("<|content_thinking|>", _CALL, *_ENDS),
-    _Place.CALL: _ENDS,
+_KNOWN: Mapping[_Section, tuple[str, ...]] = {
+    _Section.HEADER: tuple(_SECTIONS),
+    _Section.TEXT: tuple(_SECTIONS),
+    _Section.REASONING: ("<|content_thinking|>", _CALL, *_ENDS),
+    _Section.CALL: _ENDS,
 }
 """The marks that have a meaning in each place; others are text."""
 
-INKLING_MARKS = tuple(_PLACES)
+INKLING_MARKS = tuple(_SECTIONS)
 
 _PATTERNS = {place: re.compile("|".join(map(re.escape, marks))) for place, marks in _KNOWN.items()}
 _FORM = CallForm((_CALL,))
@@ -58,23 +58,23 @@ class InklingBlocks:
     def __init__(self, start: OutputStart) -> None:
         self._start = start
         begun = start.latest(INKLING_MARKS)
-        self._place = _PLACES[begun] if begun else _Place.TEXT
+        self._section = _SECTIONS[begun] if begun else _Section.TEXT
         self._held = ""
         """Text that may still become a mark."""
         self._header = ""
         self._calls = _FORM(start)
 
     @property
-    def is_at_rest(self) -> bool:
-        return self._place in (_Place.TEXT, _Place.REASONING) and not self._held
+    def is_idle(self) -> bool:
+        return self._section in (_Section.TEXT, _Section.REASONING) and not self._held
 
     def feed(self, text: str) -> Iterator[Piece]:
         self._held += text
-        while found := _PATTERNS[self._place].search(self._held):
+        while found := _PATTERNS[self._section].search(self._held):
             text, self._held = self._held[: found.start()], self._held[found.end() :]
             yield from self._give(text)
             yield from self._enter(found[0])
-        end = len(self._held) - overlap(self._held, _KNOWN[self._place])
+        end = len(self._held) - overlap(self._held, _KNOWN[self._section])
         text, self._held = self._held[:end], self._held[end:]
         yield from self._give(text)
 
@@ -86,27 +86,27 @@ class InklingBlocks:
     def _give(self, text: str) -> Iterator[Piece]:
         if not text:
             return
-        match self._place:
-            case _Place.HEADER:
+        match self._section:
+            case _Section.HEADER:
                 self._header += text
-            case _Place.TEXT:
+            case _Section.TEXT:
                 yield ContentPiece(text)
-            case _Place.REASONING:
+            case _Section.REASONING:
                 yield ReasoningPiece(text)
-            case _Place.CALL:
+            case _Section.CALL:
                 yield from self._calls.feed(text)
 
     def _enter(self, mark: str) -> Iterator[Piece]:
         if mark in _ENDS or not _NAME.fullmatch(self._header):
             yield from self._end_block()
-        self._header, self._place = "", _PLACES[mark]
-        if self._place is _Place.CALL:
+        self._header, self._section = "", _SECTIONS[mark]
+        if self._section is _Section.CALL:
             self._calls = _FORM(self._start)
             yield from self._calls.feed(mark)
 
     def _end_block(self, *, cut: bool = False) -> Iterator[Piece]:
         """Return what the block held back; a header is text if no block follows it, or if it is no name."""
-        if self._place is _Place.CALL:
+        if self._section is _Section.CALL:
             yield from self._calls.finish(cut=cut)
         elif self._header:
             yield ContentPiece(self._header)

@@ -63,7 +63,7 @@ class CallForm:
         )
 
 
-class _Place(Enum):
+class _State(Enum):
     TEXT = auto()
     BETWEEN = auto()
     OBJECT = auto()
@@ -81,7 +81,7 @@ class MarkedCalls:
         self._marks = tuple(filter(None, (*self._begins, *form.ends, *form.between, form.call)))
         self._between = re.compile("(?:{})*".format("|".join((r"[\s,;\[\]]", *map(re.escape, form.between)))))
         self._bare = re.compile(r"\[" if form.is_python else r"[\[{]")
-        self._place = _Place.TEXT
+        self._state = _State.TEXT
         self._at_line_start = True
         self._held = ""
         """Text that may still become a mark or a call."""
@@ -98,19 +98,19 @@ class MarkedCalls:
         return self._form.triggers
 
     @property
-    def is_at_rest(self) -> bool:
-        return self._place is _Place.TEXT and not self._held
+    def is_idle(self) -> bool:
+        return self._state is _State.TEXT and not self._held
 
     def feed(self, text: str) -> Iterator[Piece]:
         self._held += text
         before = None
-        while self._held and before != (before := (self._place, self._held)):
-            match self._place:
-                case _Place.TEXT:
+        while self._held and before != (before := (self._state, self._held)):
+            match self._state:
+                case _State.TEXT:
                     yield from self._read_text()
-                case _Place.BETWEEN:
+                case _State.BETWEEN:
                     yield from self._read_between()
-                case _Place.OBJECT:
+                case _State.OBJECT:
                     yield from self._read_object()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
@@ -120,7 +120,7 @@ class MarkedCalls:
                 yield from self._object.finish()
             drops = self._object.is_call or (cut and self._object.may_be_call)
             held = "" if drops else self._unused + self._object.text + held
-        elif self._place is _Place.BETWEEN:
+        elif self._state is _State.BETWEEN:
             held = "" if self._has_called or (cut and self._is_marked) else self._unused + held
         yield from [ContentPiece(held)] if held else ()
 
@@ -175,7 +175,7 @@ class MarkedCalls:
     # Between and in calls
 
     def _begin_calls(self, mark: str) -> None:
-        self._place, self._has_called, self._unused = _Place.BETWEEN, False, mark
+        self._state, self._has_called, self._unused = _State.BETWEEN, False, mark
         self._is_marked = mark in self._form.begins
 
     def _read_between(self) -> Iterator[Piece]:
@@ -186,7 +186,7 @@ class MarkedCalls:
         if not rest:
             yield from self._end_calls() if len(self._held) > _LONGEST_HEAD else ()
         elif found := self._end and self._end.match(rest):
-            self._held, self._place, self._at_line_start = rest[found.end() :], _Place.TEXT, False
+            self._held, self._state, self._at_line_start = rest[found.end() :], _State.TEXT, False
             yield from [] if self._has_called else [ContentPiece(self._unused + between[0] + found[0])]
         elif found := self._begin and self._begin.match(rest):
             self._unused += between[0] + found[0]
@@ -197,13 +197,13 @@ class MarkedCalls:
         elif self._may_begin(rest):
             self._object = self._new_object()
             self._unused += between[0]
-            self._held, self._place = rest, _Place.OBJECT
+            self._held, self._state = rest, _State.OBJECT
         else:
             yield from self._end_calls()
 
     def _end_calls(self) -> Iterator[Piece]:
         """Go on with text; if no call was read, the mark and the brackets are text, too."""
-        self._place, self._at_line_start = _Place.TEXT, False
+        self._state, self._at_line_start = _State.TEXT, False
         if self._has_called:
             self._held = self._between.sub("", self._held, count=1)
         else:
@@ -218,9 +218,9 @@ class MarkedCalls:
             return
         self._object = None
         if read.is_call:
-            self._has_called, self._place, self._unused = True, _Place.BETWEEN, ""
+            self._has_called, self._state, self._unused = True, _State.BETWEEN, ""
         else:
-            self._place, self._at_line_start = _Place.TEXT, False
+            self._state, self._at_line_start = _State.TEXT, False
             yield ContentPiece(self._unused + read.text)
 
 

@@ -87,14 +87,14 @@ Piece: TypeAlias = ReasoningPiece | ContentPiece | CallPiece | ArgumentsPiece
 class OutputParser(Protocol):
     """Reads the output of one generation.
 
-    ``triggers`` are the characters that its marks begin with; None if unknown.  While the parser `is_at_rest`, it
+    ``triggers`` are the characters that its marks begin with; None if unknown.  While the parser `is_idle`, it
     would pass on text without triggers unchanged, so the caller need not feed such text.
     """
 
     triggers: frozenset[str] | None
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """True if all text fed so far has been returned."""
         ...
 

@@ -1,6 +1,6 @@
 """Reading one generation of a chat model with a vLLM parser, and correcting the parser's known mistakes.
 
-The parser is fed as little as possible.  Plain text bypasses it (see `OutputParser.is_at_rest`).  The arguments of a
+The parser is fed as little as possible.  Plain text bypasses it (see `OutputParser.is_idle`).  The arguments of a
 long call are fed in batches, because several parsers read the whole call again for each token.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.stages.models.chat.json_value import ValueEnd
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import Restless, Syntax
+from penstock.stages.models.chat.syntaxes import NeverIdle, Syntax
 
 if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -41,16 +41,16 @@ class Traits:
     triggers: frozenset[str] | None = None
     takes_batches: bool = False
     """True if several tokens at once give the same result as one by one."""
-    speaks_on: bool = False
+    appends_text: bool = False
     """True if the parser returns the text after a call as more of its arguments."""
-    mends: bool = False
+    rereads: bool = False
     """True if the parser may find more in the whole output than in its pieces."""
 
 
 class ParsedOutput:
     """The `OutputParser` of one generation.  ``parser`` is None if the output is plain text.
 
-    ``syntax`` reads calls from the answer text, if the parser does not read them.  ``renew`` makes a new parser for the
+    ``syntax`` reads calls from the answer text, if the parser does not read them.  ``new_parser`` makes one for the
     output after a call, if the old one would find only further calls there.
     """
 
@@ -61,17 +61,17 @@ class ParsedOutput:
         prompt: Sequence[int],
         traits: Traits,
         syntax: Syntax | None = None,
-        renew: Callable[[], Parser | None] | None = None,
+        new_parser: Callable[[], Parser | None] | None = None,
     ) -> None:
         self._parser = parser
         self._request = request
         self._prompt = list(prompt)
         self._traits = traits
         self._syntax = syntax
-        self._renew = renew
+        self._new_parser = new_parser
         own = traits.triggers if parser else frozenset()
         self.triggers: frozenset[str] | None = own if own is None or syntax is None else own | syntax.triggers
-        self.is_at_rest = False
+        self.is_idle = False
         self._batch: list[int] = []
         self._batched = ""
         self._since_mark: int | None = None
@@ -99,8 +99,8 @@ class ParsedOutput:
                 return ()
         pieces = self._read()
         is_behind = not pieces and token in self._traits.marks and self._since_mark is not None and self.has_called
-        if self._renew and is_behind:
-            self._begin_anew(self._renew())
+        if self._new_parser and is_behind:
+            self._begin_anew(self._new_parser())
         return pieces
 
     def _begin_anew(self, parser: Parser | None) -> None:
@@ -114,8 +114,8 @@ class ParsedOutput:
         if cut:  # calls that the parser completes now were not completed by the model
             last = [piece for piece in last if isinstance(piece, ReasoningPiece | ContentPiece)]
         pieces += self._interpreted(last)
-        if self._traits.mends and not cut and self._silent and (mended := self._interpreted(self._mended())):
-            pieces += mended
+        if self._traits.rereads and not cut and self._silent and (reread := self._interpreted(self._reread())):
+            pieces += reread
         elif self._is_lost and not cut:
             pieces += self._interpreted([ContentPiece(self._silent, is_recovered=True)])
         else:
@@ -138,7 +138,7 @@ class ParsedOutput:
         self._batch, self._batched = [], ""
         read = self._pieces(self._parsed(tokens, text, finished=False))
         pieces = self._interpreted(read)
-        self.is_at_rest = self._has_come_out(read, text)
+        self.is_idle = self._has_come_out(read, text)
         if read:
             self._since_mark = self._since_mark or 0 if isinstance(read[-1], CallPiece | ArgumentsPiece) else None
         return pieces
@@ -150,7 +150,7 @@ class ParsedOutput:
             case ReasoningPiece(last):
                 return last.endswith(text)
             case ContentPiece(last):
-                return last.endswith(text) and (self._syntax is None or self._syntax.is_at_rest)
+                return last.endswith(text) and (self._syntax is None or self._syntax.is_idle)
             case _:
                 return False
 
@@ -176,11 +176,11 @@ class ParsedOutput:
             pieces = list(self._calls.pieces(delta))
         if pieces:
             self._silent, self._has_silent_words = "", False
-        if self._traits.mends:
+        if self._traits.rereads:
             self._returned += pieces
         return pieces
 
-    def _mended(self) -> Iterator[Piece]:
+    def _reread(self) -> Iterator[Piece]:
         """Pieces that the parser finds in the whole output but did not find while streaming.
 
         Nothing, if the whole output contradicts the pieces that were already returned.
@@ -237,7 +237,7 @@ class ParsedOutput:
                 case CallPiece():
                     if self._arguments:
                         yield from self._arguments.finish()
-                    self._arguments = _Arguments(speaks_on=self._traits.speaks_on)
+                    self._arguments = _Arguments(appends_text=self._traits.appends_text)
                     yield piece
                 case ArgumentsPiece(text):
                     if self._arguments:
@@ -249,7 +249,7 @@ class ParsedOutput:
                     yield piece
 
 
-class WholeOutput(Restless):
+class WholeOutput(NeverIdle):
     """The syntax of a parser that only reads whole calls: nothing is returned before the end.
 
     Calls begin with the pattern ``begins``, and end with the mark ``end``.  Each is read by itself, as such a parser
@@ -294,8 +294,8 @@ class WholeOutput(Restless):
 class _Arguments:
     """The JSON arguments of one call, without text that the parser appends; ``{}`` if the model wrote none."""
 
-    def __init__(self, *, speaks_on: bool) -> None:
-        self._speaks_on = speaks_on
+    def __init__(self, *, appends_text: bool) -> None:
+        self._appends_text = appends_text
         self._end = ValueEnd()
         self._texts: list[str] = []
 
@@ -316,7 +316,7 @@ class _Arguments:
                 self._texts.append(text[:end])
                 yield ArgumentsPiece(text[:end])
             rest = "" if end is None else text[end:]
-        if rest and self._speaks_on:
+        if rest and self._appends_text:
             yield ContentPiece(rest)
 
     def finish(self) -> Iterator[Piece]:

@@ -40,7 +40,7 @@ _ONLY_WHOLE: Mapping[str, tuple[str, str]] = {
 }
 """Tool call parsers that lose or garble calls when streaming, with a pattern for the start of a call, and its end."""
 
-_SPEAKS_ON = frozenset({"mistral"})
+_APPENDS_TEXT = frozenset({"mistral"})
 """Parsers that return the text after a call as more of its arguments."""
 
 _ENDS_WITH_CALLS = frozenset({"hermes", "qwen3_json", "longcat"})
@@ -117,11 +117,11 @@ class VllmParsers:
         if parser:
             request = parser.adjust_request(request)
         anew = partial(self._parser, (None, names[1]), chat.variables, request)
-        renew = anew if names[1] in _ENDS_WITH_CALLS else None
+        new_parser = anew if names[1] in _ENDS_WITH_CALLS else None
         traits = self._known(names, parser)
         if chat.variables.get("force_nonempty_content"):
             traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all
-        return ParsedOutput(parser, request, turn.prompt, traits, syntax, renew)
+        return ParsedOutput(parser, request, turn.prompt, traits, syntax, new_parser)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
@@ -243,8 +243,8 @@ def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
         marks=marks,
         triggers=frozenset().union(*known) if only_delegates(parser) and len(known) == len(letters) else None,
         takes_batches=is_engine or names[1] in _TAKES_BATCHES,
-        speaks_on=names[1] in _SPEAKS_ON,
-        mends=calls is not None and not is_engine,
+        appends_text=names[1] in _APPENDS_TEXT,
+        rereads=calls is not None and not is_engine,
     )
 
 

@@ -58,13 +58,13 @@ class Reader(Protocol):
 
 
 class Syntax(Reader, Protocol):
-    """A reader that need not see all text; see `OutputParser` for ``triggers`` and `is_at_rest`."""
+    """A reader that need not see all text; see `OutputParser` for ``triggers`` and `is_idle`."""
 
     @property
     def triggers(self) -> frozenset[str]: ...
 
     @property
-    def is_at_rest(self) -> bool: ...
+    def is_idle(self) -> bool: ...
 
 
 MakeSyntax: TypeAlias = Callable[[OutputStart], Syntax]
@@ -81,8 +81,8 @@ class Joined:
         self.triggers = first.triggers | after.triggers
 
     @property
-    def is_at_rest(self) -> bool:
-        return self._first.is_at_rest and (not self._has_answered or self._after.is_at_rest)
+    def is_idle(self) -> bool:
+        return self._first.is_idle and (not self._has_answered or self._after.is_idle)
 
     def feed(self, text: str) -> Iterator[Piece]:
         yield from self._read(self._first.feed(text))
@@ -109,8 +109,8 @@ class Guarded:
         self.triggers: frozenset[str] = getattr(reader, "triggers", frozenset())
 
     @property
-    def is_at_rest(self) -> bool:
-        return self._reader is None or getattr(self._reader, "is_at_rest", False)
+    def is_idle(self) -> bool:
+        return self._reader is None or getattr(self._reader, "is_idle", False)
 
     def feed(self, text: str) -> Iterable[Piece]:
         try:
@@ -131,14 +131,14 @@ class Guarded:
         self._reader = None
 
 
-class Restless:
+class NeverIdle:
     """A syntax that has to see all text."""
 
     triggers: frozenset[str] = frozenset()
-    is_at_rest = False
+    is_idle = False
 
 
-class BareArguments(Restless):
+class BareArguments(NeverIdle):
     """The whole answer is the JSON arguments of the only function that may be called."""
 
     def __init__(self, name: str) -> None:
@@ -156,7 +156,7 @@ class BareArguments(Restless):
         yield from ()
 
 
-class ListedCalls(Restless):
+class ListedCalls(NeverIdle):
     """The answer is a JSON list of calls: objects with ``name`` and ``parameters``, in this order."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ class ThoughtsFirst:
         self.triggers = frozenset(mark[0] for mark in (form.start, *self._ends))
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         return self._has_begun and not self._held and self._was_thought is self._is_open
 
     def feed(self, text: str) -> Iterator[Piece]:

@@ -151,7 +151,7 @@ class ChatParser(TurnParser):
 
     def _is_plain(self, item: _OpenText) -> bool:
         """Return True if neither this parser nor vLLM's holds any text back."""
-        is_held_back = item.margin or self._blank.text or self._decoder.holds_back or not self._parser.is_at_rest
+        is_held_back = item.margin or self._blank.text or self._decoder.holds_back or not self._parser.is_idle
         return item.kind is self._latest and item.text.is_plain and not is_held_back
 
     def _end_plain_text(self) -> None:
@@ -169,7 +169,7 @@ class ChatParser(TurnParser):
         self._uncounted += not is_mark
         if self._unclaimed is not None:
             self._unclaimed.add(token, logprob, text, is_mark=vocabulary.mark(token) is not None)
-        if is_mark or not (self._parser.is_at_rest and self._triggers.isdisjoint(text)):
+        if is_mark or not (self._parser.is_idle and self._triggers.isdisjoint(text)):
             for piece in self._parser.feed(token, text):
                 yield from self._take(piece)
         elif text:
