@@ -69,7 +69,7 @@ async def read_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Ask for more than the connection holds, and read none of it until the server has closed it."""
     transport: Any = writer.transport
     transport.pause_reading()
-    asked = frame_of(create(input="Count.", instructions="x" * 100_000))
+    asked = frame_of(create(input="Count.", instructions="x" * 100_000, max_output_tokens=16))
     while True:  # until writing raises ConnectionError
         writer.write(asked)
         await writer.drain()

@@ -3,6 +3,12 @@
     python -m tests.bench.mutants [--against FILE] [--out FILE] [--jobs N] [--seed N] [--per-folder N] [--budget S]
 
 With ``--against`` the mutants are those of an earlier run; the exit status is 1 if one that was killed there survives.
+
+Not `cosmic-ray`, which was tried on ``api/limits/allowance.py`` (131 lines, version 8.7).  It makes 279 mutants of it
+and runs the same command for each, 8 seconds for one file of tests, where this program forks a warm process that runs
+the tests that execute the mutated line, cheapest first.  It has no sample: 168 mutants of ours stand for the product,
+and its list of all did not end in two minutes.  Its mutants are numbered by their place, so an earlier run cannot be
+compared after an edit, and they are written into the tree, where an interrupted run leaves the last one.
 """
 
 from __future__ import annotations
