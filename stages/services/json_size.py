@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-_PIECE_BYTES: Final = 2**16
+PIECE_BYTES: Final = 2**16
 
 
 class JsonSize(NamedTuple):
@@ -27,8 +27,8 @@ def exactly(json: bytes) -> JsonSize:
     containers = commas = 0
     in_text = False
     rest = b""
-    for start in range(0, len(json), _PIECE_BYTES):
-        piece = rest + json[start : start + _PIECE_BYTES]
+    for start in range(0, len(json), PIECE_BYTES):
+        piece = rest + json[start : start + PIECE_BYTES]
         body = piece.rstrip(b"\\")
         rest = b"\\" * ((len(piece) - len(body)) % 2)  # half an escape
         segments = piece[: len(piece) - len(rest)].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')

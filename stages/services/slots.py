@@ -31,7 +31,7 @@ class Slots:
         self.limit = limit
         self._per_owner = per_owner
         self._weigh = weigh
-        self._held: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
         self._received: dict[str, float] = {}
         """Slots that an owner has received, by its weight; kept while it holds or waits for one."""
         self._level = 0.0
@@ -46,7 +46,7 @@ class Slots:
     @property
     def in_use(self) -> int:
         """The number of slots that are held."""
-        return self._held.total()
+        return self.held.total()
 
     @property
     def waiting(self) -> int:
@@ -79,7 +79,7 @@ class Slots:
 
     def release(self, owner: str) -> None:
         """Give a slot back."""
-        self._held[owner] -= 1
+        self.held[owner] -= 1
         self._leave(owner)
         self.grant()
 
@@ -108,20 +108,20 @@ class Slots:
             key, begin = next(iter(self._waiting[owner].items()))
             self._level = max(self._level, self._received[owner])
             self._received[owner] += 1 / self._weigh(owner)
-            self._held[owner] += 1
+            self.held[owner] += 1
             self.withdraw(owner, key)
             begin()
 
     def _precedence(self, owner: str) -> tuple[float, float]:
-        return self._held[owner] / self._weigh(owner), self._received[owner]
+        return self.held[owner] / self._weigh(owner), self._received[owner]
 
     def _may_have_one(self, owner: str) -> bool:
-        return not owner or self._per_owner is None or self._held[owner] < self._per_owner
+        return not owner or self._per_owner is None or self.held[owner] < self._per_owner
 
     def _leave(self, owner: str) -> None:
         """Forget an owner that neither holds nor waits for a slot."""
-        if not self._held[owner]:
-            del self._held[owner]
+        if not self.held[owner]:
+            del self.held[owner]
             if owner not in self._waiting:
                 self._received.pop(owner, None)
 

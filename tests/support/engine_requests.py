@@ -69,7 +69,7 @@ def stoppable(engine: VllmEngine) -> VllmEngine:
 
 async def until_idle(engine: VllmEngine) -> None:
     async with asyncio.timeout(PATIENCE):
-        while engine._llm.get_num_unfinished_requests():
+        while engine.llm.get_num_unfinished_requests():
             await asyncio.sleep(0.01)
 
 

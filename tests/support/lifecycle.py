@@ -126,11 +126,11 @@ class World:
 
     async def save(self) -> None:
         """Flush all logs and wait until the store has written them."""
-        running = [(tracked, run, run._log.last_number + 1) for tracked, run in self._running()]
+        running = [(tracked, run, run.log.last_number + 1) for tracked, run in self._running()]
         for _, run, _ in running:
             if run.response.status != "queued":  # the server that runs a queued response writes its log
                 run._flush()
-        await self.served.store._writer.flushed()
+        await self.served.store.writer.flushed()
         for tracked, _, kept in running:
             tracked.is_kept, tracked.kept = True, kept
 

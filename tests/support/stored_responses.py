@@ -140,7 +140,7 @@ def conversation_response(
 
 
 async def execute_sql(store: Store, sql: str) -> None:
-    await store._writer.carry_out([Statement(sql, ())])
+    await store.writer.carry_out([Statement(sql, ())])
 
 
 async def expire_heartbeats(store: Store) -> None:
@@ -153,7 +153,7 @@ async def expire_heartbeat(store: Store, url: str) -> None:
 
 async def living_servers(store: Store) -> int:
     """Count the servers whose heartbeat was not set back."""
-    ((count,),) = await store.servers._context.read(f"select count(*) from servers where beat_at > {NOW} - 30")
+    ((count,),) = await store.servers.context.read(f"select count(*) from servers where beat_at > {NOW} - 30")
     return int(count)
 
 

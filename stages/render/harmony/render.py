@@ -49,10 +49,11 @@ class RenderHarmony:
         Raises `InvalidRequest` for a format that cannot be enforced, and `ContextTooLong` for far too many tokens.
         """
         async for request in source:
-            yield await in_thread(self._prompt, request)
+            yield await in_thread(self.prompt, request)
 
     @metrics.RENDER_SECONDS.time()
-    def _prompt(self, request: ResolvedRequest) -> Prompt:
+    def prompt(self, request: ResolvedRequest) -> Prompt:
+        """Render one conversation."""
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)

@@ -89,7 +89,7 @@ def _unwatched(_: str, __: bool) -> None:
 class VllmEngine:
     """An engine over `AsyncLLM`, with vLLM's workers in child processes."""
 
-    _llm: AsyncLLM
+    llm: AsyncLLM
     models: tuple[str, ...]
     context_length: int
     vocabulary_size: int
@@ -113,7 +113,7 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        return not self._llm.errored
+        return not self.llm.errored
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
@@ -143,7 +143,7 @@ class VllmEngine:
 
     async def _abort(self, generation: _Generation) -> None:
         if self.is_alive:
-            await self._llm.abort(generation.collector.request_id, internal=True)
+            await self.llm.abort(generation.collector.request_id, internal=True)
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -153,19 +153,19 @@ class VllmEngine:
     async def close(self) -> None:
         if self._pacing:
             self._pacing.cancel()
-        self._llm.shutdown()
+        self.llm.shutdown()
 
     async def come_back(self) -> None:
         """Wait for the cores, which connect again to a process that follows one that has died."""
-        await reached(self._llm)
+        await reached(self.llm)
 
     def lose(self) -> None:
         """End all generations, as the supervisor says that the cores have died."""
-        lose(self._llm)
+        lose(self.llm)
 
     async def abort_lost(self, request_ids: Sequence[str]) -> None:
         """Abort requests of another process that has died, by vLLM's ids."""
-        await abort_everywhere(self._llm, request_ids)
+        await abort_everywhere(self.llm, request_ids)
 
     async def warm_up(self, grammar: str = ANYTHING) -> None:
         """Load the adapters, and run a request with grammar and logprobs: the first such request takes seconds longer.
@@ -176,13 +176,13 @@ class VllmEngine:
 
         for adapter in self._adapters.values():
             try:
-                await self._llm.add_lora(adapter)
+                await self.llm.add_lora(adapter)
             except Exception as error:  # vLLM raises errors of any type here
                 raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
         constraint = StructuredOutputsParams(grammar=grammar)
         params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
         with _refusals(self.context_length):
-            async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
+            async with aclosing(self.llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
                 async for _ in outputs:
                     pass
 
@@ -199,7 +199,7 @@ class VllmEngine:
             params = sampling_params(prompt)
             read = await self._read(prompt)
             try:
-                return await self._llm.add_request(
+                return await self.llm.add_request(
                     prompt.facts.engine_id,
                     read,
                     params,
@@ -208,7 +208,7 @@ class VllmEngine:
                     priority=self._priority(prompt),
                 )
             except asyncio.CancelledError:  # vLLM may have queued the request already
-                await self._llm.abort(prompt.facts.engine_id)
+                await self.llm.abort(prompt.facts.engine_id)
                 raise
 
     async def _read(self, prompt: Prompt) -> dict[str, Any]:
@@ -225,14 +225,14 @@ class VllmEngine:
 
         from penstock.stages.services.engines.image_decoding import decoded
 
-        if (multimodal := self._llm.model_config.multimodal_config) is None:
+        if (multimodal := self.llm.model_config.multimodal_config) is None:
             raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
         return await decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
 
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
         priority = prompt.facts.scheduling.priority
-        if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
+        if priority and self.llm.vllm_config.scheduler_config.policy != "priority":
             raise errors.InvalidPrompt(
                 "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
                 param="priority",

@@ -74,7 +74,7 @@ class Run:
         self.trace_headers: Mapping[str, str] = {}
         """The headers of W3C Trace Context that name its span, once it has begun; else those of its client."""
         self._registry = registry
-        self._log = log
+        self.log = log
         self._tally = registry.tallies.of(stored.response.id)
         self._next = log.next_number
         self._released = False
@@ -88,7 +88,7 @@ class Run:
     @property
     def event_count(self) -> int:
         """The number of events so far."""
-        return self._log.next_number
+        return self.log.next_number
 
     def append(self, event: ResponseEvent) -> bool:
         """Append the next event; return False if it was ignored.
@@ -100,7 +100,7 @@ class Run:
         if number != self._next:
             return self._skip(event)
         self._next = number + 1
-        fresh = self._log.fresh
+        fresh = self.log.fresh
         fresh.append(event)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
@@ -131,9 +131,9 @@ class Run:
         if event.sequence_number != self._next:
             self._skip(event)
             return
-        self._log.append(event)
+        self.log.append(event)
         try:
-            self._end(self._log.seal())
+            self._end(self.log.seal())
             await self.committed()
         finally:
             self._close()
@@ -153,7 +153,7 @@ class Run:
         if self.ended:
             return
         try:
-            self._end(self._log.end_early(error, self._tally.usage()))
+            self._end(self.log.end_early(error, self._tally.usage()))
         finally:
             self._close()
 
@@ -186,7 +186,7 @@ class Run:
 
         Raises `RunReleased` if the response is left to another server.  A reader past the end gets the terminal event.
         """
-        reader = LogReader(self._log, after)
+        reader = LogReader(self.log, after)
         while True:
             for event in reader.read():
                 if self.ended and isinstance(event, TerminalEvent):
@@ -200,7 +200,7 @@ class Run:
                 break
             else:
                 await self._wait_for_news()
-        for event in _end_for(after, self._log.last_number, self.response):
+        for event in _end_for(after, self.log.last_number, self.response):
             yield event
 
     async def wait(self) -> None:
@@ -217,12 +217,12 @@ class Run:
     def _flush(self) -> None:
         """Pass the fresh events to the store as a block, without waiting."""
         self._stop_timer()
-        block = self._log.seal()
+        block = self.log.seal()
         if block is not None and self.response.store:
             self._registry.store.append(self.response.id, block)
 
     def _end(self, block: Block | None) -> None:
-        self.response = self._log.response
+        self.response = self.log.response
         self._stop()
         self._commit = self._registry.end(self, block)
 

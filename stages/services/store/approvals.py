@@ -28,7 +28,7 @@ class StoredApprovals:
     """The used approvals of all owners, with the responses that used them."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
+        self.context = context
         self._here: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def use(self, owner: str, approval_id: str, response_id: str) -> str:
@@ -36,7 +36,7 @@ class StoredApprovals:
         used = response_id
         if (owner, approval_id) not in self._here:
             with suppress(StoreFailed):
-                await self._context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
+                await self.context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
                 used = (await self._stored(owner, [approval_id])).get(approval_id, used)
         used = self._here.setdefault((owner, approval_id), used)
         if len(self._here) > _REMEMBERED:
@@ -55,5 +55,5 @@ class StoredApprovals:
         for some in batches(approval_ids):
             names = placeholders(len(some), 2)
             sql = f"select id, response_id from approvals where owner = $1 and id in ({names})"
-            found.update((str(row[0]), str(row[1])) for row in await self._context.read(sql, owner, *some))
+            found.update((str(row[0]), str(row[1])) for row in await self.context.read(sql, owner, *some))
         return found

@@ -154,12 +154,12 @@ class StoredConversations:
     """The conversations in the store."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
+        self.context = context
         self._known: LruCache[_Known] = LruCache(KEPT_BYTES)
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
         """Store a new conversation that begins with these items."""
-        await self._context.writer.carry_out(partial(_created, conversation, owner, items), conversation.id)
+        await self.context.writer.carry_out(partial(_created, conversation, owner, items), conversation.id)
 
     async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
         """Return the conversation without its items; None if there is none."""
@@ -248,7 +248,7 @@ class StoredConversations:
         if not rows.can_exist(conversation_id):
             return False
         grown = partial(self._grown, conversation_id, owner, items)
-        held, *counts = await self._context.writer.carry_out(grown, conversation_id)
+        held, *counts = await self.context.writer.carry_out(grown, conversation_id)
         if held and not counts[0]:
             raise ConversationLocked
         return held > 0
@@ -289,12 +289,12 @@ class StoredConversations:
 
     def unlock(self, conversation_id: str, response_id: str) -> None:
         """Release the conversation for the next response, if this response holds it."""
-        unlocked = unlock(conversation_id, response_id, self._context.server_id)
-        self._context.writer.queue((unlocked,), conversation_id)
+        unlocked = unlock(conversation_id, response_id, self.context.server_id)
+        self.context.writer.queue((unlocked,), conversation_id)
 
     @property
     def _ours(self) -> tuple[str, float]:
-        return self._context.server_id, self._context.stale
+        return self.context.server_id, self.context.stale
 
     async def _change_held(self, conversation_id: str, owner: str, *statements: Statement) -> tuple[int, ...]:
         """Execute statements in a transaction during which no response can lock the conversation.
@@ -312,13 +312,13 @@ class StoredConversations:
         return self._held(conversation_id, owner), grown, *added
 
     async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
-        return await self._context.writer.carry_out(statements, conversation_id)
+        return await self.context.writer.carry_out(statements, conversation_id)
 
     async def _read(self, sql: str, conversation_id: str, *arguments: Value) -> Sequence[Row]:
         if not rows.can_exist(conversation_id):
             return ()
-        await self._context.writer.flushed(conversation_id)
-        return await self._context.read(sql, conversation_id, *arguments)
+        await self.context.writer.flushed(conversation_id)
+        return await self.context.read(sql, conversation_id, *arguments)
 
 
 _METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])

@@ -42,7 +42,7 @@ class Servers:
     def __init__(self, context: StoreContext) -> None:
         self.machine = _this_machine()
         """This server's machine: an address such as 127.0.0.1 means a different server on each machine."""
-        self._context = context
+        self.context = context
         self._url = ""
 
     async def join(self, url: str) -> None:
@@ -51,39 +51,39 @@ class Servers:
         Another server with this address and machine is removed: it must be dead, because the address was free.
         """
         self._url = url
-        await self._context.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
+        await self.context.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
 
     async def beat(self) -> bool:
         """Record a heartbeat; raises `StoreFailed` if it cannot be stored.
 
         Return True if the previous heartbeat was at most half of ``stale`` seconds ago, by the database's clock.
         """
-        lately = (self._context.server_id, self._context.stale / 2)
+        lately = (self.context.server_id, self.context.stale / 2)
         beat = (Statement(_GO_ON, lately), Statement(_BEAT, self._here))
         # first: if a heartbeat had to wait for a long queue, this server would look dead
-        counts = await self._context.writer.carry_out(beat, is_first=True)
+        counts = await self.context.writer.carry_out(beat, is_first=True)
         return counts[0] > 0
 
     async def leave(self) -> None:
         """Remove this server's entry.  Its unfinished responses become orphans."""
-        own = self._context.server_id
-        await self._context.writer.carry_out((Statement(_LEAVE, (own,)),), own)
+        own = self.context.server_id
+        await self.context.writer.carry_out((Statement(_LEAVE, (own,)),), own)
 
     async def declare_dead(self, url: str) -> None:
         """Remove the server of this machine that had an address.  Its unfinished responses become orphans."""
-        own = self._context.server_id
-        await self._context.writer.carry_out((Statement(_REPLACE, (own, url, self.machine)),))
+        own = self.context.server_id
+        await self.context.writer.carry_out((Statement(_REPLACE, (own, url, self.machine)),))
 
     async def runner(self, response_id: str) -> Server | None:
         """Return the server that runs a response; None if the response has ended, or waits for any server."""
-        own = self._context.server_id
-        for server_id, url, is_alive in await self._context.read(_RUNNER, response_id, self._context.stale):
+        own = self.context.server_id
+        for server_id, url, is_alive in await self.context.read(_RUNNER, response_id, self.context.stale):
             return Server(server_id, url or "", bool(is_alive) or server_id == own)
         return None
 
     @property
     def _here(self) -> tuple[str, str, str]:
-        return self._context.server_id, self._url, self.machine
+        return self.context.server_id, self._url, self.machine
 
 
 def _this_machine() -> str:

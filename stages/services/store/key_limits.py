@@ -37,19 +37,19 @@ class StoredAllowances:
     """The allowances of all owners, by their kind."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
+        self.context = context
 
     async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
         """Take an amount, if there is so much; return True if it was taken, and the amount that is left.
 
         An allowance holds ``most`` at first, and refills to that within ``seconds``.  Raises `StoreFailed`.
         """
-        self._context.writer.check_available()
+        self.context.writer.check_available()
         rate = most / seconds
         opened = Statement(_OPEN, (owner, kind, float(most)))
         taken = Statement(_TAKE, (owner, kind, float(most), rate, float(amount)))
-        counts = await self._context.writer.carry_out((opened, taken))
-        for (level,) in await self._context.read(_READ, owner, kind, float(most), rate):
+        counts = await self.context.writer.carry_out((opened, taken))
+        for (level,) in await self.context.read(_READ, owner, kind, float(most), rate):
             return counts[1] > 0, level
         return False, 0.0
 
@@ -81,18 +81,18 @@ class StoredReservations:
     """The reservations of all owners, by their kind."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
+        self.context = context
 
     async def reserve(self, owner: str, kind: str, count: int, most: int) -> bool:
         """Reserve ``count`` slots from now on, if all servers then have at most ``most``; return True if this one does.
 
         Raises `StoreFailed`.  This server may have more than it knows of then, until the next call that succeeds.
         """
-        self._context.writer.check_available()
-        held = (owner, kind, self._context.server_id, count)
-        steps = (Statement(_LOCK, (owner, kind)), Statement(_HOLD, (*held, most, self._context.stale)))
-        return (await self._context.writer.carry_out(steps))[1] > 0
+        self.context.writer.check_available()
+        held = (owner, kind, self.context.server_id, count)
+        steps = (Statement(_LOCK, (owner, kind)), Statement(_HOLD, (*held, most, self.context.stale)))
+        return (await self.context.writer.carry_out(steps))[1] > 0
 
     async def lower(self, owner: str, kind: str, count: int) -> None:
         """Reserve only ``count`` slots from now on; raises `StoreFailed`."""
-        await self._context.writer.carry_out([Statement(_LOWER, (owner, kind, self._context.server_id, count))])
+        await self.context.writer.carry_out([Statement(_LOWER, (owner, kind, self.context.server_id, count))])

@@ -102,32 +102,32 @@ class Store:
     def __init__(self, database: Database, stale: float = STALE, *, keeps: bool = True) -> None:
         self.keeps = keeps
         self._database = database
-        self._context = StoreContext(database, stale)
-        self._writer = self._context.writer
-        self.conversations = StoredConversations(self._context)
-        self.servers = Servers(self._context)
-        self.keys = StoredKeys(self._context)
-        self.allowances = StoredAllowances(self._context)
-        self.reservations = StoredReservations(self._context)
-        self.approvals = StoredApprovals(self._context)
+        self.context = StoreContext(database, stale)
+        self.writer = self.context.writer
+        self.conversations = StoredConversations(self.context)
+        self.servers = Servers(self.context)
+        self.keys = StoredKeys(self.context)
+        self.allowances = StoredAllowances(self.context)
+        self.reservations = StoredReservations(self.context)
+        self.approvals = StoredApprovals(self.context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property
     def server_id(self) -> str:
-        return self._context.server_id
+        return self.context.server_id
 
     @property
     def is_degraded(self) -> bool:
         """True if the last write found the database unavailable, or the current one is slow."""
-        return self._writer.is_degraded
+        return self.writer.is_degraded
 
     @property
     def backlog(self) -> int:
-        return self._writer.backlog
+        return self.writer.backlog
 
     def check(self) -> None:
         """Raise `StoreFailed` if too many bytes wait to be written."""
-        self._writer.check()
+        self.writer.check()
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; raises `StoreFailed` if that is not possible."""
@@ -135,12 +135,12 @@ class Store:
 
     async def close(self) -> None:
         """Try once more to write the queued changes, then close the database.  Closing twice is harmless."""
-        await self._writer.close()
+        await self.writer.close()
         await self._database.close()
 
     async def clock(self) -> float | None:
         """Return the time of the database, in seconds since 1970; None if nothing is kept."""
-        for (now,) in await self._context.read(f"select {NOW}"):
+        for (now,) in await self.context.read(f"select {NOW}"):
             return float(now)
         return None
 
@@ -150,8 +150,8 @@ class Store:
         If the store keeps nothing, each server has its own.
         """
         made = secrets.token_bytes(32)
-        await self._writer.carry_out([Statement(_KEEP_RANDOM, (name, made))])
-        for (kept,) in await self._context.read(_RANDOM, name):
+        await self.writer.carry_out([Statement(_KEEP_RANDOM, (name, made))])
+        for (kept,) in await self.context.read(_RANDOM, name):
             return bytes(kept)
         return made
 
@@ -171,7 +171,7 @@ class Store:
         """
         begun = partial(self._begun, stored, conversation, time.time())
         try:
-            await self._writer.carry_out(begun, *_keys(stored.response))
+            await self.writer.carry_out(begun, *_keys(stored.response))
         except StoreFailed:  # the commit may have succeeded before the connection was lost
             self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in run_sql.WITHDRAWAL])
             raise
@@ -179,10 +179,10 @@ class Store:
     def start(self, response: Response) -> None:
         """Record that a queued response is running."""
         started = (response.id, response.status, rows.to_json(response), self.server_id)
-        self._writer.queue((Statement(run_sql.START, started),), response.id)
+        self.writer.queue((Statement(run_sql.START, started),), response.id)
 
     def append(self, response_id: str, block: Block) -> None:
-        self._writer.queue((self._appended(response_id, block),), response_id)
+        self.writer.queue((self._appended(response_id, block),), response_id)
 
     def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
         """Store an ended response and its last events, add its items to its conversation, and release the conversation.
@@ -193,10 +193,10 @@ class Store:
 
     def release(self, response_id: str) -> None:
         """Let any server run a response that is still queued."""
-        self._writer.queue((Statement(run_sql.RELEASE, (response_id, self.server_id)),), response_id)
+        self.writer.queue((Statement(run_sql.RELEASE, (response_id, self.server_id)),), response_id)
 
     def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
-        return self._writer.queue(statements, *_keys(stored.response))
+        return self.writer.queue(statements, *_keys(stored.response))
 
     # The statements of a response, which the queue builds in a thread
 
@@ -284,7 +284,7 @@ class Store:
             query = (
                 f"select id, ended_at, {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(some))})"
             )
-            for name, stored, size, has_ended in await rows.decoded(await self._context.read(query, *some), _ended):
+            for name, stored, size, has_ended in await rows.decoded(await self.context.read(query, *some), _ended):
                 found[name] = stored
                 if has_ended:
                     self._known.put(name, stored, size)
@@ -313,16 +313,16 @@ class Store:
 
         Of several items with one id, the item stored last is returned.
         """
-        await self._writer.flushed()
-        return await find_items(self._context, await apart(len(ids) > MANY, rows.possible, ids), owner)
+        await self.writer.flushed()
+        return await find_items(self.context, await apart(len(ids) > MANY, rows.possible, ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
         """Return tool call results by item id: the texts that the calls gave the model to read.
 
         Results stored only with a deleted response are left out.
         """
-        await self._writer.flushed()
-        return await find_results(self._context, await apart(len(ids) > MANY, rows.possible, ids), owner)
+        await self.writer.flushed()
+        return await find_results(self.context, await apart(len(ids) > MANY, rows.possible, ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""
@@ -346,8 +346,8 @@ class Store:
 
     async def in_background(self, owner: str | None) -> int:
         """Return the number of background responses of an owner, or of all if None, that have not ended."""
-        await self._writer.flushed()
-        ((count,),) = await self._context.read(_IN_BACKGROUND, owner) or ((0,),)
+        await self.writer.flushed()
+        ((count,),) = await self.context.read(_IN_BACKGROUND, owner) or ((0,),)
         return int(count)
 
     async def bytes_of(self, owner: str | None) -> int:
@@ -357,7 +357,7 @@ class Store:
         """
         arguments = () if owner is None else (owner,)
         return sum(
-            [int(count) for sql in _BYTES[owner is None] for (count,) in await self._context.read(sql, *arguments)]
+            [int(count) for sql in _BYTES[owner is None] for (count,) in await self.context.read(sql, *arguments)]
         )
 
     async def delete(self, response_id: str, owner: str) -> bool:
@@ -370,34 +370,34 @@ class Store:
         self._known.drop(response_id)
         first, *others = _DELETE
         forgotten = [Statement(first, (response_id, owner)), *(Statement(sql, (response_id,)) for sql in others)]
-        counts = await self._writer.carry_out(forgotten, response_id)
+        counts = await self.writer.carry_out(forgotten, response_id)
         return counts[0] > 0
 
     async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
         if not rows.can_exist(response_id):
             return ()
-        await self._writer.flushed(response_id)
-        return await self._context.read(sql, response_id, *arguments)
+        await self.writer.flushed(response_id)
+        return await self.context.read(sql, response_id, *arguments)
 
     # Responses of other servers, and expired ones
 
     async def runner(self, response_id: str) -> Server | None:
-        await self._writer.flushed(response_id)
+        await self.writer.flushed(response_id)
         return await self.servers.runner(response_id)
 
     async def orphans(self) -> tuple[Orphan, ...]:
-        return await orphans(self._context)
+        return await orphans(self.context)
 
     async def claim(self, orphan: Orphan) -> bool:
-        return await claim(self._context, orphan)
+        return await claim(self.context, orphan)
 
     async def restart(self, response_id: str) -> None:
-        await restart(self._context, response_id)
+        await restart(self.context, response_id)
 
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
-        return await sweep(self._context, keep_responses, keep_logs)
+        return await sweep(self.context, keep_responses, keep_logs)
 
 
 def _ended(row: Row) -> tuple[str, StoredResponse, int, bool]:

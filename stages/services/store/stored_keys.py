@@ -21,16 +21,16 @@ class StoredKeys:
     """The table of API keys."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
+        self.context = context
 
     async def all(self) -> tuple[tuple[str, str], ...]:
         """Return the digest and the words of each key, oldest first; raises `StoreFailed` if that is impossible."""
-        return tuple((digest, words) for digest, words in await self._context.read(_ALL))
+        return tuple((digest, words) for digest, words in await self.context.read(_ALL))
 
     async def add(self, digest: str, words: str) -> None:
         """Add a key; raises `StoreFailed` if it cannot be stored."""
-        await self._context.writer.carry_out([Statement(_ADD, (digest, words, time.time()))])
+        await self.context.writer.carry_out([Statement(_ADD, (digest, words, time.time()))])
 
     async def revoke(self, digest: str) -> None:
         """Delete a key; raises `StoreFailed` if that cannot be stored."""
-        await self._context.writer.carry_out([Statement(_REVOKE, (digest,))])
+        await self.context.writer.carry_out([Statement(_REVOKE, (digest,))])

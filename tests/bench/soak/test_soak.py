@@ -40,7 +40,7 @@ async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None
         background = served.scheduler.background
         assert (background.slots._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
         assert served.scheduler.in_flight.count == 0
-        assert (served.store._writer._last, engine.running) == ({}, 0)
+        assert (served.store.writer._last, engine.running) == ({}, 0)
 
 
 @pytest.mark.defect("17")

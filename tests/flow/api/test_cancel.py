@@ -167,7 +167,7 @@ async def test_client_that_does_not_read_gets_an_end(where: str) -> None:
             response_id = await stream.response_id()
             (run,) = served.scheduler.runs
             written = -1
-            while written < (written := run._log.last_number):  # until the stream takes no more
+            while written < (written := run.log.last_number):  # until the stream takes no more
                 await asyncio.sleep(0.2)
             status, answer = await served.cancel(response_id)
             assert (status, engine.running) == (200, 0)

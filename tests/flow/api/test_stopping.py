@@ -116,7 +116,7 @@ async def dead_server(store_at: str, **options: Any) -> AsyncGenerator[tuple[Pac
 
 
 async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
-    await served.store._writer.flushed()
+    await served.store.writer.flushed()
     kept.is_down = True
 
 

@@ -44,7 +44,7 @@ class Cell:
         prompt = self.served.engine.prompts[0]
         run = self.served.scheduler.runs.get(prompt.facts.response.id, prompt.facts.origin.owner)
         assert run
-        await wait_until(lambda: run._log.last_number > 30)
+        await wait_until(lambda: run.log.last_number > 30)
         return asking
 
     async def check(self, status: str) -> FinishedResponse:

@@ -43,7 +43,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stats(engine: VllmEngine) -> EngineStats:
-    stats, llm = EngineStats(), cast("Any", engine._llm)
+    stats, llm = EngineStats(), cast("Any", engine.llm)
     llm.logger_manager.stat_loggers.append(stats)
     return stats
 

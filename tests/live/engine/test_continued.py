@@ -34,6 +34,6 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, tmp_path: Path)
         answered = final(await run_request(pipeline, body | {"previous_response_id": called.id, "input": [output]}))
     assert prompts.frames[1].token_ids[: len(seen)] == seen
     assert answered.usage is not None
-    block = engine._llm.vllm_config.cache_config.block_size
+    block = engine.llm.vllm_config.cache_config.block_size
     read = len(prompts.frames[0].token_ids)
     assert answered.usage.input_tokens_details.cached_tokens >= read // block * block > 0

@@ -147,7 +147,7 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
     assert response.usage is not None
     assert response.usage.input_tokens == sum(map(len, prompts))
     assert response.usage.output_tokens == sum(map(len, seen)) - response.usage.input_tokens
-    block = turns.engine._llm.vllm_config.cache_config.block_size
+    block = turns.engine.llm.vllm_config.cache_config.block_size
     cached = sum(len(prompt) // block * block for prompt in prompts[:-1])
     assert response.usage.input_tokens_details.cached_tokens >= cached > 0
 

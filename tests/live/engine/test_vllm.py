@@ -283,8 +283,8 @@ async def test_priority_without_a_priority_scheduler_is_refused(engine: VllmEngi
     with pytest.raises(errors.InvalidRequest) as refused:
         await generate(engine, scheduled(wanted, priority=-1))
     assert refused.value.param == "priority"
-    seam = Seam(engine._llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
-    watched = replace(engine, _llm=seam)
+    seam = Seam(engine.llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
+    watched = replace(engine, llm=seam)
     for priority in (0, -1, 5):
         assert token_ids(await generate(watched, scheduled(wanted, priority=priority)))
     assert [options["priority"] for options in seam.requests] == [0, -1, 5]
@@ -312,8 +312,8 @@ class Seam:
 
 async def test_trace_headers_reach_the_engine(engine: VllmEngine) -> None:
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    seam = Seam(engine._llm)
-    watched = replace(engine, _llm=seam)
+    seam = Seam(engine.llm)
+    watched = replace(engine, llm=seam)
     assert token_ids(await generate(watched, scheduled(prompt("Say hello."), trace_headers=traced)))
     assert token_ids(await generate(watched, prompt("Say hello.")))
     assert [options["trace_headers"] for options in seam.requests] == [traced, None]
@@ -321,8 +321,8 @@ async def test_trace_headers_reach_the_engine(engine: VllmEngine) -> None:
 
 async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> None:
     """The warm-up request has a grammar and logprobs, so vLLM builds both before the first request."""
-    seam = Seam(engine._llm)
-    await replace(engine, _llm=seam).warm_up(WARM_UP)
+    seam = Seam(engine.llm)
+    await replace(engine, llm=seam).warm_up(WARM_UP)
     [wanted] = seam.requests
     assert wanted["params"].structured_outputs.grammar == WARM_UP
     assert wanted["params"].logprobs is not None
@@ -420,7 +420,7 @@ async def test_dead_engine_fails_streams_and_health(engine: VllmEngine, stats: E
         before = stats.generated
         reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))
         await stats.until(lambda: stats.generated > before)
-        llm: Any = engine._llm
+        llm: Any = engine.llm
         for process in llm.engine_core.resources.engine_manager.processes:
             process.kill()
         response = final(read_sse(await asyncio.wait_for(reading, PATIENCE)))

@@ -256,7 +256,7 @@ async def test_requests_during_an_outage_are_no_debt_after_it(kind: str) -> None
 @pytest.mark.parametrize("ahead", [0.1, 3600.0])
 async def test_clock_that_is_set_back_blocks_no_key(store: Store, ahead: float) -> None:
     await store.allowances.take("a", "requests", 10, 10, 60)
-    await store._context.writer.carry_out([Statement("update allowances set at = at + $1", (ahead,))])
+    await store.context.writer.carry_out([Statement("update allowances set at = at + $1", (ahead,))])
     await store.allowances.take("a", "requests", 1, 10, 60)
     taken, left = await store.allowances.take("a", "requests", 9, 10, 60)
     assert (taken, left <= 10) == (ahead > 60, True)

@@ -94,7 +94,7 @@ async def test_slots_of_a_server_that_has_left_are_free(store_at: str) -> None:
         await one.servers.leave()
         assert await other.reservations.reserve("a", "responses", 2, 2)
         await other.sweep(60, 60)
-        rows = await other._context.read("select server_id, held from places where server_id <> ''")
+        rows = await other.context.read("select server_id, held from places where server_id <> ''")
         assert [tuple(row) for row in rows] == [(other.server_id, 2)]
 
 

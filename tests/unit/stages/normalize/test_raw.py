@@ -178,7 +178,7 @@ async def test_calls_of_built_in_tools_round_trip(store: Store, left_out: frozen
         enable_response_messages=True,
         previous_input_messages=[user, *([*calls, *results] if parallel else paired)],
     )
-    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    prompt = RenderHarmony(load_encoding()).prompt(resolved)
     assert prompt.raw_messages is not None
     assert list(prompt.raw_messages[1:]) == [user, *paired]
     assert (
@@ -200,7 +200,7 @@ async def test_function_of_the_operators_browser_round_trips(store: Store) -> No
     messages = [user, built_in("browser.screenshot", '{"id": 1}'), result("browser.screenshot", "A cat.")]
     sent: dict[str, Any] = {"tools": [{"type": "web_search"}], "previous_input_messages": messages}
     resolved = await normalize(store, hosted=ALL_HOSTED, enable_response_messages=True, **sent)
-    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    prompt = RenderHarmony(load_encoding()).prompt(resolved)
     assert prompt.raw_messages is not None
     assert list(prompt.raw_messages[1:]) == messages
     assert isinstance((await normalize(store, **sent, left_out=ALL_LEFT_OUT)).facts.input[1], wire.CustomToolCall)
@@ -219,7 +219,7 @@ async def test_browser_finds_the_pages_of_raw_messages(store: Store) -> None:
 
 async def test_built_in_call_without_a_result_is_not_rendered(store: Store) -> None:
     messages = [{"role": "user", "content": "Hi"}, *(built_in(name, "{}") for name in BUILT_IN_CALLS)]
-    prompt = RenderHarmony(load_encoding())._prompt(await normalize(store, previous_input_messages=messages))
+    prompt = RenderHarmony(load_encoding()).prompt(await normalize(store, previous_input_messages=messages))
     assert load_encoding().decode(prompt.token_ids).endswith("Hi<|end|><|start|>assistant")
 
 
@@ -263,7 +263,7 @@ async def test_chat_messages_with_calls_become_items(store: Store) -> None:
         {"role": "assistant", "content": "Yes.", "reasoning": "So."},
     ]
     resolved = await normalize(store, previous_input_messages=messages, input="Go on")
-    prompt = RenderHarmony(load_encoding())._prompt(resolved)
+    prompt = RenderHarmony(load_encoding()).prompt(resolved)
     call = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
     assert load_encoding().decode(prompt.token_ids).partition("Hi<|end|>")[2].partition("<|start|>user")[0] == (
         "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"

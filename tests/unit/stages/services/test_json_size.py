@@ -34,11 +34,11 @@ def test_size_is_that_of_the_value_whatever_its_texts_hold(
     value: Any, indent: int | None, escaped: bool, piece: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=escaped).encode()
-    before, json_size._PIECE_BYTES = json_size._PIECE_BYTES, piece  # type: ignore[misc]
+    before, json_size.PIECE_BYTES = json_size.PIECE_BYTES, piece  # type: ignore[misc]
     try:
         size = exactly(text)
     finally:
-        json_size._PIECE_BYTES = before  # type: ignore[misc]
+        json_size.PIECE_BYTES = before  # type: ignore[misc]
     assert size == size_of(value)
     bound = at_most(text)
     assert (bound.containers >= size.containers, bound.commas >= size.commas) == (True, True)

@@ -108,7 +108,7 @@ async def test_slots_are_neither_exceeded_nor_left_free(most: int, steps: list[t
             tasks.append((owner, await taken(slots, owner)))
         elif step == "cancel" and (own := [task for name, task in tasks if name == owner and not task.done()]):
             own[0].cancel()
-        elif step == "give" and slots._held[owner]:
+        elif step == "give" and slots.held[owner]:
             slots.release(owner)
             held[owner] -= 1
         if is_followed_at_once:
@@ -127,9 +127,9 @@ async def test_slots_of_a_full_server_are_shared_by_weight(most: int) -> None:
     slots = Slots(most, weigh=WEIGHTS.__getitem__)
     tasks = await saturated(slots, dict.fromkeys(WEIGHTS, 5 * most))
     for _ in range(3 * most):  # the first has all slots at first, and gives them back one by one
-        slots.release(max(slots._held, key=lambda owner: slots._held[owner] / WEIGHTS[owner]))
-    least = min(slots._held[owner] / WEIGHTS[owner] for owner in WEIGHTS)
-    assert all((slots._held[owner] - 1) / WEIGHTS[owner] <= least for owner in WEIGHTS)
+        slots.release(max(slots.held, key=lambda owner: slots.held[owner] / WEIGHTS[owner]))
+    least = min(slots.held[owner] / WEIGHTS[owner] for owner in WEIGHTS)
+    assert all((slots.held[owner] - 1) / WEIGHTS[owner] <= least for owner in WEIGHTS)
     await finished(tasks)
 
 
@@ -140,7 +140,7 @@ async def test_flood_of_one_owner_delays_another_by_one_grant_at_most(flood: int
     for _ in range(2):
         slots.release("a")
         await asyncio.sleep(0)
-    assert slots._held["b"] == 1
+    assert slots.held["b"] == 1
     await finished(tasks)
 
 
@@ -150,7 +150,7 @@ async def test_single_slot_is_given_in_turn_by_weight(waiting: dict[str, int]) -
     tasks = await saturated(slots, waiting)
     given: Counter[str] = Counter()
     for _ in range(20):
-        (owner,) = slots._held
+        (owner,) = slots.held
         given[owner] += 1
         slots.release(owner)
         await asyncio.sleep(0)
@@ -167,7 +167,7 @@ async def test_owner_that_comes_back_has_saved_nothing_up() -> None:
     tasks += await saturated(slots, {"b": 5, "a": 5})
     order = []
     for _ in range(6):
-        (owner,) = slots._held
+        (owner,) = slots.held
         order.append(owner)
         slots.release(owner)
         await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_slots_forget_owners_that_are_gone() -> None:
     for owner in "abcdef":
         async with slots.slot(owner):
             pass
-    assert not slots._held
+    assert not slots.held
     assert not slots._received
     assert not slots._waiting
 

@@ -260,7 +260,7 @@ ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda dra
 def test_any_items_can_be_rendered(history: list[items.Item], cuts: bool, context: int) -> None:
     known = {item.id: "known" for item in history[::2]}
     request = harmony.conversation(*history, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
-    prompt = RenderHarmony(load_encoding(), context)._prompt(
+    prompt = RenderHarmony(load_encoding(), context).prompt(
         frames.with_facts(replace(request, results=known), wants_raw_messages=True)
     )
     assert prompt.raw_messages is not None

@@ -21,7 +21,7 @@ ASKED = with_facts(
 
 
 def test_raw_messages_can_be_read_by_openai_harmony() -> None:
-    prompt = RenderHarmony(load_encoding())._prompt(ASKED)
+    prompt = RenderHarmony(load_encoding()).prompt(ASKED)
     assert prompt.raw_messages is not None
     messages = [reference.Message.from_dict(raw) for raw in prompt.raw_messages]
     assert [message.to_dict() for message in messages] == list(prompt.raw_messages)
@@ -31,7 +31,7 @@ def test_raw_messages_can_be_read_by_openai_harmony() -> None:
 
 
 def test_calls_and_outputs_have_recipient_and_author() -> None:
-    raw = RenderHarmony(load_encoding())._prompt(ASKED).raw_messages or ()
+    raw = RenderHarmony(load_encoding()).prompt(ASKED).raw_messages or ()
     assert raw[4:6] == (
         {
             "role": "assistant",
@@ -52,4 +52,4 @@ def test_calls_and_outputs_have_recipient_and_author() -> None:
 
 
 def test_raw_messages_are_optional() -> None:
-    assert RenderHarmony(load_encoding())._prompt(conversation(message("user", "?"))).raw_messages is None
+    assert RenderHarmony(load_encoding()).prompt(conversation(message("user", "?"))).raw_messages is None

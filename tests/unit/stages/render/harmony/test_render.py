@@ -194,11 +194,11 @@ async def test_instructions_may_stand_in_the_system_message(
     render = RenderHarmony(encoding, system_instructions=True)
     theirs = reference_system(instructions="One.\n\nTwo.")
     declared = [developer(tools=tools)] if tools else []
-    assert list(render._prompt(request).token_ids) == reference_ids(
+    assert list(render.prompt(request).token_ids) == reference_ids(
         [theirs, *declared, read("user", "?"), developer("Later.")]
     )
     bare = conversation(question, instructions="")
-    assert render._prompt(bare) == RenderHarmony(encoding)._prompt(bare)
+    assert render.prompt(bare) == RenderHarmony(encoding).prompt(bare)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def turn(token_ids: Sequence[int]) -> Turn:
 
 def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, TokenIds] | None = None) -> Prompt:
     request = conversation(*then, history=history, tools=CLIENT_TOOLS)
-    return RenderHarmony(load_encoding())._prompt(
+    return RenderHarmony(load_encoding()).prompt(
         with_facts(replace(request, tokens=tokens or {}), wants_raw_messages=True)
     )
 
@@ -328,10 +328,10 @@ def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
 def test_truncation_counts_known_tokens() -> None:
     shown = turn(encode_by_letters(ANSWER.replace("it is", "it is " * 200)))
     request = conversation(message("user", "?"), history=[ASKED, *shown.output], tools=CLIENT_TOOLS, truncation="auto")
-    room = len(RenderHarmony(load_encoding())._prompt(request).token_ids) + 200
+    room = len(RenderHarmony(load_encoding()).prompt(request).token_ids) + 200
     render = RenderHarmony(load_encoding(), room)
-    assert "So it is" in load_encoding().decode(render._prompt(request).token_ids)
-    prompt = render._prompt(replace(request, tokens=shown.tokens))
+    assert "So it is" in load_encoding().decode(render.prompt(request).token_ids)
+    prompt = render.prompt(replace(request, tokens=shown.tokens))
     assert "So it is" not in load_encoding().decode(prompt.token_ids)
     assert len(prompt.token_ids) + 100 <= room
 

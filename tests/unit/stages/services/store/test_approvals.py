@@ -82,6 +82,6 @@ async def test_any_number_of_approvals_and_items_may_be_looked_up(store: Store) 
     """A database takes only so many arguments in one statement: SQLite 32,766, PostgreSQL 65,535."""
     ids = [f"mcpr_{number}" for number in range(70_000)]
     await store.approvals.use(OWNER, ids[-1], "resp_1")
-    assert await StoredApprovals(store._context).used(OWNER, ids) == {ids[-1]: "resp_1"}
+    assert await StoredApprovals(store.context).used(OWNER, ids) == {ids[-1]: "resp_1"}
     assert await store.conversations.find("conv_1", OWNER, ids) == {}
     assert await store.items(ids, OWNER) == {}

@@ -104,7 +104,7 @@ async def test_request_is_stored_without_its_secrets(store: Store, text: str) ->
     assert kept is not None
     assert kept == request
     assert kept.facts.tools.servers[0].headers.reveal() == {}
-    ((row,),) = await store._context.read("select request from responses")
+    ((row,),) = await store.context.read("select request from responses")
     assert "maps.example" in row
     assert "canary" not in row
 
@@ -185,7 +185,7 @@ async def test_server_that_looks_dead_itself_finds_no_orphans(store: Store, othe
     """After a jump of the clock every server looks dead until its next heartbeat."""
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.flushed()
+    await store.writer.flushed()
     await other.servers.join("http://two")
     await expire_heartbeats(store)
     assert await other.orphans() == ()
@@ -196,7 +196,7 @@ async def test_server_that_looks_dead_itself_finds_no_orphans(store: Store, othe
 async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, other: Store) -> None:
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.flushed()
+    await store.writer.flushed()
     await other.servers.join("http://two")
     assert await other.orphans() == ()
     await other.servers.join("http://one")
@@ -207,7 +207,7 @@ async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, oth
 async def test_equal_address_on_another_machine_is_another_server(store: Store, other: Store) -> None:
     await store.servers.join("http://127.0.0.1:8000")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.flushed()
+    await store.writer.flushed()
     other.servers.machine = "another"
     await other.servers.join("http://127.0.0.1:8000")
     assert await other.orphans() == ()
@@ -216,7 +216,7 @@ async def test_equal_address_on_another_machine_is_another_server(store: Store, 
 async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
     for number in range(4):
         store.begin(begun_response(stored_response(f"resp_{number}")))
-    await store._writer.flushed()
+    await store.writer.flushed()
     async with open_store(store_at) as one, open_store(store_at) as two, open_store(store_at) as three:
         others = (one, two, three)
         found = await asyncio.gather(*(each.orphans() for each in others))
@@ -231,7 +231,7 @@ async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
 async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store) -> None:
     await store.servers.join("http://one")
     store.begin(begun_response(stored_response("resp_1")))
-    await store._writer.flushed()
+    await store.writer.flushed()
     await expire_heartbeats(store)
     (orphan,) = await other.orphans()
     await store.servers.beat()
@@ -241,7 +241,7 @@ async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store
 async def test_server_taken_for_dead_overwrites_nothing(store: Store, other: Store) -> None:
     store.begin(begun_response(stored_response("resp_1")))
     store.append("resp_1", Block(0, 1, b"a"))
-    await store._writer.flushed()
+    await store.writer.flushed()
     (orphan,) = await other.orphans()
     assert await other.claim(orphan)
     store.start(stored_response("resp_1").response)
@@ -261,7 +261,7 @@ async def test_restarted_response_is_queued_without_events(store: Store, other: 
     await accept(store)
     store.start(begun_response(stored_response("resp_1", ITEMS[0], background=True)).response)
     store.append("resp_1", Block(0, 3, b"abc"))
-    await store._writer.flushed()
+    await store.writer.flushed()
     await other.restart("resp_1")
     assert await other.blocks("resp_1") == (Block(0, 3, b"abc"),)
     (orphan,) = await other.orphans()
@@ -278,7 +278,7 @@ async def test_released_response_is_an_orphan(store: Store, other: Store) -> Non
     await store.servers.join("http://one")
     await accept(store)
     store.release("resp_1")
-    await store._writer.flushed()
+    await store.writer.flushed()
     assert await other.orphans() == (Orphan(queued_response("resp_1", ITEMS[0]), None, is_background=True),)
     (orphan,) = await store.orphans()
     assert await store.claim(orphan)

@@ -151,7 +151,7 @@ async def test_end_and_claim_exclude_each_other(url: str) -> None:
     async with open_store(url, stale=0) as one, open_store(url, stale=0) as two:
         for number in range(20):
             one.begin(begun_response(stored_response(f"resp_{number}")))
-        await one._writer.flushed()
+        await one.writer.flushed()
         orphans = await two.orphans()
         claims = asyncio.gather(*(two.claim(orphan) for orphan in orphans))
         ends = [one.end(stored_response(orphan.stored.response.id), Block(0, 1, b"x")) for orphan in orphans]

@@ -121,14 +121,14 @@ async def test_known_chain_reads_only_what_is_new(store: Store) -> None:
     for number in range(1, 4):
         await store_response(store, stored_response(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
     first = await store.chain("resp_3", "")
-    read, decoded = store._context.database.read, list[int]()
+    read, decoded = store.context.database.read, list[int]()
 
     async def counted(sql: str, *arguments: Value) -> Sequence[Row]:
         found = await read(sql, *arguments)
         decoded.extend(len(found) for _ in found if "tokens" in sql)
         return found
 
-    store._context.database.read = counted  # type: ignore[method-assign]  # counts the responses that are read
+    store.context.database.read = counted  # type: ignore[method-assign]  # counts the responses that are read
     assert await store.chain("resp_3", "") == first
     assert decoded == []
     await store_response(store, stored_response("resp_4", previous_response_id="resp_3"))

@@ -35,8 +35,8 @@ COLUMNS = (
 
 
 async def columns_of(store: Store, owner: str) -> int:
-    await store._writer.flushed()
-    return sum([octets(*row) for sql in COLUMNS for row in await store._context.read(sql, owner)])
+    await store.writer.flushed()
+    return sum([octets(*row) for sql in COLUMNS for row in await store.context.read(sql, owner)])
 
 
 async def check(store: Store) -> dict[str, int]:

@@ -28,7 +28,7 @@ AT_ONCE = -60.0
 
 
 async def rows(store: Store, table: str) -> int:
-    ((count,),) = await store._context.read(f"select count(*) from {table}")
+    ((count,),) = await store.context.read(f"select count(*) from {table}")
     return int(count)
 
 
