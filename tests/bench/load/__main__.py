@@ -1,4 +1,4 @@
-"""Put load on any server of the Responses API, and report what its clients see.
+"""Put load on any server of the Responses API, and report what its clients see and `vllm bench serve` does not.
 
     python -m tests.bench.load URL [--streams N | --rate R] [--requests N | --seconds S] ...
 
@@ -18,7 +18,6 @@ from pydantic_settings import CliApp
 from rich.console import Console
 
 from tests.bench.load.client import Client
-from tests.bench.load.picture import plot
 from tests.bench.load.plan import Plan
 from tests.bench.load.result import Result, read, summary, table, write
 from tests.bench.load.running import Load, measured, shown
@@ -47,13 +46,10 @@ def main(*arguments: str) -> int:
         raise SystemExit("\n".join(faults)) from None
     others = [read(file) for file in plan.beside]
     result = uvloop.run(put_load(plan))
-    results = [result, *others]
     console = Console()
-    console.print(table(results))
+    console.print(table([result, *others]))
     if plan.result:
         write(result, plan.result)
-    if plan.plot:
-        plot(results, plan.plot)
     if warning := result.generator.warning:
         console.print(warning, style="bold yellow")
     return 1 if result.failed == result.requests else 0

@@ -105,13 +105,9 @@ class Plan(BaseSettings):
     slow: Share = Field(0, description="share of the streams that are read slowly")
     slow_bytes: Positive = Field(1000, description="bytes a second that slow readers read")
 
-    slo_ttft: float | None = Field(None, gt=0, description="ms to the first token, for goodput")
-    slo_itl: float | None = Field(None, gt=0, description="ms between tokens, as the mean of a stream, for goodput")
-
     result: Path | None = Field(None, validation_alias=AliasChoices("json"), description="file for the result as JSON")
-    plot: Path | None = Field(None, description="file for the plot, such as load.png")
     beside: list[Path] = Field([], description="results of earlier runs (--json), shown beside this one")
-    name: str | None = Field(None, description="of this run in tables and plots; its URL without it")
+    name: str | None = Field(None, description="of this run in tables; its URL without it")
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

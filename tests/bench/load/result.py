@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,9 +17,6 @@ from rich.table import Table
 from tests.bench.load.client import CANCELLED, Sample
 from tests.bench.load.plan import Plan
 from tests.bench.load.running import Meter
-
-SLICES = 60
-"""Parts of the run, each with its rate of deltas."""
 
 BUSY, LATE = 0.85, 20.0
 """Share of a core, and ms of lag (p99), from which the generator falsifies its figures."""
@@ -82,15 +79,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    good: int
-    """Requests within the bounds for the first token and between tokens."""
     first_token: Distribution
     between_deltas: Distribution
-    per_token: Distribution
-    """One value for each stream: from its first delta to its last, over its output tokens after the first."""
     whole: Distribution
-    deltas: list[float]
-    """Deltas a second, in equal parts of the run."""
     generator: Generator
 
     @property
@@ -102,35 +93,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(set(self.outcomes) - {"completed", "incomplete", CANCELLED})
 
 
-def output_tokens(sample: Sample) -> int:
-    return sample.final.usage.output_tokens if sample.final and sample.final.usage else 0
-
-
-def per_token(sample: Sample) -> float | None:
-    """Return the mean seconds between tokens; None for a stream of one."""
-    count = output_tokens(sample) - 1
-    return (sample.deltas[-1] - sample.deltas[0]) / count if sample.deltas and count > 0 else None
-
-
-def is_good(sample: Sample, plan: Plan) -> bool:
-    if not sample.has_ended or not sample.deltas:
-        return False
-    first, each = sample.deltas[0] - sample.begun, per_token(sample) or 0.0
-    return first * 1e3 <= (plan.slo_ttft or inf) and each * 1e3 <= (plan.slo_itl or inf)
-
-
 def summary(plan: Plan, model: str, samples: Sequence[Sample], seconds: float, meter: Meter) -> Result:
     usages = [sample.final.usage for sample in samples if sample.final and sample.final.usage]
     timed = [sample for sample in samples if not sample.is_slow]
     ended = [sample for sample in timed if sample.has_ended]
-    arrived = np.concatenate([np.frombuffer(sample.deltas) for sample in samples] or [np.empty(0)])
-    begin = arrived.min() if len(arrived) else 0.0
-    counts, _ = np.histogram(arrived, SLICES, (begin, begin + seconds))
     return Result(
         name=plan.name or plan.url,
         model=model,
         when=time.strftime("%Y-%m-%d %H:%M:%S"),
-        options=plan.model_dump(mode="json", exclude={"api_key", "result", "plot", "beside"}),
+        options=plan.model_dump(mode="json", exclude={"api_key", "result", "beside"}),
         seconds=seconds,
         requests=len(samples),
         outcomes=dict(Counter(sample.outcome for sample in samples)),
@@ -138,16 +109,13 @@ def summary(plan: Plan, model: str, samples: Sequence[Sample], seconds: float, m
         input_tokens=sum(usage.input_tokens for usage in usages),
         cached_tokens=sum((d.cached_tokens or 0) for usage in usages if (d := usage.input_tokens_details)),
         output_tokens=sum(usage.output_tokens for usage in usages),
-        good=sum(is_good(sample, plan) for sample in timed),
         first_token=Distribution.of(sample.deltas[0] - sample.begun for sample in timed if sample.deltas),
         between_deltas=Distribution.of(after - before for sample in timed for before, after in pairwise(sample.deltas)),
-        per_token=Distribution.of(gap for sample in ended if (gap := per_token(sample)) is not None),
         whole=Distribution.of(sample.ended - sample.begun for sample in ended),
-        deltas=(counts * SLICES / seconds).tolist(),
         generator=Generator(
             cpu=meter.cpu / seconds,
             lag=Distribution.of(meter.lags or [0.0])[99],
-            us_per_delta=meter.cpu * 1e6 / max(1, len(arrived)),
+            us_per_delta=meter.cpu * 1e6 / max(1, sum(len(sample.deltas) for sample in samples)),
         ),
     )
 
@@ -164,7 +132,6 @@ _ROWS: dict[str, Callable[[Result], float]] = {
     "seconds": lambda result: result.seconds,
     "requests": lambda result: result.requests,
     "requests/s": lambda result: result.requests / result.seconds,
-    "goodput, requests/s": lambda result: result.good / result.seconds,
     "output tokens/s": lambda result: result.output_tokens / result.seconds,
     "input tokens/s": lambda result: result.input_tokens / result.seconds,
     "cached input tokens/s": lambda result: result.cached_tokens / result.seconds,
@@ -173,7 +140,6 @@ _ROWS: dict[str, Callable[[Result], float]] = {
 _TIMES: dict[str, Callable[[Result], Distribution]] = {
     "ms to the first token": lambda result: result.first_token,
     "ms between deltas": lambda result: result.between_deltas,
-    "ms per output token": lambda result: result.per_token,
     "ms of a request": lambda result: result.whole,
 }
 

@@ -30,7 +30,6 @@ from tests.support.processes import free_port
 from tests.support.server import CALL, ENDLESS, running_server, script
 from tests.support.server_process import running_process
 
-PNG = b"\x89PNG"
 CALLED: dict[str, Any] = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
 
 
@@ -68,19 +67,10 @@ def test_figures_of_a_run() -> None:
         sample(outcome="429 rate_limit_exceeded"),
     )
     assert (found.requests, found.failed, found.errors, found.slow) == (5, 1, ["429 rate_limit_exceeded"], 1)
-    assert [times.count for times in (found.first_token, found.between_deltas, found.per_token)] == [3, 3, 2]
+    assert [times.count for times in (found.first_token, found.between_deltas)] == [3, 3]
     assert found.first_token[50] == pytest.approx(300)
-    assert found.per_token.percentiles[0::100] == pytest.approx([50, 100])
     assert found.whole.percentiles[0::100] == pytest.approx([300, 700])
     assert (found.output_tokens, found.input_tokens) == (3 + 5 + 1 + 2, 50)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "good"), [({}, 2), ({"slo_ttft": 150}, 1), ({"slo_itl": 60}, 1), ({"slo_ttft": 150, "slo_itl": 60}, 0)]
-)
-def test_goodput_counts_streams_within_all_bounds(bounds: dict[str, float], good: int) -> None:
-    quick_start, steady = sample(0.1, 0.2, 0.3), sample(0.5, 0.55)
-    assert result(quick_start, steady, sample(0.01, outcome="cancelled"), sample(), **bounds).good == good
 
 
 def test_run_without_answers_has_a_result() -> None:
@@ -250,22 +240,19 @@ async def outcomes(wanted: Plan) -> Counter[str]:
 
 
 async def test_command_loads_a_server_and_reports(tmp_path: Path) -> None:
-    store, kept, picture = str(tmp_path / "store.sqlite3"), tmp_path / "load.json", tmp_path / "load.png"
+    store, kept = str(tmp_path / "store.sqlite3"), tmp_path / "load.json"
     plain = ("--requests", "16", "--streams", "8", "--prompt", "20", "--output", "20", "--json", str(kept))
     async with running_process(store, tmp_path, "slow") as server:
         await put_load(server.url, *plain, "--name", "plain")
         first = read(kept)
         mixed = ("--turns", "3", "--history", "stored", "--cancel", "0.3", "--slow", "0.3", "--slow-bytes", "20000")
-        output = await put_load(
-            server.url, *plain, *mixed, "--beside", str(kept), "--plot", str(picture), "--name", "mixed"
-        )
+        output = await put_load(server.url, *plain, *mixed, "--beside", str(kept), "--name", "mixed")
         second = read(kept)
     assert (first.outcomes, first.output_tokens, first.slow) == ({"incomplete": 16}, 16 * 20, 0)
     assert first.between_deltas.count <= 16 * 19
     assert (second.requests, sum(second.outcomes.values()), second.errors) == (16, 16, [])
     assert second.outcomes["cancelled"] >= 2 <= second.slow
     assert second.input_tokens / second.outcomes["incomplete"] > first.input_tokens / 16
-    assert picture.read_bytes().startswith(PNG)
     assert all(text in output for text in ("plain", "mixed", "ms to the first token, p99", "cancelled"))
 
 
