@@ -50,7 +50,7 @@ class Written:
         return [self.model.vocabulary.token_bytes[token].decode() for token in self.token_ids]
 
 
-def written(family: str, names: tuple[str, str], what: str, length: int) -> Written:
+def output_of_family(family: str, names: tuple[str, str], what: str, length: int) -> Written:
     model = family_model(family)
     encode = model.vocabulary.encode
     words = encode(PROSE)
@@ -142,7 +142,7 @@ async def chat_figures() -> str:
         for what, lengths in LENGTHS.items():
             shortest = 0.0
             for length in lengths:
-                mine, other = await compared(written(family, names, what, length), what, length)
+                mine, other = await compared(output_of_family(family, names, what, length), what, length)
                 shortest = shortest or mine
                 label = f"{'+'.join(names)}, {what}"
                 lines.append(

@@ -30,7 +30,7 @@ Body = Callable[[], dict[str, Any]]
 _numbers = count()
 
 
-def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
+def timed_answer(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
     """Send a request; return the seconds to the first text, and the whole answer."""
     data = json.dumps({"model": NAME, "stream": True, **body}).encode()
     head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -76,7 +76,7 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
 
 
 async def first_tokens(servers: Servers, short: int, long: int) -> list[Comparison]:
-    stored = _response_id((await asyncio.to_thread(answered, servers.ours.port, {"input": long_text()}))[1])
+    stored = _response_id((await asyncio.to_thread(timed_answer, servers.ours.port, {"input": long_text()}))[1])
     found = []
     for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):
         found += await _compared(servers, load, bodies, rounds, requests)
@@ -101,7 +101,7 @@ def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
 async def _cost(server: Server, body: Body, requests: int) -> tuple[float, float]:
     """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds."""
     before = (await server.measured(Look())).used
-    felt = [(await asyncio.to_thread(answered, server.port, body()))[0] for _ in range(requests)]
+    felt = [(await asyncio.to_thread(timed_answer, server.port, body()))[0] for _ in range(requests)]
     return ((await server.measured(Look())).used - before) / requests * 1e3, min(felt) * 1e3
 
 

@@ -41,19 +41,19 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], I
     return written
 
 
-async def answered(install: Install, where: Path) -> list[str]:
+async def texts_of_answer(install: Install, where: Path) -> list[str]:
     markup = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
     async with running_server(ScriptedEngine(script(markup)), where, edit=install) as served:
         return item_texts(final(read_sse(await served.stream({"input": "Hi"}))))
 
 
 async def test_any_function_over_frames_is_a_stage(plugin: Any, tmp_path: Path) -> None:
-    assert await answered(plugin("shout"), tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
+    assert await texts_of_answer(plugin("shout"), tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
 
 
 async def test_plugins_combine_in_order(plugin: Any, tmp_path: Path) -> None:
     redact, shout = load([f"{ROOT / 'tests/examples/redact_emails.py'}:install"]), plugin("shout")
-    both = await answered(lambda pipeline: redact(shout(pipeline)), tmp_path)
+    both = await texts_of_answer(lambda pipeline: redact(shout(pipeline)), tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
 
 

@@ -38,12 +38,12 @@ Json: TypeAlias = Any
 PAGE = (ROOT / "api" / "PARAMETERS.md").read_text()
 
 
-def table() -> list[tuple[str, str]]:
+def promises() -> list[tuple[str, str]]:
     rows = re.findall(r"^\| (`.+?) \| (\w+) \|", PAGE.split("\n##")[0], re.MULTILINE)
     return [(name, promise) for names, promise in rows for name in re.findall(r"`(\w+)`", names)]
 
 
-TABLE = dict(table())
+TABLE = dict(promises())
 PROBES: dict[str, list[Json]] = {
     "model": ["lora"],
     "input": ["Hello", [{"role": "user", "content": "Hello"}], [{"id": "msg_0i0000"}]],
@@ -185,7 +185,7 @@ async def outcome(**body: Json) -> Outcome:
 
 def test_table_has_every_parameter_once() -> None:
     sdk = get_type_hints(ResponseCreateParamsStreaming) | get_type_hints(ResponseCreateParamsNonStreaming)
-    names = [name for name, _ in table()]
+    names = [name for name, _ in promises()]
     assert sorted(names) == sorted(sdk.keys() | CreateResponse.model_fields.keys())
 
 

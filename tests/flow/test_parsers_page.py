@@ -91,7 +91,7 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(*headings: str, rows: Iterable[str]) -> str:
+def markdown_table(*headings: str, rows: Iterable[str]) -> str:
     return "\n".join((row(*headings), "|---" * len(headings) + "|", *rows, ""))
 
 
@@ -109,12 +109,12 @@ def page() -> str:
         (
             HEAD.format(own=code(sorted({*CALLS, *THOUGHTS}), ", ")),
             "## Calls\n",
-            table("parser", "template has", "model type", "read by", rows=calls),
+            markdown_table("parser", "template has", "model type", "read by", rows=calls),
             "## Reasoning\n",
-            table("parser", "template has", "model type", rows=reasoning),
+            markdown_table("parser", "template has", "model type", rows=reasoning),
             "## Templates of vLLM\n",
             "The templates for tools in `examples` of vLLM, each given by `--chat-template` to a model of this type:\n",
-            table("template", "model type", "reasoning", "calls", rows=templates),
+            markdown_table("template", "model type", "reasoning", "calls", rows=templates),
             "The template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
         )
     )

@@ -34,7 +34,7 @@ MORE = " one two three four five six"
 LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 
 
-async def ended(markup: str, body: Json, size: int = 1) -> Response:
+async def response_from(markup: str, body: Json, size: int = 1) -> Response:
     engine = ScriptedEngine(Script(load_encoding().encode_markup(markup), chunk_size=size))
     pipeline = harmony_pipeline(engine)
     return final(await run_request(pipeline, {"input": "?", **body}))
@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[Json, str]] = {
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(("body", "markup"), BROKEN.values(), ids=BROKEN)
 async def test_broken_promise_fails_the_response(body: Json, markup: str, size: int) -> None:
-    response = await ended(f"{markup}<|return|>", body, size)
+    response = await response_from(f"{markup}<|return|>", body, size)
     assert response.status == "failed"
     assert response.error is not None
     assert "could not hold the model to the" in response.error.message
@@ -66,7 +66,7 @@ async def test_broken_promise_fails_the_response(body: Json, markup: str, size: 
 
 @pytest.mark.parametrize("markup", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
 async def test_missing_required_call_fails_the_response(markup: str) -> None:
-    response = await ended(f"{markup}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
+    response = await response_from(f"{markup}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
     assert response.status == "failed"
 
 
@@ -74,15 +74,15 @@ async def test_missing_required_call_fails_the_response(markup: str) -> None:
 async def test_promise_cut_by_the_token_limit_is_incomplete(body: Json, markup: str) -> None:
     """The client's own limit is no failure."""
     limit = len(load_encoding().encode_markup(f"{markup}{MORE}"))
-    response = await ended(f"{markup}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
+    response = await response_from(f"{markup}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
     assert response.status == "incomplete"
 
 
 async def test_turn_that_ends_as_promised_completes() -> None:
     body = {"tools": [STRICT, PATCH], **IN_JSON}
-    response = await ended(f'{THOUGHT}<|channel|>final<|message|>{{"n":1}}<|return|>', body)
+    response = await response_from(f'{THOUGHT}<|channel|>final<|message|>{{"n":1}}<|return|>', body)
     assert response.status == "completed"
     patch = "<|end|><|start|>assistant to=functions.patch<|channel|>commentary code<|message|>aa<|call|>"
-    response = await ended(f"{CALLED}1}}{patch}", body)
+    response = await response_from(f"{CALLED}1}}{patch}", body)
     assert response.status == "completed"
     assert [type(item) for item in response.output] == [FunctionCall, CustomToolCall]

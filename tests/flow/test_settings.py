@@ -71,7 +71,7 @@ Secrets are no options, as every process of the machine can read a command line.
 """
 
 
-def table(section: str, members: Iterable[Option]) -> str:
+def options_table(section: str, members: Iterable[Option]) -> str:
     rows = [
         f"| {', '.join(f'`{flag}`' for flag in each.flags)} | {shown(each)} | {each.description} |" for each in members
     ]
@@ -85,7 +85,7 @@ def shown(option: Option) -> str:
 def test_page_has_every_setting(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     sections = groupby(options(), lambda option: option.section)
-    page = HEAD + "".join(table(section, members) for section, members in sections) + TAIL
+    page = HEAD + "".join(options_table(section, members) for section, members in sections) + TAIL
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
@@ -107,15 +107,15 @@ def test_each_setting_is_declared_in_one_part() -> None:
     assert sorted(declared) == sorted(Settings.model_fields)
 
 
-def read(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def settings_from(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(folder)
     (folder / "penstock.toml").write_text(text)
     return CliApp.run(Settings, cli_args=[]).model_dump()
 
 
 def test_sample_file_is_valid_and_holds_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults = read("", tmp_path, monkeypatch)
-    assert read(sample(), tmp_path, monkeypatch) == defaults
+    defaults = settings_from("", tmp_path, monkeypatch)
+    assert settings_from(sample(), tmp_path, monkeypatch) == defaults
     keys = {
         key.replace("-", "_") for key in tomllib.loads(re.sub(r"^# (?=[a-z-]+ = )", "", sample(), flags=re.MULTILINE))
     }
@@ -125,7 +125,7 @@ def test_sample_file_is_valid_and_holds_the_defaults(tmp_path: Path, monkeypatch
 def test_examples_of_the_sample_file_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = re.sub(r"^# (?=[a-z-]+ = )", "", sample(), flags=re.MULTILINE)
     text = re.sub(r"^(\S+) = .*  # for example (.*)$", r"\1 = \2", text, flags=re.MULTILINE)
-    settings = read(text, tmp_path, monkeypatch)
+    settings = settings_from(text, tmp_path, monkeypatch)
     assert (settings["allow_host"], settings["max_log_len"]) == (["gpubox"], 1000)
 
 

@@ -55,7 +55,7 @@ async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]
         yield served
 
 
-def written(name: str, arguments: Json) -> Script:
+def calling_script(name: str, arguments: Json) -> Script:
     text = json.dumps(arguments, ensure_ascii=False)
     call = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}<|call|>"
     return Script(load_encoding().encode_markup(call))
@@ -69,7 +69,7 @@ def without_nulls(fields: Json) -> Json:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngine], case: Case) -> None:
     name, arguments, fields, output, shown = case
-    served.engine.script = written(name, arguments)
+    served.engine.script = calling_script(name, arguments)
     events = await served.stream_events(BODY)
     (call,) = done_items(events)
     response = events[-1]["response"]
@@ -89,7 +89,7 @@ async def test_shell_or_patch_call_has_its_own_item(served: Server[ScriptedEngin
 @pytest.mark.defect("40")
 async def test_local_shell_may_be_answered_as_a_function(served: Server[ScriptedEngine]) -> None:
     """Some agents answer every call with a function's output."""
-    served.engine.script = written("local_shell", {"command": ["ls"]})
+    served.engine.script = calling_script("local_shell", {"command": ["ls"]})
     (call,) = done_items(await served.stream_events(BODY))
     answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
     await served.stream_events(BODY | {"input": [USER, call, answer]})
@@ -101,7 +101,7 @@ async def test_local_shell_may_be_answered_as_a_function(served: Server[Scripted
 
 @pytest.mark.parametrize("name", ["shell", "local_shell", "apply_patch"])
 async def test_call_without_an_action_never_reaches_the_client(served: Server[ScriptedEngine], name: str) -> None:
-    served.engine.script = written(name, {"input": "rm -rf build"})
+    served.engine.script = calling_script(name, {"input": "rm -rf build"})
     events = await served.stream_events(BODY)
     response = events[-1]["response"]
     assert response["status"] == "completed"
@@ -111,7 +111,7 @@ async def test_call_without_an_action_never_reaches_the_client(served: Server[Sc
 
 
 async def test_model_reads_which_functions_it_can_call(served: Server[ScriptedEngine]) -> None:
-    served.engine.script = written("rm", {})
+    served.engine.script = calling_script("rm", {})
     output = (await served.stream_events(BODY))[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "reasoning"]
     assert (

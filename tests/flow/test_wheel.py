@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     _, *building = shlex.split(commands_of_page()[0], comments=True)
-    run([sys.executable, *building, "-q", "--no-build-isolation"], copy)
+    output_of([sys.executable, *building, "-q", "--no-build-isolation"], copy)
     (path,) = (copy / "dist").glob("penstock-*.whl")
     return path
 
@@ -68,7 +68,7 @@ def commands_of_page() -> list[str]:
     return [command for block in blocks for command in block.replace("\\\n", "").splitlines()]
 
 
-def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
     """Return the output of a command; it must succeed."""
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
@@ -92,7 +92,7 @@ def penstock(wheel: Path, tmp_path: Path) -> Run:
 
     def penstock(*arguments: str | Path) -> str:
         command = [sys.executable, "-m", "penstock.api.cli", *arguments]
-        return run(command, folder, PYTHONPATH=os.pathsep.join((".", str(site))), PYTHONDONTWRITEBYTECODE="1")
+        return output_of(command, folder, PYTHONPATH=os.pathsep.join((".", str(site))), PYTHONDONTWRITEBYTECODE="1")
 
     return penstock
 

@@ -26,7 +26,7 @@ READ_ONLY = ["bus", "fs", "irq", "sys", "sysrq-trigger"]
 """Parts of /proc that Docker hides, and keeps from being written, without ``systempaths=unconfined``."""
 
 
-def run(*command: str | Path, folder: Path = ROOT) -> str:
+def output_of(*command: str | Path, folder: Path = ROOT) -> str:
     """Return the output of a command; it must succeed."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, f"{shlex.join(map(str, command))}: {done.stderr}"
@@ -40,7 +40,7 @@ class Builder:
     folder: Path
 
     def buildah(self, *arguments: str | Path) -> str:
-        return run(
+        return output_of(
             "buildah", "--root", self.folder / "images", "--runroot", self.folder / "mounted", *arguments
         ).strip()
 
@@ -72,7 +72,7 @@ class Builder:
     @staticmethod
     def _chosen() -> dict[str, str]:
         """Return pip's settings of this machine about indexes on the network."""
-        listed = run(sys.executable, "-m", "pip", "config", "list").splitlines()
+        listed = output_of(sys.executable, "-m", "pip", "config", "list").splitlines()
         pairs = (line.partition("=")[::2] for line in listed)
         chosen = {name.rpartition(".")[2]: value.strip("'\"") for name, value in pairs}
         names = ("cert", "extra-index-url", "index-url", "trusted-host")
@@ -99,7 +99,7 @@ class Container:
         return (self.bundle / "log").read_text()
 
     def execute(self, *command: str) -> str:
-        return run(*self._runc, "exec", self.bundle.name, *command)
+        return output_of(*self._runc, "exec", self.bundle.name, *command)
 
     def wait_until_healthy(self, check: Sequence[str]) -> None:
         """Call the image's health check until it passes."""
@@ -114,7 +114,7 @@ class Container:
     def stop(self) -> int:
         """Send it SIGTERM, and return its exit status."""
         if self.process.poll() is None:
-            run(*self._runc, "kill", self.bundle.name, "TERM")
+            output_of(*self._runc, "kill", self.bundle.name, "TERM")
         return self.process.wait(PATIENCE)
 
     def remove(self) -> None:

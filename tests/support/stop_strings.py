@@ -8,7 +8,7 @@ from penstock.pipeline import frames
 from tests.support.parsed_output import ParsedItem, parsed_items, turn_finished
 
 
-def ended(text: str, stops: tuple[str, ...]) -> str:
+def before_stop(text: str, stops: tuple[str, ...]) -> str:
     """``text`` before the first complete stop string, found by trying every position."""
     for end in range(1, len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
@@ -20,7 +20,7 @@ def cut_items(items: Sequence[ParsedItem], stops: tuple[str, ...]) -> list[tuple
     """The items, up to the first message with a stop string, whose text ends before it."""
     cut: list[tuple[str, str]] = []
     for item in items:
-        text = ended(item.text, stops) if item.kind == "Message" else item.text
+        text = before_stop(item.text, stops) if item.kind == "Message" else item.text
         cut.append((item.kind, text))
         if text != item.text:
             break

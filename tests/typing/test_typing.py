@@ -17,20 +17,22 @@ def wrong_lines() -> set[int]:
     return {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
 
 
-def run(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout
 
 
 def test_mypy_rejects_wrong_junctions() -> None:
-    output = run("mypy", "--config-file", "pyproject.toml", "tests/typing/rejected.py", "tests/typing/accepted.py")
+    output = output_of(
+        "mypy", "--config-file", "pyproject.toml", "tests/typing/rejected.py", "tests/typing/accepted.py"
+    )
     found = re.findall(r"^tests/typing/(\w+)\.py:(\d+): error", output, re.MULTILINE)
     assert {(file, int(line)) for file, line in found} == {("rejected", line) for line in wrong_lines()}, output
 
 
 def test_pyright_rejects_wrong_junctions() -> None:
-    report = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(HERE)))
+    report = json.loads(output_of("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(HERE)))
     assert report["summary"]["filesAnalyzed"] == 2
     errors = [found for found in report["generalDiagnostics"] if found["severity"] == "error"]
     found = {(Path(error["file"]).stem, error["range"]["start"]["line"] + 1) for error in errors}

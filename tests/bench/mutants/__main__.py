@@ -97,7 +97,7 @@ class Judge:
         return {test for _, verdict in verdicts(trials, self.covering.seconds, 1) for test in verdict.tests}
 
 
-def table(mutants: Mutants, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
+def outcome_table(mutants: Mutants, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
     """Yield a table of the outcomes in each folder, then a line for each mutant that survived."""
     counts = Counter((mutant.folder, verdicts[name].outcome) for name, mutant in mutants.items())
     yield "| folder | mutants | " + " | ".join(OUTCOMES) + " |"
@@ -163,7 +163,7 @@ def main() -> int:
         judge.judge(mutants, options.budget)
         regressed = compared(judge, mutants, before) if options.against else []
     write(options.out, options.seed, judge.verdicts)
-    print("", *table(mutants, judge.verdicts), sep="\n")
+    print("", *outcome_table(mutants, judge.verdicts), sep="\n")
     for name in before.keys() - mutants.keys():
         print(f"no longer in the product: {name}")
     for name in regressed:

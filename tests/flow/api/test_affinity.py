@@ -35,7 +35,7 @@ def new(servers: Servers) -> int:
     return sum(is_new(prompt.facts) for server in servers for prompt in server.engine.prompts)
 
 
-async def answered(server: ScriptedServer, **body: Any) -> dict[str, Any]:
+async def ended_response(server: ScriptedServer, **body: Any) -> dict[str, Any]:
     status, answer = await server.post(body)
     assert status == 200
     return dict(answer) if not body.get("background") else await server.wait_for_end(answer["id"])
@@ -43,25 +43,25 @@ async def answered(server: ScriptedServer, **body: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_chain_and_its_forks_are_one_conversation(servers: Servers, *, background: bool) -> None:
-    first = await answered(servers[0], input="Hi")
+    first = await ended_response(servers[0], input="Hi")
     for fork in range(2):
         last = first
         for turn, server in zip(range(TURNS), cycle(servers)):
             sent = {"input": f"Fork {fork}, turn {turn}", "instructions": f"Turn {turn}", "background": background}
-            last = await answered(server, **sent, previous_response_id=last["id"])
+            last = await ended_response(server, **sent, previous_response_id=last["id"])
     assert len(conversations(servers)) == new(servers) == 1
-    await answered(servers[1], input="Hello")
+    await ended_response(servers[1], input="Hello")
     assert len(conversations(servers)) == new(servers) == 2
 
 
 async def test_conversation_that_is_sent_again_is_the_chain(servers: Servers) -> None:
     sent: list[Any] = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-    first = await answered(servers[0], input=sent)
+    first = await ended_response(servers[0], input=sent)
     for turn, server in zip(range(TURNS), cycle(servers)):
         output = [{key: value for key, value in item.items() if key != "id"} for item in first["output"]]
         sent += [*output, {"role": "user", "content": f"Turn {turn}"}]
-        await answered(server, input=sent, store=False)
-    await answered(servers[0], input="Go on", previous_response_id=first["id"])
+        await ended_response(server, input=sent, store=False)
+    await ended_response(servers[0], input="Go on", previous_response_id=first["id"])
     assert len(conversations(servers)) == new(servers) == 1
 
 
@@ -69,15 +69,15 @@ async def test_stored_conversation_is_known_by_its_id(servers: Servers) -> None:
     path = await servers[0].create_conversation()
     name = path.rpartition("/")[2]
     for server in servers * 2:
-        await answered(server, input="Hi", conversation=name)
+        await ended_response(server, input="Hi", conversation=name)
     assert conversations(servers) == {name}
     assert new(servers) == 1
 
 
 async def test_prompt_cache_key_joins_conversations(servers: Servers) -> None:
     for number, server in enumerate(servers):
-        first = await answered(server, input=f"Hi {number}", prompt_cache_key="ours")
-        await answered(server, input="Go on", prompt_cache_key="ours", previous_response_id=first["id"])
+        first = await ended_response(server, input=f"Hi {number}", prompt_cache_key="ours")
+        await ended_response(server, input="Go on", prompt_cache_key="ours", previous_response_id=first["id"])
     assert conversations(servers) == {"ours"}
     assert new(servers) == 2
 
@@ -90,7 +90,7 @@ async def test_prepared_response_is_continued_where_it_was_read(servers: Servers
         for turn in range(TURNS):
             last = await client.create(input=f"Turn {turn}", store=store, previous_response_id=last.id)
     if store:
-        await answered(servers[1], input="Go on", previous_response_id=last.id)
+        await ended_response(servers[1], input="Go on", previous_response_id=last.id)
     assert len(conversations(servers)) == 1
 
 
@@ -99,6 +99,6 @@ async def test_same_beginning_is_one_conversation_until_the_first_output(servers
     greeting = {"role": "assistant", "content": "How can I help?"}
     for number, question in enumerate(["Sing.", "Rhyme."]):
         asked = [greeting, {"role": "user", "content": question}]
-        await answered(servers[0], input=asked)
-        await answered(servers[1], input=[*asked, greeting, {"role": "user", "content": "Go on."}])
+        await ended_response(servers[0], input=asked)
+        await ended_response(servers[1], input=[*asked, greeting, {"role": "user", "content": "Go on."}])
         assert len(conversations(servers)) == number + 1

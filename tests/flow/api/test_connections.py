@@ -242,7 +242,7 @@ async def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 LARGE = {"input": "x" * 1_900}
 
 
-async def answered(server: PacedServer, body: dict[str, str]) -> aiohttp.ClientResponse:
+async def read_answer(server: PacedServer, body: dict[str, str]) -> aiohttp.ClientResponse:
     async with server.client.post(f"{server.url}/v1/responses", json=body) as answer:
         await answer.read()
         return answer
@@ -255,15 +255,15 @@ async def test_large_bodies_beyond_the_limit_are_refused_until_others_end(crowde
         writer.write(posted("Content-Length: 2000\r\n") + b" " * 1_999)
         writers.append(writer)
     async with asyncio.timeout(120):
-        while (refused := await answered(crowded, LARGE)).status != 503:
+        while (refused := await read_answer(crowded, LARGE)).status != 503:
             await asyncio.sleep(0.01)
         assert refused.headers["Retry-After"] == "1"
         assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
-        assert (await answered(crowded, {"input": "Hi"})).status == 200
+        assert (await read_answer(crowded, {"input": "Hi"})).status == 200
         for writer in writers:
             writer.close()
             await writer.wait_closed()
-        while (await answered(crowded, LARGE)).status != 200:
+        while (await read_answer(crowded, LARGE)).status != 200:
             await asyncio.sleep(0.01)
 
 

@@ -195,7 +195,7 @@ CODE = re.findall(r"```python\n(.*?)```", (ROOT / "api" / "EMBEDDING.md").read_t
 async def test_the_site_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_STORE", str(tmp_path / "store.sqlite3"))
     monkeypatch.chdir(ROOT)
-    guide = runpy.run_path(str(written(tmp_path, CODE[0])))
+    guide = runpy.run_path(str(code_file(tmp_path, CODE[0])))
     headers = {"Authorization": "Bearer alice-token"}
     with bind("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/llm/v1/models"
@@ -208,12 +208,12 @@ async def test_the_site_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.M
             assert (refused.status, answer.status) == (403, 200)
 
 
-def written(folder: Path, code: str) -> Path:
+def code_file(folder: Path, code: str) -> Path:
     (folder / "guide.py").write_text(code)
     return folder / "guide.py"
 
 
 def test_the_pipeline_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(ROOT)
-    runpy.run_path(str(written(tmp_path, CODE[1])))
+    runpy.run_path(str(code_file(tmp_path, CODE[1])))
     assert capsys.readouterr().out == "Hello! How can I help you today?"

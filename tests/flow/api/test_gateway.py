@@ -127,7 +127,7 @@ async def served_through(
             await engine.close()
 
 
-async def answered(server: Server[VllmHttpEngine], **body: Any) -> Json:
+async def completed_response(server: Server[VllmHttpEngine], **body: Any) -> Json:
     status, answer = await server.post(body)
     assert status == 200
     assert answer["status"] == "completed"
@@ -137,7 +137,9 @@ async def answered(server: Server[VllmHttpEngine], **body: Any) -> Json:
 async def test_gateway_gets_token_ids_a_model_and_a_salt_but_no_text(tmp_path: Path) -> None:
     async with served_through(tmp_path, FakeVllm(encode(HELLO))) as (server, gateway):
         body = {"instructions": "The word is sesame.", "input": "What is the word?", "cache_salt": "pepper"}
-        answer = await answered(server, model="nonsense", temperature=0.25, max_output_tokens=77, seed=5, **body)
+        answer = await completed_response(
+            server, model="nonsense", temperature=0.25, max_output_tokens=77, seed=5, **body
+        )
         assert answer["output"][-1]["content"][0]["text"] == "Hello!"
     (prompt,) = gateway.prompts
     token_ids, sampling = prompt.pop("token_ids"), prompt["sampling_params"]
@@ -157,9 +159,12 @@ async def test_gateway_need_not_tokenize(tmp_path: Path) -> None:
 async def test_turn_goes_to_the_engine_that_has_read_the_turn_before(tmp_path: Path) -> None:
     """The prompt of a turn begins with the tokens of the turn before."""
     async with served_through(tmp_path, *(FakeVllm(encode(HELLO)) for _ in range(3))) as (server, gateway):
-        firsts = [await answered(server, input=f"Story {number}: " + "Once upon a time. " * 40) for number in range(3)]
+        firsts = [
+            await completed_response(server, input=f"Story {number}: " + "Once upon a time. " * 40)
+            for number in range(3)
+        ]
         for first in reversed(firsts):
-            await answered(server, input="Go on.", previous_response_id=first["id"])
+            await completed_response(server, input="Go on.", previous_response_id=first["id"])
     assert gateway.chosen == [0, 1, 2, 2, 1, 0]
 
 

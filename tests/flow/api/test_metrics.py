@@ -37,7 +37,7 @@ async def scraped(served: ApiClient, **headers: str) -> Counter[str]:
     return Counter({f"{each.name}{sorted(each.labels.values())}": each.value for each in samples})
 
 
-def ended(mode: str, status: str = "completed") -> str:
+def responses_metric(mode: str, status: str = "completed") -> str:
     return f"penstock_responses_total{sorted(['', mode, status, 'tiny'])}"
 
 
@@ -66,7 +66,7 @@ async def test_stream_is_measured(served: PacedServer, growth: Difference) -> No
     response = final(read_sse(await served.stream({"input": "Hi", "temperature": 0.5})))
     assert response.usage is not None
     seen = await growth.seen()
-    assert seen[ended("stream")] == 1
+    assert seen[responses_metric("stream")] == 1
     assert seen["penstock_response_duration_seconds_count['stream', 'tiny']"] == 1
     assert seen["penstock_time_to_first_event_seconds_count['tiny']"] == 1
     assert seen["penstock_time_to_first_token_seconds_count['tiny']"] == 1
@@ -89,7 +89,7 @@ async def test_modes_are_told_apart(served: PacedServer, growth: Difference) -> 
         assert (await scraped(served))["penstock_websocket_connections[]"] == 1
     seen = await growth.seen()
     for mode in ("sync", "background", "websocket"):
-        assert seen[ended(mode)] == 1
+        assert seen[responses_metric(mode)] == 1
     assert seen["penstock_time_to_first_token_seconds_count['tiny']"] == 1  # only a stream has a first token
 
 
@@ -106,7 +106,7 @@ async def test_open_stream_and_its_loss_are_measured(served: PacedServer, growth
     assert after["penstock_responses_running['stream', 'tiny']"] == -1
     assert after["penstock_client_disconnects_total['stream']"] == 1
     assert after["penstock_http_requests_total['/v1/responses', '499', 'POST']"] == 1
-    assert after[ended("stream", "cancelled")] == 1
+    assert after[responses_metric("stream", "cancelled")] == 1
 
 
 async def test_resumed_stream_is_measured(served: PacedServer, growth: Difference) -> None:

@@ -82,24 +82,24 @@ async def loading() -> AsyncGenerator[str, None]:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-async def answered(method: str, url: str, **options: Any) -> tuple[int, Any, str]:
+async def refusal_of(method: str, url: str, **options: Any) -> tuple[int, Any, str]:
     async with aiohttp.ClientSession() as client, client.request(method, url, **options) as answer:
         return answer.status, await answer.json(), answer.headers["Retry-After"]
 
 
 async def test_server_that_loads_says_for_how_long() -> None:
     async with loading() as url:
-        status, answer, _ = await answered("GET", f"{url}/ready")
+        status, answer, _ = await refusal_of("GET", f"{url}/ready")
         assert (status, answer["status"]) == (503, "not ready")
         assert answer["reasons"][0].startswith("Loading tiny, for ")
-        assert (await answered("GET", f"{url}/health"))[:2] == (503, {"status": "starting"})
+        assert (await refusal_of("GET", f"{url}/health"))[:2] == (503, {"status": "starting"})
 
 
 async def test_server_that_loads_asks_clients_to_come_back() -> None:
     async with loading() as url:
         for method in ("POST", "GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
             options = {"json": {"input": "Hi" * 10_000}} if method == "POST" else {}
-            status, answer, retry = await answered(method, f"{url}/v1/responses", **options)
+            status, answer, retry = await refusal_of(method, f"{url}/v1/responses", **options)
             assert (status, answer["error"]["code"], retry) == (503, "server_starting", "5")
         async with aiohttp.ClientSession() as client, client.head(f"{url}/health") as answer:
             assert (answer.status, await answer.read()) == (503, b"")
@@ -111,7 +111,7 @@ async def test_broken_connection_does_not_stop_the_answers(sent: bytes) -> None:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(sent)
-        assert (await answered("GET", f"{url}/health"))[0] == 503
+        assert (await refusal_of("GET", f"{url}/health"))[0] == 503
 
 
 async def test_address_is_answered_at_every_moment_of_the_start(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def steering_event(client: SocketClient, lane: Lane = None) -> Json:
     return frame
 
 
-async def ended(client: SocketClient, lane: Lane = None) -> Response:
+async def next_ended(client: SocketClient, lane: Lane = None) -> Response:
     """Return the response that ends next; events before its end are dropped."""
     while (frame := await client.frame(lane))["type"] not in ("response.completed", "response.incomplete"):
         assert frame["type"] not in KINDS
@@ -92,7 +92,7 @@ async def test_successor_goes_on_with_the_new_input(
     assert accepted["steer"] == {"id": accepted["steer"]["id"], "previous_response_id": first}
     served.engine.hold(1_000)
     served.engine.say_all()
-    steered = await ended(client, lane)
+    steered = await next_ended(client, lane)
     assert (steered.id, steered.incomplete_details) == (first, STEERED)
     assert [item.__struct_config__.tag for item in steered.output] == ["reasoning"]
     successor = final(await client.stream(lane))
@@ -118,7 +118,7 @@ async def test_every_input_is_read_in_order(served: PacedServer, client: SocketC
     assert len(ids) == 3
     served.engine.hold(1_000)
     served.engine.say_all()
-    await ended(client)
+    await next_ended(client)
     await client.stream()
     prompt = served.prompt_text()
     places = [prompt.index(text) for text in ("One.", "Two.", "Three.")]
@@ -131,10 +131,10 @@ async def test_successor_is_steered_too(served: PacedServer, client: SocketClien
         await steer(client, chain[-1])
         await steering_event(client)
         served.engine.say_all()
-        assert (await ended(client)).incomplete_details == STEERED
+        assert (await next_ended(client)).incomplete_details == STEERED
         chain.append(await began(client))
     served.engine.say_all()
-    last = await ended(client)
+    last = await next_ended(client)
     assert (last.id, last.previous_response_id, last.status) == (chain[-1], chain[-2], "completed")
 
 
@@ -145,7 +145,7 @@ async def test_response_at_its_last_item_is_completed_and_succeeded(served: Pace
     await steering_event(client)
     served.engine.hold(1_000)
     served.engine.say_all()
-    assert (await ended(client)).status == "completed"
+    assert (await next_ended(client)).status == "completed"
     assert final(await client.stream()).previous_response_id == first
 
 
@@ -156,7 +156,7 @@ async def test_input_waits_for_the_outputs_of_the_client(served: PacedServer, cl
     accepted = await steering_event(client)
     served.engine.hold(1_000)
     served.engine.say_all()
-    called = await ended(client)
+    called = await next_ended(client)
     (call,) = [item for item in called.output if item.__struct_config__.tag == "function_call"]
     pending = await steering_event(client)
     assert pending["steer"] == accepted["steer"]
@@ -177,7 +177,7 @@ async def test_input_is_returned_if_its_lane_goes_on_without_it(served: PacedSer
     accepted = await steering_event(client)
     served.engine.hold(1_000)
     served.engine.say_all()
-    await ended(client)
+    await next_ended(client)
     await steering_event(client)
     await client.send(input="Another thing.")
     failed = await steering_event(client)
@@ -205,7 +205,7 @@ async def test_wrong_input_is_returned(served: PacedServer, client: SocketClient
     assert (failed["error"]["code"], failed["error"]["type"]) == (code, "invalid_request_error")
     assert failed["steer"] == {"previous_response_id": first, "input": fields.get("given", "Stop.")}
     served.engine.say_all()
-    assert (await ended(client)).status == "completed"
+    assert (await next_ended(client)).status == "completed"
 
 
 async def test_unknown_and_ended_responses_are_not_steered(served: PacedServer, client: SocketClient) -> None:
@@ -234,7 +234,7 @@ async def test_responses_of_other_modes_are_not_steered(
     await steer(client, first)
     assert (await steering_event(client))["error"]["code"] == "steering_not_supported"
     served.engine.say_all()
-    assert (await ended(client)).status == "completed"
+    assert (await next_ended(client)).status == "completed"
 
 
 async def test_pending_inputs_have_a_bound(served: PacedServer, client: SocketClient) -> None:
@@ -245,7 +245,7 @@ async def test_pending_inputs_have_a_bound(served: PacedServer, client: SocketCl
     assert types == ["response.steer.accepted"] * MOST_PENDING + ["response.steer.failed"]
     served.engine.hold(1_000)
     served.engine.say_all()
-    await ended(client)
+    await next_ended(client)
     assert final(await client.stream()).status == "completed"
 
 
@@ -265,7 +265,7 @@ async def test_input_without_a_successor_is_returned(served: PacedServer, client
     served.engine.script = Script(refusal=EngineOverloaded("It is full."))
     served.engine.hold(1_000)
     served.engine.say_all()
-    assert (await ended(client)).incomplete_details == STEERED
+    assert (await next_ended(client)).incomplete_details == STEERED
     failed = await steering_event(client)
     assert (failed["error"]["code"], failed["steer"]["id"]) == ("successor_creation_failed", accepted["steer"]["id"])
     assert (failed["error"]["message"], failed["steer"]["input"]) == ("It is full.", "Stop.")

@@ -43,7 +43,7 @@ async def store_of_its_own(request: pytest.FixtureRequest, kind: str, folder: Pa
         await connection.close()
 
 
-async def run(command: str, store: str, backup: Path) -> None:
+async def run_shell(command: str, store: str, backup: Path) -> None:
     path = os.pathsep.join((str(programs_of_postgres()), os.environ["PATH"]))
     environment = os.environ | {"STORE": store, "BACKUP": str(backup), "PATH": path}
     done = await asyncio.to_thread(
@@ -65,12 +65,12 @@ async def test_backup_of_a_running_server_restores_what_was_stored(
         items = await server.conversation_items(conversation)
         running = await server.start_background()
         await wait_until_stored(store, running, 5)
-        await run(save, store, backup)
+        await run_shell(save, store, backup)
         await server.wait_for_end(running)
         later = await server.start_background()
         await server.kill(signal.SIGTERM)
 
-        await run(restore, store, backup)
+        await run_shell(restore, store, backup)
         await server.start()
         assert await server.get_response(kept["id"]) == kept
         assert await server.replay(kept["id"]) == stream
@@ -84,5 +84,5 @@ async def test_backup_of_a_running_server_restores_what_was_stored(
 async def test_backup_of_sqlite_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     store, backup = tmp_path / "store.sqlite3", tmp_path / "backup"
     async with running_process(str(store), tmp_path):
-        await run(SQLITE[0], str(store), backup)
+        await run_shell(SQLITE[0], str(store), backup)
     assert backup.stat().st_mode & 0o077 == 0

@@ -50,7 +50,7 @@ async def asynchronous(url: str) -> AsyncGenerator[openai.AsyncOpenAI, None]:
         yield client
 
 
-def answered(connection: Any, **fields: Any) -> Response:
+def response_over(connection: Any, **fields: Any) -> Response:
     """Create a response on a connection, and return it as it ends."""
     connection.response.create(model="tiny-gpt-oss", temperature=0, **fields)
     for event in connection:
@@ -62,9 +62,9 @@ def answered(connection: Any, **fields: Any) -> Response:
 
 def test_connection_goes_on_without_a_store(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
-        first = answered(connection, input="Say hello.", store=False)
+        first = response_over(connection, input="Say hello.", store=False)
         assert first.output_text == HELLO
-        second = answered(connection, input="Say hello.", store=False, previous_response_id=first.id)
+        second = response_over(connection, input="Say hello.", store=False, previous_response_id=first.id)
     assert second.output_text == HELLO
     assert first.usage
     assert second.usage
@@ -73,9 +73,9 @@ def test_connection_goes_on_without_a_store(client: openai.OpenAI) -> None:
 
 def test_connection_prepares_a_response(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
-        prepared = answered(connection, input="Say hello.", store=False, generate=False)
+        prepared = response_over(connection, input="Say hello.", store=False, generate=False)
         assert prepared.output == []
-        response = answered(connection, input="Say hello.", store=False, previous_response_id=prepared.id)
+        response = response_over(connection, input="Say hello.", store=False, previous_response_id=prepared.id)
         assert response.output_text == HELLO
 
 

@@ -34,7 +34,7 @@ def did(response: Response) -> list[Any]:
     return [item for item in response.output if item.type not in ("reasoning", "message")]
 
 
-def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
+def response_by(client: openai.OpenAI, way: str, body: Any) -> Response:
     """Create a response as an object, as a stream, in the background, or both; return it at its end."""
     match way:
         case "object":
@@ -57,12 +57,12 @@ def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
 
 @pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
 def test_tool_items_are_the_same_in_every_mode(client: openai.OpenAI, tools: Any, way: str) -> None:
-    response = answered(client, way, request_body("Set x to 20 in Python, then double it.", tools))
+    response = response_by(client, way, request_body("Set x to 20 in Python, then double it.", tools))
     assert (response.status, response.output_text) == ("completed", "Twice 20 is 40.")
     *listings, first, second = did(response)
     assert [listing.server_label for listing in listings] == ["docs", "calculator"]
     assert (first.code, second.code, second.outputs[0].logs) == ("x = 20", "print(x * 2)", "40\n")
-    response = answered(client, way, request_body("Ask the docs server about penstock.", tools))
+    response = response_by(client, way, request_body("Ask the docs server about penstock.", tools))
     assert (response.status, response.output_text) == ("completed", "The docs say what a penstock is.")
     call = did(response)[-1]
     assert (call.name, call.output) == ("search", "penstock: a pipe that leads water to a turbine")

@@ -107,7 +107,7 @@ def image(url: str = RED_URL) -> Json:
     return {"type": "input_image", "image_url": url}
 
 
-def read(response: Response) -> int:
+def input_tokens_of(response: Response) -> int:
     assert response.usage is not None
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     return response.usage.input_tokens
@@ -115,9 +115,9 @@ def read(response: Response) -> int:
 
 async def test_image_tokens_are_counted_by_the_engine(seeing: Seeing) -> None:
     assert seeing.chat.sees_images
-    without = read(await seeing.answer(text()))
+    without = input_tokens_of(await seeing.answer(text()))
     for count in (1, 2, MOST_IMAGES):
-        assert read(await seeing.answer(text(), *[image()] * count)) == without + count * TOKENS_PER_IMAGE
+        assert input_tokens_of(await seeing.answer(text(), *[image()] * count)) == without + count * TOKENS_PER_IMAGE
 
 
 async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
@@ -134,10 +134,10 @@ async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
 async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
     gallery = Gallery()
     async with web_server(gallery.show) as url:
-        shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOOPBACK))
+        shown = input_tokens_of(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOOPBACK))
         assert gallery.seen == ["/a.png"]
     fetched = seeing.first()
-    assert read(await seeing.answer(text(), image())) == shown
+    assert input_tokens_of(await seeing.answer(text(), image())) == shown
     assert alike(seeing.first(), fetched)
 
 
@@ -166,7 +166,7 @@ async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
     salted = [await seeing.answer(long, image(), cache_salt=salt) for salt in ("a", "a", "b")]
     cached = [response.usage.input_tokens_details.cached_tokens for response in salted if response.usage]
     assert cached[1] > cached[0] == cached[2]
-    assert len({read(response) for response in salted}) == 1
+    assert len({input_tokens_of(response) for response in salted}) == 1
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
         await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
         await seeing.answer(text(), image(), image(data_url(png(width=99, height=99)[:-30])))
-    overhead = read(await seeing.answer(text(""))) + MOST_IMAGES
+    overhead = input_tokens_of(await seeing.answer(text(""))) + MOST_IMAGES
     with pytest.raises(ContextTooLong) as long:
         await seeing.answer(text("x" * (CONTEXT_LENGTH - overhead - 5)), *[image()] * MOST_IMAGES)
     assert [refused.value.param for refused in (many, broken, long)] == ["input"] * 3

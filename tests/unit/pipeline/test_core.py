@@ -90,7 +90,7 @@ def nested() -> Pipeline[Letter, Number]:
     return Pipeline.start("count", count).then("twice", Twice(turn)).then("add", Add(1))
 
 
-async def run(pipeline: Pipeline[Letter, Any]) -> list[Any]:
+async def frames_from(pipeline: Pipeline[Letter, Any]) -> list[Any]:
     async with pipeline.open(letters()) as frames:
         return [frame async for frame in frames]
 
@@ -103,7 +103,7 @@ def names(pipeline: Pipeline[Any, Any]) -> list[str]:
 
 
 async def test_frames_flow_in_order() -> None:
-    assert await run(numbers()) == [Number(1), Number(2), Number(3)]
+    assert await frames_from(numbers()) == [Number(1), Number(2), Number(3)]
 
 
 async def test_edits_return_new_pipelines() -> None:
@@ -115,7 +115,7 @@ async def test_edits_return_new_pipelines() -> None:
         .remove("keep")
     )
     assert names(edited) == ["count", "add", "more"]
-    assert await run(edited) == [Number(7), Number(8), Number(9)]
+    assert await frames_from(edited) == [Number(7), Number(8), Number(9)]
     assert names(original) == ["count", "add"]
 
 
@@ -127,21 +127,21 @@ async def test_pipeline_is_cut_at_a_name() -> None:
 
 
 async def test_inner_stages_are_reached_by_name() -> None:
-    assert await run(nested()) == [Number(v) for v in (111, 111, 112, 112, 113, 113)]
+    assert await frames_from(nested()) == [Number(v) for v in (111, 111, 112, 112, 113, 113)]
     edited = (
         nested()
         .replace("shift", Add(0))
         .insert_after("double", "more", Add(1000))
         .insert_before("double", "keep", keep)
     )
-    assert await run(edited.remove("keep")) == [Number(v) for v in (1011, 1011, 1012, 1012, 1013, 1013)]
+    assert await frames_from(edited.remove("keep")) == [Number(v) for v in (1011, 1011, 1012, 1012, 1013, 1013)]
     assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
 
 
 async def test_one_stage_replaces_neighbours() -> None:
     edited = nested().replace("shift", Add(0), first="double")
     assert names(edited.inner("twice")) == ["shift"]
-    assert await run(edited) == [Number(v) for v in (1, 1, 2, 2, 3, 3)]
+    assert await frames_from(edited) == [Number(v) for v in (1, 1, 2, 2, 3, 3)]
     assert names(numbers().replace("add", count, first="count")) == ["add"]
     for first, last in (("double", "add"), ("shift", "double"), ("count", "shift")):
         with pytest.raises(LookupError, match=f"no stage named '{last}' comes with or after '{first}' in its pipeline"):
@@ -264,7 +264,7 @@ async def plus(source: AsyncIterator[Number], *, amount: int) -> AsyncGenerator[
 async def test_methods_and_partials_are_stages() -> None:
     partials = (partial(times, 3), partial(plus, amount=1))
     pipeline = numbers().then("method", Scale().method).then("times", partials[0]).then("plus", partials[1])
-    assert await run(pipeline) == [Number(7), Number(13), Number(19)]
+    assert await frames_from(pipeline) == [Number(7), Number(13), Number(19)]
     for stage in (Scale().method, *partials):
         with pytest.raises(JunctionError, match="gives Letter, and wrong takes Number"):
             Pipeline.start("letters", keep_letters).insert_after("letters", "wrong", stage)
@@ -407,7 +407,7 @@ async def test_leaving_closes_downstream_first(leave: Leave) -> None:
 
 async def test_end_of_source_closes_every_stage() -> None:
     log = Log()
-    assert await run(watched(log)) == [Letter("a"), Letter("b"), Letter("c")]
+    assert await frames_from(watched(log)) == [Letter("a"), Letter("b"), Letter("c")]
     assert sorted(log.closed) == ["one", "three", "two"]
 
 

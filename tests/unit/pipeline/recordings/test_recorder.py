@@ -83,7 +83,7 @@ async def request_of(text: str = "Hi") -> CreateResponse:
     return read_request(body, Envelope(body=body, is_recorded=True))
 
 
-async def answered(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
+async def frames_of_answer(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
     """All frames that the pipeline makes of a request."""
     return await passed(pipeline, await request_of(text))
 
@@ -105,7 +105,7 @@ class Refusing(ScriptedEngine):
 async def test_turn_that_waited_for_room_is_recorded_once(tmp_path: Path) -> None:
     engine = Refusing(turns=(script(LOST), script()), refusals=[EngineOverloaded("full")] * 3)
     async with recorder(tmp_path / "r") as taps:
-        assert (await answered(flow(taps, engine)))[-1].response.status == "completed"
+        assert (await frames_of_answer(flow(taps, engine)))[-1].response.status == "completed"
     assert not engine.refusals
     folder = only_recording(tmp_path / "r")
     assert len(read_stage(folder, "render").frames) == 2
@@ -118,7 +118,7 @@ async def test_turn_that_waited_for_room_is_recorded_once(tmp_path: Path) -> Non
 async def test_refused_turn_is_recorded_as_a_failure(tmp_path: Path) -> None:
     engine = Refusing(turns=(script(LOST),), refusals=[EngineFailed("no more")])
     async with recorder(tmp_path / "r") as taps:
-        assert (await answered(flow(taps, engine)))[-1].response.status == "failed"
+        assert (await frames_of_answer(flow(taps, engine)))[-1].response.status == "failed"
     for stage in ("generate", "parse"):
         failure = read_stage(only_recording(tmp_path / "r"), stage).end.failure
         assert failure is not None
@@ -130,9 +130,9 @@ async def test_request_is_recorded_with_its_own_response_only(tmp_path: Path) ->
     engine = ScriptedEngine(script())
     async with recorder(tmp_path / "r") as taps:
         pipeline = flow(taps, engine)
-        [waiting] = await answered(pipeline.through("normalize"))
+        [waiting] = await frames_of_answer(pipeline.through("normalize"))
         assert isinstance(waiting, ResolvedRequest)
-        await answered(pipeline, "Another one.")
+        await frames_of_answer(pipeline, "Another one.")
         await passed(pipeline.from_stage("record normalize"), waiting)
     assert "request.json" not in recorded_files(tmp_path / "r" / waiting.facts.response.id)
     assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
@@ -141,7 +141,7 @@ async def test_request_is_recorded_with_its_own_response_only(tmp_path: Path) ->
 async def test_frame_times_count_from_start_of_response(tmp_path: Path) -> None:
     ticks = count(start=1000)
     async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
-        await answered(flow(taps, ScriptedEngine(script())))
+        await frames_of_answer(flow(taps, ScriptedEngine(script())))
     folder = only_recording(tmp_path / "r")
     stages = ("normalize", "render", "generate", "parse", "emit")
     times = sorted(timed.at for stage in stages for timed in read_stage(folder, stage).timed if timed.at is not None)
@@ -154,7 +154,7 @@ async def test_frame_times_count_from_start_of_response(tmp_path: Path) -> None:
 async def test_conversed_frames_are_kept_if_recorded_alone(tmp_path: Path) -> None:
     """The file stays even after a single turn, if no other file has the parsed frames."""
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
-        await answered(flow(taps, ScriptedEngine(script())))
+        await frames_of_answer(flow(taps, ScriptedEngine(script())))
     assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
 
 
@@ -169,7 +169,7 @@ async def test_changed_events_are_recorded_as_sent(tmp_path: Path) -> None:
         return pipeline.insert_after("persist", "shout", shout)
 
     async with recorder(tmp_path / "r") as taps:
-        sent = await answered(flow(taps, ScriptedEngine(script()), install))
+        sent = await frames_of_answer(flow(taps, ScriptedEngine(script()), install))
     folder = only_recording(tmp_path / "r")
     recording = read_stage(folder, "persist")
     assert "".join(frame.delta for frame in recording.frames if type(frame) in DELTAS) == "A GREETING.HELLO!"
@@ -180,7 +180,7 @@ async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
     """A message may quote anything, so without texts only the kind of the error is written."""
     engine = ScriptedEngine(script(error=EngineFailed("It broke at quokka 7.")))
     async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
-        await answered(flow(taps, engine))
+        await frames_of_answer(flow(taps, engine))
     folder = only_recording(tmp_path / "r")
     failure = read_stage(folder, "generate").end.failure
     assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
@@ -192,7 +192,7 @@ async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
 async def test_refused_request_leaves_no_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(EngineOverloaded):
-            await answered(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
+            await frames_of_answer(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full")))))
     assert list((tmp_path / "r").iterdir()) == []
     assert "cut" not in caplog.text
 
@@ -228,7 +228,7 @@ async def test_recording_ends_at_its_first_gap(tmp_path: Path, caplog: pytest.Lo
 
 async def test_nothing_is_recorded_without_room(tmp_path: Path) -> None:
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
-        await answered(flow(taps, ScriptedEngine(script())))
+        await frames_of_answer(flow(taps, ScriptedEngine(script())))
     assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 
 
@@ -251,7 +251,7 @@ async def test_failing_redaction_cuts_its_recording_only(tmp_path: Path, caplog:
     redactions = iter([Failing(), Redaction()])
     async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
         pipeline = flow(taps, engine)
-        cut, whole = [(await answered(pipeline))[-1].response for _ in range(2)]
+        cut, whole = [(await frames_of_answer(pipeline))[-1].response for _ in range(2)]
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
     assert record.exc_info
@@ -359,7 +359,7 @@ async def test_partial_writes_are_completed(tmp_path: Path, monkeypatch: pytest.
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:
-        await answered(flow(taps, ScriptedEngine(script())))
+        await frames_of_answer(flow(taps, ScriptedEngine(script())))
     assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script().token_ids) + 2)
 
 
@@ -370,7 +370,7 @@ async def test_shutdown_does_not_wait_for_a_hanging_disk(
     monkeypatch.setattr(module, "LAST_WRITES", 0.05)
     monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))
     taps = Recorder(tmp_path / "r", after=("generate",))
-    await answered(flow(taps, ScriptedEngine(script())))
+    await frames_of_answer(flow(taps, ScriptedEngine(script())))
     await taps.close()
     assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
     hangs.set()

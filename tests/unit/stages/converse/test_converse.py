@@ -124,16 +124,16 @@ async def test_shell_call_starts_without_an_action() -> None:
     assert [frame for frame in yielded if isinstance(frame, frames.CallStarted)] == [frames.CallStarted()]
 
 
-def written(opening: frames.ItemOpened, text: str, *token_ids: int) -> list[frames.ParsedFrame]:
+def item_of_tokens(opening: frames.ItemOpened, text: str, *token_ids: int) -> list[frames.ParsedFrame]:
     """The frames of an item with these token ids."""
     return [*item(opening, text)[:-1], frames.ItemClosed(complete=True, token_ids=token_ids)]
 
 
 async def test_tokens_and_results_are_kept_by_item_id() -> None:
-    ran = written(frames.CodeCallOpened(), "1", 1, 2)
+    ran = item_of_tokens(frames.CodeCallOpened(), "1", 1, 2)
     spoken, listed = (
-        written(frames.MessageOpened("commentary"), "So.", 4, 5),
-        written(frames.ShellCallOpened(), '{"cmd": ["ls"]}', 3),
+        item_of_tokens(frames.MessageOpened("commentary"), "So.", 4, 5),
+        item_of_tokens(frames.ShellCallOpened(), '{"cmd": ["ls"]}', 3),
     )
     table = ScriptedConverse(
         [turn(ran), turn(spoken, listed), turn(answer())], tool=ScriptedTool([ToolResult("a"), ToolResult("b")])

@@ -28,7 +28,7 @@ from tests.support.frames import (
 CALLED: Frames = (started(prompt_tokens=10), *mcp_call("{}"), finished(output_tokens=5, cached_tokens=0))
 
 
-def ended(*turns: Frames) -> Response:
+def response_of(*turns: Frames) -> Response:
     return final(checked(written_events(frame for turn in turns for frame in turn)))
 
 
@@ -41,13 +41,13 @@ def counts(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0
 
 
 def test_usage_is_summed_over_turns() -> None:
-    response = ended(CALLED[:-1], (counts(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
+    response = response_of(CALLED[:-1], (counts(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
     assert response.usage == Usage(50, InputTokensDetails(15), 12, OutputTokensDetails(3, 25), 62)
 
 
 def test_details_have_lists_only_with_raw_messages() -> None:
     """Clients check that the details of OpenAI's usage are numbers."""
-    usage, detailed = ended(server_turns()).usage, ended(raw_turns()).usage
+    usage, detailed = response_of(server_turns()).usage, response_of(raw_turns()).usage
     numbers: dict[str, dict[str, int]] = msgspec.to_builtins(usage)
     assert all(type(value) is int for name in numbers if name.endswith("details") for value in numbers[name].values())
     assert detailed == Usage(
@@ -57,27 +57,27 @@ def test_details_have_lists_only_with_raw_messages() -> None:
 
 def test_prompt_tokens_of_the_engine_take_precedence() -> None:
     """Images are many tokens to the engine, but placeholders in the prompt."""
-    response = ended((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
+    response = response_of((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.total_tokens) == (35, 57)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
 def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_tools: int) -> None:
-    response = ended(CALLED[:-1], (counts(5),), turn(prompt_tokens, 1))
+    response = response_of(CALLED[:-1], (counts(5),), turn(prompt_tokens, 1))
     assert response.usage is not None
     assert response.usage.output_tokens_details.tool_output_tokens == from_tools
 
 
 def test_listing_tools_is_no_turn() -> None:
-    response = ended(server_turns())
+    response = response_of(server_turns())
     assert response.usage is not None
     assert response.usage.input_tokens == 7 + 50
 
 
 def test_completion_time_covers_all_turns() -> None:
     first = (started(created_at=1000), *mcp_call("{}"), finished(duration=1.5))
-    assert ended(first, (started(), finished(duration=2.0))).completed_at == 1003
+    assert response_of(first, (started(), finished(duration=2.0))).completed_at == 1003
 
 
 def raw(*texts: str) -> RawMessages:
@@ -100,7 +100,7 @@ def raw_turns() -> Frames:
 
 
 def test_raw_messages_cover_all_turns() -> None:
-    response = ended(raw_turns())
+    response = response_of(raw_turns())
     assert response.input_messages == PROMPT
     assert response.output_messages == (*FIRST, *RESULT, *SECOND)
 
@@ -130,7 +130,7 @@ def test_each_turn_has_its_own_format() -> None:
     free, held = started(text=text), started(text=text)
     held = replace(held, held_to_grammar=True)
     good = (free, *message("Let me see."), finished(), held, *message("{}"), finished())
-    assert ended(good).status == "completed"
+    assert response_of(good).status == "completed"
     writer = ResponseWriter()
     with pytest.raises(EngineFailed, match="format of this request"):
         for frame in (*good[:-4], *message("No.")):

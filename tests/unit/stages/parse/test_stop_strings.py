@@ -23,7 +23,7 @@ from tests.support.parsed_output import (
     turn_finished,
     turn_started,
 )
-from tests.support.stop_strings import check_turn, ended
+from tests.support.stop_strings import before_stop, check_turn
 
 letters = st.text("ab", max_size=30)
 stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
@@ -37,7 +37,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 def test_text_ends_at_the_first_stop_string(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
     machine = StopStrings(stops)
     passed = [machine.feed(piece) for piece in pieces(text, cuts)]
-    assert "".join([*passed, machine.flush()]) == ended(text, stops)
+    assert "".join([*passed, machine.flush()]) == before_stop(text, stops)
     assert machine.found == any(stop in text for stop in stops)
 
 

@@ -12,7 +12,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from tests.support.requests import MANY, MESSAGE, PART, Json
 
 
-def read(shape: type[Body], body: Json) -> Body:
+def read_as(shape: type[Body], body: Json) -> Body:
     return read_body(json.dumps(body).encode(), shape)
 
 
@@ -20,7 +20,7 @@ def read(shape: type[Body], body: Json) -> Body:
 def test_items_are_read_as_in_requests(wide: int) -> None:
     items = [MESSAGE, {"id": "msg_1"}, {"role": "user", "content": [PART] * wide}]
     for shape in (CreateConversation, AddItems):
-        body = read(shape, {"items": items, "unknown": 5, "input": 5})
+        body = read_as(shape, {"items": items, "unknown": 5, "input": 5})
         assert body == shape.model_validate({"items": items})
     assert isinstance(body, AddItems)
     assert [type(item) for item in body.items] == [MessageItem, ItemReference, MessageItem]
@@ -28,9 +28,9 @@ def test_items_are_read_as_in_requests(wide: int) -> None:
 
 @pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])
 def test_optional_fields_may_be_missing_or_null(shape: type[Body]) -> None:
-    read(shape, {"items": [], "metadata": None})
+    read_as(shape, {"items": [], "metadata": None})
     if shape is CreateConversation:
-        assert read(shape, {}) == read(shape, {"items": None}) == CreateConversation()
+        assert read_as(shape, {}) == read_as(shape, {"items": None}) == CreateConversation()
 
 
 PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
@@ -61,11 +61,11 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
 )
 def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
-        read(shape, body)
+        read_as(shape, body)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("length", [1, MANY])
 def test_values_on_the_limit_are_accepted(length: int) -> None:
     body = {"items": [{"role": "user", "content": "x" * length}] * 20, "metadata": PAIRS}
-    assert read(CreateConversation, body) == CreateConversation.model_validate(body)
+    assert read_as(CreateConversation, body) == CreateConversation.model_validate(body)

@@ -40,7 +40,7 @@ def model() -> ChatModel:
     return ChatModel(vocabulary, EndingTemplate(""), parsers, (vocabulary.marks["<|end|>"],), {})
 
 
-def read(
+def items_in(
     model: ChatModel, text: str, *, prompt: str = HEADER, size: int = 1, is_cut: bool = False
 ) -> list[tuple[str, str, str]]:
     vocabulary = model.vocabulary
@@ -74,7 +74,7 @@ BLOCKS = {
 @pytest.mark.parametrize("size", [1, 3, 500])
 @pytest.mark.parametrize("text", BLOCKS)
 def test_blocks_are_items(text: str, size: int, model: ChatModel) -> None:
-    assert read(model, text, size=size) == BLOCKS[text]
+    assert items_in(model, text, size=size) == BLOCKS[text]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_blocks_are_items(text: str, size: int, model: ChatModel) -> None:
     [(f"{HEADER}{REASONING}", "Reasoning"), (f"{HEADER}{TEXT}", "Message"), (END, "Message"), ("", "Message")],
 )
 def test_prompt_may_begin_the_first_block(prompt: str, kind: str, model: ChatModel) -> None:
-    assert read(model, "So be it", prompt=prompt) == [(kind, "", "So be it")]
+    assert items_in(model, "So be it", prompt=prompt) == [(kind, "", "So be it")]
 
 
 def test_cut_call_is_no_text(model: ChatModel) -> None:
     text = f"{TEXT}I ask.{END}{HEADER}{CALL}{PARIS}"
     for end in range(text.index(CALL) + len(CALL), len(text)):
-        message, *calls = read(model, text[:end], is_cut=True)
+        message, *calls = items_in(model, text[:end], is_cut=True)
         assert message == ("Message", "", "I ask.")
         assert all(ASKED[2].startswith(call[2]) and call[:2] == ASKED[:2] for call in calls)
 
@@ -96,7 +96,9 @@ def test_cut_call_is_no_text(model: ChatModel) -> None:
 @pytest.mark.slow
 def test_cost_of_a_long_call_is_flat(model: ChatModel) -> None:
     def cost(words: int) -> int:
-        return count_instructions(lambda: read(model, f"{CALL}{PARIS.replace('Paris', 'a warm city ' * words)}{END}"))
+        return count_instructions(
+            lambda: items_in(model, f"{CALL}{PARIS.replace('Paris', 'a warm city ' * words)}{END}")
+        )
 
     assert cost(400) < 5 * cost(100)
 
@@ -112,7 +114,7 @@ BETWEEN = st.sampled_from([END, f"{END}{HEADER}", f"{END}{HEADER}get_weather", f
 @example([(f"{TEXT}<|", END), (f"{CALL}{PARIS}", END)], 1)
 def test_blocks_are_read_as_vllm_reads_them(model: ChatModel, blocks: list[tuple[str, str]], size: int) -> None:
     text = "".join(block + between for block, between in blocks)
-    items = read(model, text, size=size)
+    items = items_in(model, text, size=size)
     reasoning, content, calls = theirs(model, text)
     assert spoken(items, "Reasoning") == "".join((reasoning or "").split())
     assert spoken(items, "Message") == "".join((content or "").split())

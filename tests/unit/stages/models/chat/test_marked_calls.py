@@ -25,7 +25,7 @@ NAMES = ("get_weather", "get_time")
 Read = list[tuple[str, str]]
 
 
-def read(form: CallForm, text: str, cuts: Any = (), *, cut: bool = False) -> Read:
+def calls_and_texts(form: CallForm, text: str, cuts: Any = (), *, cut: bool = False) -> Read:
     """Return the calls by name, and the texts with an empty name."""
     syntax = MarkedCalls(form, NAMES)
     spans = pairwise([0, *sorted(cuts), len(text)])
@@ -82,14 +82,17 @@ CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 )
 def test_calls_and_texts_are_read(form: CallForm, text: str, expected: Read) -> None:
     for size in (1, 3, len(text)):
-        assert read(form, text, range(size, len(text), size)) == expected
+        assert calls_and_texts(form, text, range(size, len(text), size)) == expected
 
 
 @pytest.mark.parametrize("form", [MARKED, BARE])
 def test_a_cut_call_keeps_its_arguments_and_shows_no_half_of_its_head(form: CallForm) -> None:
     text = f"{form.begins[0]}[{CALL}"
     for length in range(len(form.begins[0]), len(text)):
-        assert read(form, text[:length], cut=True) in ([], [("get_weather", text[text.index('{"city') : length][:17])])
+        assert calls_and_texts(form, text[:length], cut=True) in (
+            [],
+            [("get_weather", text[text.index('{"city') : length][:17])],
+        )
 
 
 JSON = st.recursive(
@@ -108,7 +111,7 @@ def test_any_calls_in_any_pieces_are_read(
 ) -> None:
     listed = [{name: given} if form.is_keyed else {"name": name, "arguments": given} for name, given in calls]
     text = form.begins[0] + json.dumps(listed, indent=indent, ensure_ascii=is_ascii)
-    found = read(form, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20)))
+    found = calls_and_texts(form, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20)))
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
@@ -126,8 +129,8 @@ SOUP = st.lists(st.sampled_from((*WORDS, *'{}[]"\\,;:\n 1aé', CALL)), max_size=
 
 @given(SOUP, st.sampled_from(FORMS), st.data())
 def test_no_text_outside_calls_is_lost_in_any_pieces(text: str, form: CallForm, data: st.DataObject) -> None:
-    whole = read(form, text)
-    assert read(form, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20))) == whole
+    whole = calls_and_texts(form, text)
+    assert calls_and_texts(form, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20))) == whole
     if all(not name for name, _ in whole):
         assert "".join(piece for _, piece in whole) == text
 
@@ -167,7 +170,7 @@ def test_no_text_outside_calls_is_lost_in_any_pieces(text: str, form: CallForm, 
 )
 def test_python_calls_are_translated(text: str, expected: dict[str, Any]) -> None:
     for size in (1, 3, len(text)):
-        [(name, arguments)] = read(PYTHON, text, range(size, len(text), size))
+        [(name, arguments)] = calls_and_texts(PYTHON, text, range(size, len(text), size))
         assert (name, json.loads(arguments)) == ("get_weather", expected)
 
 
@@ -175,12 +178,12 @@ def test_python_calls_are_translated(text: str, expected: dict[str, Any]) -> Non
     "text", ["[max(a=1, b=2)] is how you write it.", "[1, 2]", "[a link](https://x.example)", "Call [get_time()] now."]
 )
 def test_text_with_brackets_is_no_python_call(text: str) -> None:
-    assert read(PYTHON, text) == [("", text)]
+    assert calls_and_texts(PYTHON, text) == [("", text)]
 
 
 def test_several_python_calls_and_text_after_them() -> None:
     text = "<|python_start|>[get_time(), get_weather(city='Paris')]<|python_end|>Done."
-    assert read(PYTHON, text, range(1, len(text))) == [("get_time", "{}"), PARIS, ("", "Done.")]
+    assert calls_and_texts(PYTHON, text, range(1, len(text))) == [("get_time", "{}"), PARIS, ("", "Done.")]
 
 
 PYTHON_VALUES = st.recursive(
@@ -200,7 +203,7 @@ def test_any_python_calls_in_any_pieces_are_translated(
 ) -> None:
     written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls]
     text = f"[{', '.join(written)}]"
-    found = read(PYTHON, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20)))
+    found = calls_and_texts(PYTHON, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20)))
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
@@ -224,8 +227,8 @@ PYTHON_SOUP = st.lists(
 
 @given(PYTHON_SOUP, st.data())
 def test_any_text_gives_the_same_in_any_pieces(text: str, data: st.DataObject) -> None:
-    whole = read(PYTHON, text)
-    assert read(PYTHON, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20))) == whole
+    whole = calls_and_texts(PYTHON, text)
+    assert calls_and_texts(PYTHON, text, data.draw(st.sets(st.integers(0, len(text)), max_size=20))) == whole
     for name, arguments in whole:
         if name:
             json.loads(arguments)
@@ -248,7 +251,7 @@ def test_calls_with_a_head_keep_all_lines_of_their_arguments(one: str, arguments
     text = f"I look.<｜tool▁calls▁begin｜>{call}\n{call}<｜tool▁calls▁end｜>Done."
     expected = [("", "I look."), *[("get_weather", arguments)] * 2, ("", "Done.")]
     for size in (1, 3, len(text)):
-        assert read(DEEPSEEK, text, range(size, len(text), size)) == expected
+        assert calls_and_texts(DEEPSEEK, text, range(size, len(text), size)) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,4 +259,4 @@ def test_calls_with_a_head_keep_all_lines_of_their_arguments(one: str, arguments
 )
 def test_marks_without_a_head_are_text(text: str) -> None:
     for size in (1, 3, len(text)):
-        assert read(DEEPSEEK, text, range(size, len(text), size)) == [("", text)]
+        assert calls_and_texts(DEEPSEEK, text, range(size, len(text), size)) == [("", text)]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 every_parser = pytest.mark.parametrize("parser", CALL_MARKUP)
 
 
-def read(
+def items_in(
     parser: str, token_ids: list[int], reason: FinishReason = "stop", tools: Toolset = CHAT_TOOLS, size: int = 1
 ) -> list[ParsedItem]:
     frames: list[TokenFrame] = [
@@ -54,7 +54,7 @@ def test_call_is_read(parser: str, city: str) -> None:
     is_json = json.dumps(CITY) in CALL_MARKUP[parser]
     text = CALL_MARKUP[parser].replace(CITY, json.dumps(city, ensure_ascii=False)[1:-1] if is_json else city)
     for size in (1, 3, 1000):
-        (item,) = read(parser, tokens(parser, text + END), size=size)
+        (item,) = items_in(parser, tokens(parser, text + END), size=size)
         assert (item.kind, item.name, item.complete) == ("FunctionCall", "get_weather", True)
         loses_it = parser == "step3" and "<" in city  # mended in vLLM 0.33
         assert json.loads(item.text) == ({} if loses_it else {"city": city})
@@ -65,7 +65,7 @@ def test_call_that_is_cut_loses_no_text_before_it(parser: str) -> None:
     token_ids = tokens(parser, "Let me look.\n" + CALL_MARKUP[parser].replace(CITY, "Paris"))
     first = len(tokens(parser, "Let me look.\n"))
     for count in range(first, len(token_ids)):
-        items = read(parser, token_ids[:count], "length")
+        items = items_in(parser, token_ids[:count], "length")
         assert items[0].kind == "Message"
         assert items[0].text.startswith("Let me look.")
         assert all(item.complete for item in items[:-1])
@@ -87,10 +87,10 @@ def test_pieces_of_calls_become_items(parser: str, data: st.DataObject) -> None:
     token_ids = tokens(parser, text)
     reason: FinishReason = data.draw(st.sampled_from(("stop", "length")))
     tools = data.draw(st.sampled_from([CHAT_TOOLS, Toolset(), Toolset(CHAT_TOOLS.tools, "none")]))
-    items = read(parser, token_ids, reason, tools)
+    items = items_in(parser, token_ids, reason, tools)
     marks = marked_model(parser).vocabulary.mark_ids
     words = [token for token in token_ids if token not in marks]
     if reason == "stop" and marked_model(parser).vocabulary.decode(words).strip():
         assert items
     for size in (2, 1000):
-        assert items_in_brief(read(parser, token_ids, reason, tools, size)) == items_in_brief(items)
+        assert items_in_brief(items_in(parser, token_ids, reason, tools, size)) == items_in_brief(items)

@@ -21,7 +21,7 @@ from tests.support.examples import examples
 from tests.support.parsed_output import OPENINGS, parse_harmony_frames, turn_started
 
 
-def read(*history: items.Item, **results: str) -> str:
+def prompt_of(*history: items.Item, **results: str) -> str:
     """The prompt text for ``items``; a result is named by the item's position, as in ``_1``."""
     known = {history[int(position[1:])].id: result for position, result in results.items()}
     prompt = harmony.prompt_text(replace(harmony.conversation(*history), results=known))
@@ -40,7 +40,7 @@ FORGOTTEN = "The result of this call is no longer known."
 
 
 def test_mcp_call_is_rendered_with_its_output() -> None:
-    assert read(harmony.mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
+    assert prompt_of(harmony.mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
         called("my.wiki-2.read/all-of.it", '{"a": 1}', "commentary", "json")
         + returned("my.wiki-2.read/all-of.it", "Text.", "commentary")
     )
@@ -60,7 +60,7 @@ def test_mcp_call_is_rendered_with_its_output() -> None:
 )
 def test_error_of_a_failed_call_is_rendered(error: dict[str, Any], told: str) -> None:
     failed = harmony.mcp_call("read", output=None, status="failed", error=error)
-    assert read(failed).endswith(returned("docs.read", told, "commentary"))
+    assert prompt_of(failed).endswith(returned("docs.read", told, "commentary"))
 
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])
@@ -70,16 +70,18 @@ def test_interrupted_server_side_call_is_omitted(status: items.CallStatus) -> No
         harmony.code_call("print(", status=status),
         harmony.web_call(status, type="search", query=""),
     ]
-    assert read(*cut) == read(*cut, _1="", _2="") == ""
-    assert read(*cut, _1="KeyboardInterrupt") == called("python", "print(") + returned("python", "KeyboardInterrupt")
+    assert prompt_of(*cut) == prompt_of(*cut, _1="", _2="") == ""
+    assert prompt_of(*cut, _1="KeyboardInterrupt") == called("python", "print(") + returned(
+        "python", "KeyboardInterrupt"
+    )
 
 
 def test_code_call_has_its_trained_form() -> None:
     code = harmony.code_call("print(1)\n", "1\n", "2")
-    assert read(code, _0="[1]") == called("python", "print(1)\n") + returned("python", "[1]")
-    assert read(code, _0="") == called("python", "print(1)\n") + returned("python", "")
-    assert read(code) == called("python", "print(1)\n") + returned("python", "1\n2")
-    assert read(harmony.code_call("x")) == called("python", "x") + returned("python", FORGOTTEN)
+    assert prompt_of(code, _0="[1]") == called("python", "print(1)\n") + returned("python", "[1]")
+    assert prompt_of(code, _0="") == called("python", "print(1)\n") + returned("python", "")
+    assert prompt_of(code) == called("python", "print(1)\n") + returned("python", "1\n2")
+    assert prompt_of(harmony.code_call("x")) == called("python", "x") + returned("python", FORGOTTEN)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +98,16 @@ def test_code_call_has_its_trained_form() -> None:
 )
 def test_browser_call_is_rebuilt_from_its_action(action: dict[str, Any], recipient: str, arguments: str) -> None:
     went = harmony.web_call(**action)
-    assert read(went, _0="[0] A") == called(f"browser.{recipient}", arguments) + returned(
+    assert prompt_of(went, _0="[0] A") == called(f"browser.{recipient}", arguments) + returned(
         f"browser.{recipient}", "[0] A"
     )
-    assert read(went).endswith(returned(f"browser.{recipient}", FORGOTTEN))
+    assert prompt_of(went).endswith(returned(f"browser.{recipient}", FORGOTTEN))
 
 
 def test_search_without_a_result_lists_its_sources() -> None:
     sources = [{"type": "url", "url": "https://a.example/"}, {"type": "url", "url": "https://b.example/"}]
     went = harmony.web_call(type="search", query="x", sources=sources)
-    assert read(went).endswith(returned("browser.search", "https://a.example/\nhttps://b.example/"))
+    assert prompt_of(went).endswith(returned("browser.search", "https://a.example/\nhttps://b.example/"))
 
 
 def test_shell_commands_are_a_container_call() -> None:
@@ -117,8 +119,8 @@ def test_shell_commands_are_a_container_call() -> None:
     request = harmony.shell_call("ls", "cat b c", timeout_ms=500)
     arguments = r'{"cmd": ["bash", "-lc", "ls\ncat b c"], "timeout": 500}'
     told = "a\nb\nno c\nThe command ended with exit code 2.\nThe command took too long."
-    assert read(request, ran) == called("container.exec", arguments) + returned("container.exec", told)
-    assert read(request, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
+    assert prompt_of(request, ran) == called("container.exec", arguments) + returned("container.exec", told)
+    assert prompt_of(request, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
 
 
 FORMS: dict[str, tuple[items.Item, items.Item, str, str]] = {
@@ -147,18 +149,18 @@ FORMS: dict[str, tuple[items.Item, items.Item, str, str]] = {
 def test_client_side_calls_are_functions(name: str) -> None:
     made, answer, arguments, told = FORMS[name]
     recipient = f"functions.{name}"
-    assert read(made, answer) == called(recipient, arguments, "commentary", "json") + returned(
+    assert prompt_of(made, answer) == called(recipient, arguments, "commentary", "json") + returned(
         recipient, told, "commentary"
     )
-    assert read(replace(made, status="incomplete")) == ""
-    assert arguments in read(replace(made, status="incomplete"), answer)
+    assert prompt_of(replace(made, status="incomplete")) == ""
+    assert arguments in prompt_of(replace(made, status="incomplete"), answer)
 
 
 def test_refused_call_is_answered_with_the_reason() -> None:
     request = harmony.approval("write", '{"a": 1}')
     ahead = called("docs.write", '{"a": 1}', "commentary", "json")
     for reason, told in ((None, "The user did not approve of this call."), ("Too late", "this call: Too late")):
-        prompt = read(request, harmony.decision(request, approve=False, reason=reason))
+        prompt = prompt_of(request, harmony.decision(request, approve=False, reason=reason))
         assert prompt.startswith(ahead + "<|start|>docs.write to=assistant<|channel|>commentary<|message|>")
         assert prompt.endswith(f"{told}<|end|>")
 
@@ -167,14 +169,14 @@ def test_approved_call_is_rendered_once() -> None:
     """The approval request is omitted, as the call is a separate item."""
     request = harmony.approval("write")
     made = replace(harmony.mcp_call("write"), approval_request_id=request.id)
-    assert read(request, harmony.decision(request, approve=True)) == read(request) == ""
-    assert read(request, harmony.decision(request, approve=True), made) == read(made)
+    assert prompt_of(request, harmony.decision(request, approve=True)) == prompt_of(request) == ""
+    assert prompt_of(request, harmony.decision(request, approve=True), made) == prompt_of(made)
 
 
 def test_tool_list_is_no_message() -> None:
-    assert read(
+    assert prompt_of(
         items.McpListTools("mcpl_1", "docs", (items.ListedTool("read", {}),)), harmony.message("user", "?")
-    ) == read(harmony.message("user", "?"))
+    ) == prompt_of(harmony.message("user", "?"))
 
 
 MIDDLE: dict[str, tuple[items.Item, ...]] = {
@@ -190,14 +192,14 @@ def test_calls_within_reasoning_are_dropped_with_it(middle: tuple[items.Item, ..
     kept: list[items.Item] = [harmony.call("f", "{}"), harmony.output("1"), harmony.mcp_call("read")]
     request, again = harmony.message("user", "?"), harmony.message("user", "!")
     turn: list[items.Item] = [request, thought, *middle, *kept, answer, again]
-    assert read(*turn) == read(request, *kept, answer, again)
-    assert read(*turn, thought, *middle) == read(request, *kept, answer, again, thought, *middle)
-    assert len(read(again, thought, *middle)) > len(read(again, thought))
+    assert prompt_of(*turn) == prompt_of(request, *kept, answer, again)
+    assert prompt_of(*turn, thought, *middle) == prompt_of(request, *kept, answer, again, thought, *middle)
+    assert len(prompt_of(again, thought, *middle)) > len(prompt_of(again, thought))
 
 
 def test_output_is_dropped_with_its_call() -> None:
     answer = harmony.message("assistant", "So.", phase="final_answer")
-    assert read(harmony.shell_call("ls"), answer, harmony.shell_output({"stdout": "a"})) == read(answer)
+    assert prompt_of(harmony.shell_call("ls"), answer, harmony.shell_output({"stdout": "a"})) == prompt_of(answer)
 
 
 def test_message_before_a_server_side_call_is_commentary() -> None:
@@ -208,7 +210,7 @@ def test_message_before_a_server_side_call_is_commentary() -> None:
         harmony.shell_call("ls"),
         harmony.approval("w"),
     ):
-        assert "<|channel|>commentary<|message|>I look." in read(harmony.message("assistant", "I look."), then)
+        assert "<|channel|>commentary<|message|>I look." in prompt_of(harmony.message("assistant", "I look."), then)
 
 
 # Any items
@@ -302,9 +304,9 @@ def test_rendered_call_parses_to_the_same_call(kind: str, shown: str) -> None:
 
 
 def test_undeclared_tool_keeps_its_name() -> None:
-    prompt = read(harmony.call("search", "{}", namespace="browser"), harmony.output("There is no such tool."))
+    prompt = prompt_of(harmony.call("search", "{}", namespace="browser"), harmony.output("There is no such tool."))
     assert prompt == called("browser.search", "{}", "commentary", "json") + returned(
         "browser.search", "There is no such tool.", "commentary"
     )
     python = items.CodeInterpreterCall("ci_1", "1", "", "completed")
-    assert read(python, _0="There is no such tool.").endswith(returned("python", "There is no such tool."))
+    assert prompt_of(python, _0="There is no such tool.").endswith(returned("python", "There is no such tool."))

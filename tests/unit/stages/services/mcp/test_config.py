@@ -11,7 +11,7 @@ import pytest
 from penstock.stages.services.mcp.config import HttpServer, StdioServer, WrongServers, read_servers
 
 
-def written(folder: Path, servers: Any) -> Path:
+def config_file(folder: Path, servers: Any) -> Path:
     path = folder / "mcp.json"
     path.write_text(json.dumps({"mcpServers": servers}))
     return path
@@ -20,7 +20,7 @@ def written(folder: Path, servers: Any) -> Path:
 def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FILES_TOKEN", "f1")
     monkeypatch.setenv("WIKI", "w2")
-    path = written(
+    path = config_file(
         tmp_path,
         {
             "files": {"command": "npx", "args": ["-y", "it"], "env": {"TOKEN": "${FILES_TOKEN}"}, "cwd": "/srv"},
@@ -63,7 +63,7 @@ def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_error_names_label_and_key(tmp_path: Path, servers: Any, says: str) -> None:
     with pytest.raises(WrongServers, match=says):
-        read_servers(written(tmp_path, servers))
+        read_servers(config_file(tmp_path, servers))
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

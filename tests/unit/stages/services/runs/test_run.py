@@ -81,7 +81,7 @@ def begun(runs: RunRegistry, events: Iterable[ResponseEvent] = (), **fields: Any
     return run
 
 
-async def ended(run: Run, events: Events) -> None:
+async def end_with(run: Run, events: Events) -> None:
     *rest, last = events
     assert isinstance(last, TerminalEvent)
     for event in rest:
@@ -89,7 +89,7 @@ async def ended(run: Run, events: Events) -> None:
     await run.end(last)
 
 
-async def read(run: Run, after: int = -1) -> Events:
+async def events_after(run: Run, after: int = -1) -> Events:
     async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
         return [event async for event in events]
 
@@ -108,10 +108,10 @@ async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Cloc
     run = begun(runs)
     readers = []
     for at, event in enumerate(EVENTS[:-1]):
-        readers += [asyncio.create_task(read(run, after)) for after in (-1, at, LAST - 1)]
+        readers += [asyncio.create_task(events_after(run, after)) for after in (-1, at, LAST - 1)]
         run.append(event)
         await clock.move(FLUSH_SECONDS if at % 9 == 8 else 0)  # sometimes long enough for a block to be sealed
-    await ended(run, EVENTS[-1:])
+    await end_with(run, EVENTS[-1:])
     seen = await asyncio.gather(*readers)
     assert seen[0::3] == [EVENTS] * LAST
     assert seen[1::3] == [EVENTS[at + 1 :] for at in range(LAST)]
@@ -122,22 +122,24 @@ async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Cloc
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
 async def test_finished_run_is_read_to_its_end(runs: RunRegistry, after: int) -> None:
     run = begun(runs)
-    await ended(run, EVENTS)
-    assert [to_sse(event) for event in await read(run, after)] == [to_sse(event) for event in EVENTS[after + 1 :]]
+    await end_with(run, EVENTS)
+    assert [to_sse(event) for event in await events_after(run, after)] == [
+        to_sse(event) for event in EVENTS[after + 1 :]
+    ]
 
 
 async def test_reader_beyond_the_end_gets_the_last_event(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:9])
     run.fail(RunInterrupted())
-    (last,) = await read(run, 50)
-    assert last == replace((await read(run))[-1], sequence_number=51)
+    (last,) = await events_after(run, 50)
+    assert last == replace((await events_after(run))[-1], sequence_number=51)
     assert [event async for event in read_stored_log(run.response, await runs.store.blocks("resp_1"), 50)] == [last]
 
 
 async def test_end_keeps_its_number_for_a_reader_beyond_it(runs: RunRegistry) -> None:
     run = begun(runs)
-    await ended(run, EVENTS)
-    assert await read(run, 50) == EVENTS[-1:]
+    await end_with(run, EVENTS)
+    assert await events_after(run, 50) == EVENTS[-1:]
     stored = read_stored_log(run.response, await runs.store.blocks("resp_1"), 50)
     assert [event async for event in stored] == EVENTS[-1:]
 
@@ -146,24 +148,24 @@ async def test_slow_reader_delays_no_run(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:1])
     async with aclosing(run.follow()) as events:
         seen = [await anext(events)]
-        await ended(run, EVENTS[1:])
+        await end_with(run, EVENTS[1:])
         assert seen + [event async for event in events] == EVENTS
 
 
 async def test_reader_may_leave(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:3])
-    leaving, staying = asyncio.create_task(read(run)), asyncio.create_task(read(run))
+    leaving, staying = asyncio.create_task(events_after(run)), asyncio.create_task(events_after(run))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
-    await ended(run, EVENTS[3:])
+    await end_with(run, EVENTS[3:])
     assert await staying == EVENTS
 
 
 async def test_reading_a_long_log_yields_to_other_tasks(runs: RunRegistry) -> None:
     events = frames.written_events((frames.started(), *frames.message(*"word " * 1000), frames.finished()))
     run = begun(runs)
-    await ended(run, events)
+    await end_with(run, events)
     blocks = await runs.store.blocks("resp_1")
     for reading in (run.follow(), read_stored_log(run.response, blocks)):
         turns = 0
@@ -192,14 +194,14 @@ async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock)
     assert await stored_events(runs.store) == EVENTS[:7]
     await clock.move(FLUSH_SECONDS)
     assert await stored_events(runs.store) == EVENTS[:8]
-    await ended(run, EVENTS[8:])
+    await end_with(run, EVENTS[8:])
 
 
 async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
     events = frames.written_events((frames.started(), *frames.message(*"word " * 500), frames.finished()))
     run = begun(runs, events[:FLUSH_EVENTS])
     assert await stored_events(runs.store) == events[:FLUSH_EVENTS]
-    await ended(run, events[FLUSH_EVENTS:])
+    await end_with(run, events[FLUSH_EVENTS:])
     assert await stored_events(runs.store) == events
 
 
@@ -209,7 +211,7 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     run.keep(ItemTokens("rs_10000", (1, 2)))
     run.keep(ItemResult("ci_10001", "7\n"))
     assert runs.get("resp_1", "") is run
-    await ended(run, EVENTS)
+    await end_with(run, EVENTS)
     kept = await runs.store.get("resp_1", "")
     assert kept == StoredResponse(final(EVENTS), frames.INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
     assert await stored_events(runs.store) == EVENTS
@@ -220,8 +222,8 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
 async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     events = frames.written_events((frames.started(store=False), *TURN[1:]))
     run = begun(runs, store=False)
-    reading = asyncio.create_task(read(run))
-    await ended(run, events)
+    reading = asyncio.create_task(events_after(run))
+    await end_with(run, events)
     assert await reading == events
     assert len(runs) == 0
     assert await runs.store.get("resp_1", "") is None
@@ -231,7 +233,7 @@ async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
     run = runs.begin(with_facts(beginning(), origin=Origin("ann")))
     assert runs.get("resp_1", "ann") is run
     assert runs.get("resp_1", "") is None
-    await ended(run, EVENTS)
+    await end_with(run, EVENTS)
     assert await runs.store.get("resp_1", "") is None
     assert await runs.store.get("resp_1", "ann") is not None
 
@@ -242,7 +244,7 @@ async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
 async def test_end_waits_for_its_commit(uneasy: RunRegistry, faulty: FaultyDatabase, clock: Clock) -> None:
     faulty.stalls.clear()
     run = begun(uneasy)
-    reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
+    reading, ending = asyncio.create_task(events_after(run)), asyncio.create_task(end_with(run, EVENTS))
     await clock.move(COMMIT_WAIT * 0.9)
     assert not reading.done()
     assert not ending.done()
@@ -260,7 +262,7 @@ async def test_end_waits_for_the_store_for_a_bounded_time(
     if fault == "stalls":
         faulty.stalls.clear()
     run = begun(uneasy)
-    reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
+    reading, ending = asyncio.create_task(events_after(run)), asyncio.create_task(end_with(run, EVENTS))
     await clock.move(COMMIT_WAIT * 0.9)
     assert not ending.done()
     await clock.move(COMMIT_WAIT * 0.1)
@@ -302,7 +304,7 @@ async def test_run_ended_early_has_a_terminal_event(
     runs: RunRegistry, upto: int, error: StageError | None, status: str
 ) -> None:
     run = begun(runs, EVENTS[:upto])
-    reading = asyncio.create_task(read(run))
+    reading = asyncio.create_task(events_after(run))
     await asyncio.sleep(0)
     end_early(run, error)
     assert run.ended
@@ -321,7 +323,7 @@ async def test_cancelled_run_has_the_tokens_counted_so_far(runs: RunRegistry) ->
     for tally, output in zip(tallies, (5, 70), strict=True):
         tally.begin(Counted(TurnTokens(9, 3, output, 2)), lists_turns=False)
     run.cancel()
-    received = checked(await read(run))
+    received = checked(await events_after(run))
     assert final(received).usage == Usage(9, InputTokensDetails(3), 5, OutputTokensDetails(2), 14)
     assert await stored_events(runs.store) == received
 
@@ -330,10 +332,10 @@ async def test_cancelled_run_has_the_tokens_counted_so_far(runs: RunRegistry) ->
 async def test_events_after_the_end_are_ignored(runs: RunRegistry) -> None:
     run = begun(runs, EVENTS[:9])
     run.cancel()
-    received = await read(run)
+    received = await events_after(run)
     run.fail(EngineFailed("too late"))
-    await ended(run, EVENTS[9:])
-    assert await read(run) == received
+    await end_with(run, EVENTS[9:])
+    assert await events_after(run) == received
     assert await stored_events(runs.store) == received
     assert run.response.status == "cancelled"
 
@@ -360,13 +362,13 @@ async def accepted(runs: RunRegistry) -> Run:
 async def test_queued_response_begins_later(runs: RunRegistry) -> None:
     run = await accepted(runs)
     events = frames.written_events(WAITED)
-    reading = asyncio.create_task(read(run))
+    reading = asyncio.create_task(events_after(run))
     await asyncio.sleep(0)
     assert (runs.queued, runs.running) == ((run,), ())
     assert runs.begin(beginning(WAITED)) is run
     assert (runs.queued, runs.running) == ((), (run,))
     assert run.response.status == "in_progress"
-    await ended(run, events)
+    await end_with(run, events)
     assert frames.event_types(events)[:3] == ["created", "queued", "in_progress"]
     assert await reading == events
     assert await stored_events(runs.store) == events
@@ -383,7 +385,7 @@ async def test_queued_response_has_no_stored_log(runs: RunRegistry, clock: Clock
 async def test_queued_response_can_be_ended(runs: RunRegistry, error: StageError | None, status: str) -> None:
     run = await accepted(runs)
     end_early(run, error)
-    received = checked(await read(run))
+    received = checked(await events_after(run))
     assert frames.event_types(received) == ["created", "queued", "failed" if error else "incomplete"]
     assert final(received).status == status
     assert await stored_events(runs.store) == received
@@ -401,14 +403,14 @@ async def test_response_cancelled_in_the_queue_does_not_begin(runs: RunRegistry)
 @pytest.mark.defect("V2")
 async def test_readers_of_a_released_run_are_redirected(runs: RunRegistry) -> None:
     run = await accepted(runs)
-    reading = asyncio.create_task(read(run))
+    reading = asyncio.create_task(events_after(run))
     await asyncio.sleep(0)
     run.release()
     with pytest.raises(RunReleased):
         await reading
     await asyncio.wait_for(run.wait(), 120)
     assert len(runs) == 0
-    await ended(run, EVENTS)
+    await end_with(run, EVENTS)
     run.cancel()
     kept = await runs.store.get("resp_1", "")
     assert kept is not None
@@ -419,7 +421,7 @@ async def test_finished_run_is_not_released(runs: RunRegistry) -> None:
     run = await accepted(runs)
     run.cancel()
     run.release()
-    assert frames.event_types(await read(run)) == ["created", "queued", "incomplete"]
+    assert frames.event_types(await events_after(run)) == ["created", "queued", "incomplete"]
 
 
 @pytest.mark.defect("V1")

@@ -260,11 +260,11 @@ async def test_files_are_limited_between_calls_too(small: PythonSession) -> None
         "threading.Thread(target=fill, daemon=True).start()"
     )
     assert (await small.run("python", code, 20)).error is None
-    await ended(small)
+    await wait_for_end(small)
     assert "has ended since the latest call" in str((await small.run("python", "1", 20)).error)
 
 
-async def ended(session: PythonSession) -> None:
+async def wait_for_end(session: PythonSession) -> None:
     async with asyncio.timeout(120):
         await process_of(session)._channel.ended.wait()
 
@@ -325,7 +325,7 @@ async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSess
 
 async def test_forged_answer_ends_the_sandbox(python: PythonSession) -> None:
     await python.run("python", "import os, time\nos.write(3, b'{}\\n')\ntime.sleep(0.5)", 20)
-    await ended(python)
+    await wait_for_end(python)
     outcome = await python.run("python", "1", 20)
     assert "has ended since the latest call" in (outcome.error or "")
     assert (await python.run("python", "1", 20)).result == "1\n"
