@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,6 @@ def get_weather(city: str) -> str:
     """Get the weather of a city."""
     assert city == "Paris"
     return '{"temperature":18,"unit":"C"}'
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from typing import Annotated, Any, Literal
 
 import openai
@@ -25,12 +24,6 @@ WEATHER: Any = {
 class Person(BaseModel):
     name: Literal["Ada", "Grace"]
     age: Annotated[int, Field(ge=0, le=150)]
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_response_has_its_text(client: openai.OpenAI) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from typing import Any
 
 import openai
@@ -11,12 +10,6 @@ from openai.types.responses import Response
 PYTHON: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
 SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
 INCLUDED: Any = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
