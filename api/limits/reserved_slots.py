@@ -64,7 +64,7 @@ class ReservedSlots:
     """The most slots that were in use since the last look at those that are not."""
     _next_try: float = 0.0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _giving_back: asyncio.Task[None] | None = None
+    giving_back: asyncio.Task[None] | None = None
 
     async def enter(self, most: int | None, patience: float = PATIENCE) -> bool:
         """Use a slot, of at most ``most``; return False if there has been none for ``patience`` seconds."""
@@ -105,8 +105,8 @@ class ReservedSlots:
 
     def close(self) -> None:
         """Give nothing back any more."""
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        if self.giving_back is not None:
+            self.giving_back.cancel()
 
     async def _reserve(self, most: int) -> bool:
         """Reserve one slot more than are used.  If the store cannot be reached, this server counts alone."""
@@ -128,8 +128,8 @@ class ReservedSlots:
         """Give a slot back."""
         self.used -= 1
         self._next_try = 0.0
-        if self.reserved > self.used and self._giving_back is None:
-            self._giving_back = asyncio.create_task(self._give_back())
+        if self.reserved > self.used and self.giving_back is None:
+            self.giving_back = asyncio.create_task(self._give_back())
 
     async def _give_back(self) -> None:
         """Give back the slots in the store that were not used for `KEEP` seconds, until all that are left are used."""
@@ -141,7 +141,7 @@ class ReservedSlots:
                     if self._peak < self.reserved:
                         await self._lower(self._peak)
         finally:
-            self._giving_back = None
+            self.giving_back = None
 
     async def _lower(self, count: int) -> None:
         before, self.reserved = self.reserved, count  # at once: what is given back is not used from here on

@@ -83,7 +83,7 @@ async def test_slots_that_are_not_used_are_given_back(store: Store) -> None:
     own.leave()
     await wait_until(lambda: own.reserved == 1)
     own.leave()
-    await wait_until(lambda: own._giving_back is None)
+    await wait_until(lambda: own.giving_back is None)
     assert await store.reservations.reserve("a", "responses", 2, 2)
 
 
