@@ -18,7 +18,7 @@ from penstock.stages.services.engines.workers import end_with_parent
 
 @dataclass(frozen=True)
 class FrontendConfig:
-    """What one frontend is given; a frontend that is started again gets what the one that died had."""
+    """The configuration of one frontend; one that is started again gets that of the one that died."""
 
     settings: Settings
     share: Share

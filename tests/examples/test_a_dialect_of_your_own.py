@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -20,15 +19,9 @@ from tests.examples.a_dialect_of_your_own import TOY
 from tests.support.openapi import Description
 from tests.support.paths import FIXTURES
 from tests.support.server import HELLO, ScriptedServer, running_server, script
+from tests.support.toy_dialect import NAME, heard
 
 SAY = "/toy/v1/say"
-NAME = f"{Path(__file__).with_name('a_dialect_of_your_own.py')}:TOY"
-
-
-def heard(stream: bytes) -> dict[str, Any]:
-    pieces = [json.loads(frame.removeprefix(b"data: ")) for frame in stream.split(b"\n\n")[:-1]]
-    text = "".join(piece.get("text", "") for piece in pieces)
-    return {"text": text} if text else {}
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ def test_shared_helpers_are_imported_from_support() -> None:
         folder = f"tests.{top}" if is_flat else f"tests.{top}.{below[0] if below else ''}"
         for module in imported(path):
             is_own = module.startswith(folder) and not re.search(r"\.(test_|conftest\b)", module)
-            if module.startswith("tests.") and not (module.startswith("tests.support.") or is_own):
+            is_for_all = re.match(r"tests\.(support|examples)\.(?!test_)", module)
+            if module.startswith("tests.") and not (is_for_all or is_own):
                 wrong.add((str(path.relative_to(ROOT)), module))
     assert not wrong
 

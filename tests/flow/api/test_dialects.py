@@ -26,9 +26,9 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.server import application
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said, pieces
-from tests.examples.test_a_dialect_of_your_own import NAME
 from tests.support.paths import HARMONY
 from tests.support.server import HELLO, ScriptedServer, running_server, script
+from tests.support.toy_dialect import NAME
 
 SAY = "/toy/v1/say"
 

@@ -18,9 +18,9 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.testing import BrokenRule, check_dialect, check_events
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said
-from tests.examples.test_a_dialect_of_your_own import NAME, heard
 from tests.support.openapi import in_responses_names
 from tests.support.paths import CHAT, HARMONY
+from tests.support.toy_dialect import NAME, heard
 
 RESPONSES, OPEN_RESPONSES = spoken()
 RECORDINGS = [HARMONY / "greeting", HARMONY / "function_call", *sorted(CHAT.glob("*/"))[:3]]
