@@ -55,7 +55,7 @@ from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read
 from penstock.stages.converse.sessions import GRACE
 from penstock.stages.emit.emit import Emit
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import OutputStart, Reader
+from penstock.stages.models.chat.syntaxes import OutputStart, TextParser
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.engines.custom import misfit
 from penstock.stages.services.engines.engine import Engine, TextBackend
@@ -840,11 +840,11 @@ _DATABASE_RULES: dict[str, Callable[[Database], Awaitable[None]]] = {
 
 
 def check_parser(
-    parser: Callable[[OutputStart], Reader],
+    parser: Callable[[OutputStart], TextParser],
     examples: Mapping[str, Sequence[Piece]],
     start: OutputStart | None = None,
 ) -> None:
-    """Check that a parser of a chat model's output keeps the rules of `Reader`.
+    """Check that a parser of a chat model's output keeps the rules of `TextParser`.
 
     ``examples`` are outputs in the markup of the family, each with the pieces that it stands for.  The functions that
     they call are declared.  A parser that needs more, such as a prompt, gets another ``start``.  Raises `BrokenRule` at
@@ -875,7 +875,7 @@ _MOST_PLACES = 8
 class _ParserTester:
     """A parser, and outputs for it."""
 
-    make: Callable[[OutputStart], Reader]
+    make: Callable[[OutputStart], TextParser]
     start: OutputStart
     examples: Mapping[str, Sequence[Piece]]
 
@@ -916,7 +916,7 @@ def _read_arguments(piece: Piece) -> object:
 
 
 def _check_parser_members(tester: _ParserTester) -> None:
-    problems = missing_members(tester.make(tester.start), Reader)
+    problems = missing_members(tester.make(tester.start), TextParser)
     rule(not problems, "; ".join(problems))
 
 

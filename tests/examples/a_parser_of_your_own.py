@@ -1,7 +1,7 @@
 """Read a chat model whose markup neither vLLM nor penstock knows.
 
 Most families need only a description: `ThoughtForm` has the marks around thoughts, and `CallForm` those of calls, with
-the form of a call. Anything else is a class or a function that takes the `OutputStart` and returns a `Reader`: two
+the form of a call. Anything else is a class or a function that takes the `OutputStart` and returns a `TextParser`: two
 methods, which take text and return pieces. If both options name it, it reads the thoughts and the calls.
 
 ```sh

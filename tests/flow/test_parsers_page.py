@@ -27,7 +27,7 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   a named parser does not fit the model, the server does not start. If a selected one does not fit, it is left out with
   a warning.
 * **Your own.** `file.py:name`, `module:name` or an entry point of the group `penstock.parsers` is a `CallForm`, a
-  `ThoughtForm`, or a function that takes an `OutputStart` and returns a `Reader`. If both options name the same
+  `ThoughtForm`, or a function that takes an `OutputStart` and returns a `TextParser`. If both options name the same
   function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
   After a reasoning parser of your own, vLLM's tool call parsers are not available.
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.

@@ -23,8 +23,8 @@ from penstock.stages.models.chat.syntaxes import (
     ListedCalls,
     MakeSyntax,
     OutputStart,
-    Reader,
     Syntax,
+    TextParser,
 )
 from penstock.stages.models.chat.thoughts import ThoughtForm
 
@@ -79,7 +79,7 @@ class OperatorParser:
     """A parser of the operator's, by the ``name`` of the option."""
 
     name: str
-    make: Callable[[OutputStart], Reader]
+    make: Callable[[OutputStart], TextParser]
 
     def __call__(self, start: OutputStart) -> Syntax:
         """Return a reader that fails quietly: the rest of the output is then text."""
@@ -97,7 +97,7 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
     """Return the parser of the operator's that an ``option`` names; None for the name of another parser.
 
     It is ``module:name``, ``file.py:name`` or an entry point of the group ``penstock.parsers``: a `CallForm`, a
-    `ThoughtForm`, or a function that takes an `OutputStart` and returns a `Reader`.  Raises `WrongPlugin`.
+    `ThoughtForm`, or a function that takes an `OutputStart` and returns a `TextParser`.  Raises `WrongPlugin`.
     """
     if not names_code(name) and name not in installed(PARSERS):
         return None
@@ -111,7 +111,7 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
         made = make(OutputStart())
     except Exception as error:
         raise WrongPlugin(name, described(error, "it raised "), option) from error
-    if problems := missing_members(made, Reader):
+    if problems := missing_members(made, TextParser):
         raise WrongPlugin(name, "; ".join(problems), option)
     return OperatorParser(name, make)
 

@@ -42,7 +42,7 @@ class OutputStart:
         return next((tokens[token] for token in reversed(self.prompt[-within:]) if token in tokens), None)
 
 
-class Reader(Protocol):
+class TextParser(Protocol):
     """Reads one output, or the answer after the thoughts: text in, pieces out.
 
     The pieces must not depend on where the text is cut.  `check_parser` of `penstock.testing` checks the rules.
@@ -57,8 +57,8 @@ class Reader(Protocol):
         ...
 
 
-class Syntax(Reader, Protocol):
-    """A reader that need not see all text; see `OutputParser` for ``triggers`` and `is_idle`."""
+class Syntax(TextParser, Protocol):
+    """A text parser that need not see all text; see `OutputParser` for ``triggers`` and `is_idle`."""
 
     @property
     def triggers(self) -> frozenset[str]: ...
@@ -103,8 +103,8 @@ class Joined:
 class Guarded:
     """A reader of the operator's: if it fails, the rest of the output is text."""
 
-    def __init__(self, reader: Reader, name: str) -> None:
-        self._reader: Reader | None = reader
+    def __init__(self, reader: TextParser, name: str) -> None:
+        self._reader: TextParser | None = reader
         self._name = name
         self.triggers: frozenset[str] = getattr(reader, "triggers", frozenset())
 
