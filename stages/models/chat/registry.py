@@ -6,14 +6,13 @@ description suffices for most families.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import PARSERS, WrongPlugin, described, function_named, installed, names_code
+from penstock.pipeline.plugins import PARSERS, WrongPlugin, called, function_named, installed, names_code
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.syntaxes import (
@@ -102,15 +101,7 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
     if not names_code(name) and name not in installed(PARSERS):
         return None
     make = function_named(name, option, PARSERS)
-    try:
-        inspect.signature(make).bind(OutputStart())
-    except TypeError as error:
-        wanted = "it is a CallForm, a ThoughtForm, or a function of one argument: the OutputStart"
-        raise WrongPlugin(name, wanted, option) from error
-    try:
-        made = make(OutputStart())
-    except Exception as error:
-        raise WrongPlugin(name, described(error, "it raised "), option) from error
+    made = called(make, name, option, OutputStart(), wanted="one argument, the OutputStart, if it is no description")
     if problems := missing_members(made, TextParser):
         raise WrongPlugin(name, "; ".join(problems), option)
     return OperatorParser(name, make)

@@ -189,7 +189,7 @@ def test_parser_that_fails_leaves_text(here: Path, load: Load, caplog: pytest.Lo
         ("own_parsers.py:form", "own_parsers.py has no function form"),
         ("absent.py:calls", "there is no file absent.py"),
         ("absent:calls", "there is no module absent"),
-        ("own_parsers.py:needs", "it is a CallForm, a ThoughtForm, or a function of one argument: the OutputStart"),
+        ("own_parsers.py:needs", "it takes one argument, the OutputStart"),
         ("own_parsers.py:fails", "it raised ZeroDivisionError: division by zero"),
         ("own_parsers.py:Half", "the method finish of Half is missing: write it as `def finish"),
     ],
