@@ -55,7 +55,7 @@ from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read
 from penstock.stages.converse.sessions import GRACE
 from penstock.stages.emit.emit import Emit
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import OutputStart, TextParser
+from penstock.stages.models.chat.syntaxes import Guarded, OutputStart, TextParser
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.engines.custom import misfit
 from penstock.stages.services.engines.engine import Engine, TextBackend
@@ -968,23 +968,22 @@ def _check_arguments(tester: _ParserTester) -> None:
                 rule(isinstance(given, dict), f"the arguments of a call are a JSON object: {begun!r} gives {piece}")
 
 
-def _check_rest(tester: _ParserTester) -> None:
-    """Check that text that need not be read would be returned as it is, with the kind of the text before it."""
+def _check_idle(tester: _ParserTester) -> None:
+    """Check that text which an idle parser need not see is returned as it is, with the kind of the text before it."""
     for output in tester.examples:
-        reader = tester.make(tester.start)
-        triggers: frozenset[str] = getattr(reader, "triggers", frozenset())
+        parser = Guarded(tester.make(tester.start), "")
         pieces: list[Piece] = []
-        is_at_rest = False
+        is_idle = False
         for letter in output:
-            if is_at_rest and letter not in triggers:
+            if is_idle and letter not in parser.triggers:
                 is_thought = bool(pieces) and isinstance(pieces[-1], ReasoningPiece)
                 pieces.append(ReasoningPiece(letter) if is_thought else ContentPiece(letter))
             else:
-                pieces += reader.feed(letter)
-                is_at_rest = letter not in triggers and getattr(reader, "is_at_rest", False)
-        pieces += reader.finish(cut=False)
-        cure = "give the characters that marks begin with as triggers, and is_at_rest False while text is held back"
-        rule(_joined(pieces) == tester.read([output]), f"text at rest need not be read: {output!r}: {cure}")
+                pieces += parser.feed(letter)
+                is_idle = letter not in parser.triggers and parser.is_idle
+        pieces += parser.finish(cut=False)
+        cure = "give the characters that marks begin with as triggers, and is_idle False while text is held back"
+        rule(_joined(pieces) == tester.read([output]), f"an idle parser need not see text: {output!r}: {cure}")
 
 
 def _check_work(tester: _ParserTester) -> None:
@@ -1028,6 +1027,6 @@ _PARSER_RULES: dict[str, Callable[[_ParserTester], None]] = {
     "chunks": _check_chunks,
     "text": _check_parser_text,
     "arguments": _check_arguments,
-    "rest": _check_rest,
+    "idle": _check_idle,
     "work": _check_work,
 }

@@ -133,7 +133,7 @@ class Broken(Toy):
 
 
 class Restless(Toy):
-    is_at_rest = True
+    is_idle = True
 
 
 class Slow(Toy):
@@ -162,7 +162,7 @@ class Raising(Toy):
         (Repeating, "text", "text is returned once"),
         (Hasty, "examples", "and it should be"),
         (Broken, "examples", "and it should be"),
-        (Restless, "rest", "text at rest need not be read"),
+        (Restless, "idle", "an idle parser need not see text"),
         (Slow, "work", "times the work"),
         (Raising, "chunks", "it raised AssertionError"),
     ],
