@@ -223,15 +223,19 @@ def registered() -> Iterator[None]:
     from vllm.tool_parsers import ToolParserManager  # noqa: PLC0415 - takes seconds
 
     yield
-    ReasoningParserManager.reasoning_parsers.pop("own_thoughts", None)
-    ToolParserManager.tool_parsers.pop("own_hermes", None)
+    for known in (
+        *(ReasoningParserManager.reasoning_parsers, ReasoningParserManager.lazy_parsers),
+        *(ToolParserManager.tool_parsers, ToolParserManager.lazy_parsers),
+    ):
+        known.pop("own_thoughts", None)
+        known.pop("own_hermes", None)
 
 
 @pytest.mark.usefixtures("registered")
 def test_plugins_of_vllm_register_parsers(here: Path) -> None:
     model = with_vllm(
         reasoning_parser_plugin="own_reasoning.py",
-        tool_parser_plugin="own_plugin",
+        tool_parser_plugin="own_plugin.py",
         reasoning_parser="own_thoughts",
         tool_call_parser="own_hermes",
     )
