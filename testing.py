@@ -23,7 +23,7 @@ from penstock.api.cli.replayer import recorded_files, replay_of, unedited
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import problems
 from penstock.api.http.bodies import Problem
-from penstock.api.http.conventions import Refusal
+from penstock.api.http.conventions import RequestError
 from penstock.api.http.wire import Reading, Wire
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, ServerStopping, StageError
@@ -312,7 +312,7 @@ async def _check_conventions(speaker: _Speaker) -> None:
     conventions = speaker.dialect.conventions
     rule(bool(conventions.key_headers), "key_headers names a header")
     for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503):
-        refusal = Refusal(status, Problem("What is wrong.", "server_error", None, None), "req_1")
+        refusal = RequestError(status, Problem("What is wrong.", "server_error", None, None), "req_1")
         answered, body = conventions.error(refusal)
         rule(400 <= answered <= 599, f"the status of an error is one of an error, not {answered}")
         msgspec.convert(_as_json(body), conventions.error_body)

@@ -19,8 +19,8 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 
 OPTION = "--dialect"
 
-SHIPPED = ("penstock.api.dialects.open_responses:OPEN_RESPONSES",)
-"""The dialects that penstock brings along, besides that of OpenAI."""
+SHIPPED = ("open_responses",)
+"""The entry points of the dialects that penstock brings along, besides that of OpenAI."""
 
 
 def spoken(names: Sequence[str] = ()) -> tuple[Dialect, ...]:

@@ -16,7 +16,7 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RequestError:
     """A problem of a request, or of the rest of its stream, with the status that the Responses API gives it."""
 
     status: int
@@ -24,7 +24,7 @@ class Refusal:
     request_id: str = ""
 
 
-def openai_error(refusal: Refusal) -> tuple[int, Any]:
+def openai_error(refusal: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error of OpenAI."""
     return refusal.status, ErrorBody(refusal.problem)
 
@@ -40,7 +40,7 @@ class Conventions:
 
     key_headers: tuple[str, ...] = ("Authorization",)
     request_id_header: str = "X-Request-Id"
-    error: Callable[[Refusal], tuple[int, Any]] = openai_error
+    error: Callable[[RequestError], tuple[int, Any]] = openai_error
     error_body: Any = ErrorBody
 
 

@@ -15,7 +15,7 @@ from aiohttp.payload import Payload
 from msgspec.structs import replace
 
 from penstock.api.http.bodies import Problem
-from penstock.api.http.conventions import OPENAI, REQUEST_ID, Refusal, conventions_of
+from penstock.api.http.conventions import OPENAI, REQUEST_ID, RequestError, conventions_of
 from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.logs import Seldom
@@ -170,7 +170,7 @@ def as_error(status: int, problem: Problem, request: web.Request | None = None) 
     problem = replace(problem, message=message)
     conventions = conventions_of(request) if request is not None else OPENAI
     request_id = request.get(REQUEST_ID, "") if request is not None else ""
-    status, body = conventions.error(Refusal(status, problem, request_id))
+    status, body = conventions.error(RequestError(status, problem, request_id))
     answer = as_json(body, status)
     answer[PROBLEM] = problem
     return answer

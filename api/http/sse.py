@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from penstock.api.http.conventions import REQUEST_ID, Refusal
+from penstock.api.http.conventions import REQUEST_ID, RequestError
 from penstock.api.http.errors import PROBLEM, STREAMING, answer_to
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
@@ -53,7 +53,7 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
             if wire.fault is None:
                 raise
             refused = answer_to(request, error)
-            end = wire.fault(Refusal(refused.status, refused[PROBLEM], request.get(REQUEST_ID, "")))
+            end = wire.fault(RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, "")))
         if end:
             await stream.write(end)
     await answer.write_eof()

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from penstock.api.http.conventions import Refusal
+from penstock.api.http.conventions import RequestError
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -32,7 +32,7 @@ class Wire:
     outgoing: Pipeline[ResponseEvent, Any] | None = None
     end: bytes = b""
     keep_alive: bytes = KEEP_ALIVE
-    fault: Callable[[Refusal], bytes] | None = None
+    fault: Callable[[RequestError], bytes] | None = None
     content_type: str = "text/event-stream"
     json: Callable[[Any], bytes] = to_json
 

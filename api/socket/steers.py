@@ -27,7 +27,7 @@ MOST_PENDING = 16
 MOST_ENDED = 256
 """The most ended responses whose status a connection remembers."""
 
-Refusal: TypeAlias = Literal[
+SteerErrorCode: TypeAlias = Literal[
     "response_not_found",
     "invalid_input",
     "steering_not_supported",
@@ -41,9 +41,9 @@ Refusal: TypeAlias = Literal[
 class SteerRefused(Exception):
     """Input cannot steer a response."""
 
-    def __init__(self, code: Refusal, message: str) -> None:
+    def __init__(self, code: SteerErrorCode, message: str) -> None:
         super().__init__(message)
-        self.code: Refusal = code
+        self.code: SteerErrorCode = code
 
 
 class _Submission(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class _Returned(msgspec.Struct, frozen=True):
 
 
 class _Problem(msgspec.Struct, frozen=True):
-    code: Refusal
+    code: SteerErrorCode
     message: str
     type: Literal["invalid_request_error"] = "invalid_request_error"
 
@@ -234,7 +234,7 @@ class Steers:
         return taken, events
 
     def fail(
-        self, steers: Sequence[Steer], message: str, code: Refusal = "successor_creation_failed"
+        self, steers: Sequence[Steer], message: str, code: SteerErrorCode = "successor_creation_failed"
     ) -> list[SteerEvent]:
         """Return the events that give input back."""
         return [

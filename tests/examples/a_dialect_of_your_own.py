@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
-from penstock.api.http.conventions import Conventions, Refusal
+from penstock.api.http.conventions import Conventions, RequestError
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.pipeline.core import Pipeline
@@ -61,7 +61,7 @@ async def whole(source: AsyncIterator[Said]) -> Said:
     return Said("".join(piece.text for piece in said))
 
 
-def wrong(refusal: Refusal) -> tuple[int, Said]:
+def wrong(refusal: RequestError) -> tuple[int, Said]:
     return refusal.status, Said(wrong=refusal.problem.message)
 
 

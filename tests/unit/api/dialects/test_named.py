@@ -12,7 +12,7 @@ import pytest
 
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
-from penstock.api.http.conventions import Refusal
+from penstock.api.http.conventions import RequestError
 from penstock.api.http.wire import Reading
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin
@@ -120,7 +120,7 @@ def _hasty(body: bytes) -> Reading:
     return TOY.read(body)
 
 
-def _polite(refusal: Refusal) -> tuple[int, Said]:
+def _polite(refusal: RequestError) -> tuple[int, Said]:
     return 200, Said(wrong=refusal.problem.message)
 
 
