@@ -60,9 +60,9 @@ class Counter:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.testing.GRACE", 0.1)
-    monkeypatch.setattr("penstock.testing._PATIENCE", 0.3)
-    monkeypatch.setattr("penstock.testing._MOMENT", 0.02)
+    monkeypatch.setattr("penstock.api.kits.hosts.GRACE", 0.1)
+    monkeypatch.setattr("penstock.api.kits.hosts._PATIENCE", 0.3)
+    monkeypatch.setattr("penstock.api.kits.hosts._MOMENT", 0.02)
 
 
 async def test_host_keeps_all_rules() -> None:

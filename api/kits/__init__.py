@@ -1,0 +1,1 @@
+"""Kits of checks for what others write: `penstock.testing` offers them."""

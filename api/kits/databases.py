@@ -1,0 +1,125 @@
+"""The check of a database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from penstock.api.kits.rules import BrokenRule, keep
+from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.members import missing_members
+from penstock.stages.services.store.database import (
+    NOW,
+    OCTETS,
+    Database,
+    DatabaseRefused,
+    Statement,
+    Unit,
+    Value,
+)
+
+
+async def check_database(database: Database, *, seconds: float = 30.0) -> None:
+    """Check that a database keeps the rules of `Database` that a `Store` relies on; open and close it.
+
+    It may hold rows already: what the check writes stays in it, under an owner of its own.  Raises `BrokenRule` at the
+    first rule that it breaks, or if a rule takes more than ``seconds``.
+    """
+    try:
+        for name, check in _RULES.items():
+            await keep(name, check(database), seconds)
+    except BrokenRule:
+        with suppress(Exception):
+            await database.close()
+        raise
+
+
+_ADD = "insert into secrets (name, value) values ($1, $2) on conflict do nothing"
+_FIND = "select value from secrets where name = $1"
+_REMOVE = "delete from secrets where name = $1"
+
+_CLOCK_SECONDS = 3600.0
+"""Seconds by which the clock of a database may differ from that of this machine."""
+
+
+def _named(name: str) -> str:
+    return f"check_database {name}"
+
+
+def _unit(sql: str, *arguments: Value) -> Unit:
+    return Unit((Statement(sql, arguments),), counted=True)
+
+
+async def _check_members(database: Database) -> None:
+    problems = missing_members(database, Database)
+    rule(not problems, "; ".join(problems))
+
+
+async def _check_opening(database: Database) -> None:
+    await database.open()
+    rule(list(await database.read("select 1")) != [], "a database that is open reads")
+
+
+async def _check_values(database: Database) -> None:
+    for name, value in (("bytes", bytes(range(256))), ("nothing", b""), ("text é👩 \u2028", b"x" * 2**20)):
+        await database.write([_unit(_REMOVE, _named(name)), _unit(_ADD, _named(name), value)])
+        rows = await database.read(_FIND, _named(name))
+        rule([bytes(row[0]) for row in rows] == [value], "what was written is read unchanged")
+    ((number, text, size, now),) = await database.read(
+        f"select cast($1 as double precision), $2, {OCTETS}('é'), {NOW}", 0.5, "é"
+    )
+    rule(
+        (float(number), str(text), int(size)) == (0.5, "é", 2),
+        "arguments and expressions have the values of their types",
+    )
+    rule(abs(float(now) - time.time()) < _CLOCK_SECONDS, "the clock is that of this time")
+
+
+async def _check_counts(database: Database) -> None:
+    name = _named("counts")
+    await database.write([_unit(_REMOVE, name)])
+    counts = await database.write([_unit(_ADD, name, b"1"), _unit(_ADD, name, b"2"), _unit(_REMOVE, name)])
+    rule(
+        counts == [(1,), (0,), (1,)],
+        "write returns the numbers of rows that each statement of counted units has changed",
+    )
+
+
+async def _check_transactions(database: Database) -> None:
+    name = _named("transactions")
+    await database.write([_unit(_REMOVE, name)])
+    try:
+        await database.write([_unit(_ADD, name, b"1"), _unit("insert into secrets (name) values ($1)", name)])
+    except DatabaseRefused:
+        pass
+    else:
+        raise InvariantBroken("a row that breaks a rule of its table raises DatabaseRefused")
+    rule(not await database.read(_FIND, name), "units are executed together or not at all")
+
+
+async def _check_reading(database: Database) -> None:
+    names = [_named(f"many {number}") for number in range(50)]
+    writing = database.write([_unit(_ADD, name, b"1") for name in names])
+    await asyncio.gather(writing, *(database.read(_FIND, name) for name in names))
+    found = await asyncio.gather(*(database.read(_FIND, name) for name in names))
+    rule(all(map(len, found)), "many reads, and one write, may run at the same time")
+    rule(await database.size() >= 0, "size is the size on disk in bytes")
+    await database.write([_unit(_REMOVE, name) for name in names])
+
+
+async def _check_closing(database: Database) -> None:
+    await database.close()
+    await database.close()
+
+
+_RULES: dict[str, Callable[[Database], Awaitable[None]]] = {
+    "members": _check_members,
+    "open": _check_opening,
+    "values": _check_values,
+    "counts": _check_counts,
+    "transactions": _check_transactions,
+    "concurrency": _check_reading,
+    "close": _check_closing,
+}

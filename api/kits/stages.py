@@ -1,0 +1,102 @@
+"""Helpers for tests of stages: their frames, from recordings or made, and runs that are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.api.cli.replayer import recorded_files, replay_of, unedited
+from penstock.pipeline.core import Pipeline, Stage, source_of
+from penstock.pipeline.frame_order import ORDERS, OneForOne
+from penstock.pipeline.frames import (
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    ResolvedRequest,
+    TurnFinished,
+    with_facts,
+)
+from penstock.pipeline.junction import Junction
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.plugins import Install, all_guarded, guarded
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.services.store.database import (
+    NullDatabase,
+)
+from penstock.stages.services.store.store import Store
+
+
+def recorded(recording: Path | str, after: str) -> list[Any]:
+    """Return the frames that a recording holds of the stage ``after``; raise `UnreadableRecording` if it has none."""
+    files = recorded_files(Path(recording))
+    if after not in files:
+        raise UnreadableRecording(Path(recording), None, f"it has the output of {', '.join(files)}, not of {after}")
+    return list(read_recording(files[after], FILES[after][1]).frames)
+
+
+async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny",)) -> ResolvedRequest:
+    """Return a request, or an input, as ``normalize`` gives it."""
+    request = CreateResponse(input=body) if isinstance(body, str) else body
+    [frame] = await run(Normalize(Store(NullDatabase()), models), [request])
+    return frame  # type: ignore[no-any-return]
+
+
+async def turn(*pieces: str, owner: str = "") -> list[ParsedFrame]:
+    """Return a turn as ``parse`` gives it: a message that arrives in ``pieces``, each of which is a token.
+
+    ``owner`` is that of the request.
+    """
+    request = await resolved("Hi")
+    facts = with_facts(request, origin=replace(request.facts.origin, owner=owner)).facts
+    finished = TurnFinished("stop", cached_tokens=0, output_tokens=len(pieces), reasoning_tokens=0, duration=0.0)
+    deltas = map(ItemDelta, pieces)
+    return [GenerationStarted(facts, 1), MessageOpened(), *deltas, ItemClosed(complete=True), finished]
+
+
+async def run(stage: Stage[Any, Any] | Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
+    """Return what a stage, or a pipeline, gives for ``frames``, checked as in a server.
+
+    ``frames`` may be a part of a turn: the order of what the stage gives is then not checked.  Raises `StageFault`.
+    """
+    name = getattr(stage, "__name__", type(stage).__name__)
+    pipeline = stage if isinstance(stage, Pipeline) else Pipeline.start(name, stage)
+    source = list(frames)
+    checked = all_guarded(pipeline, has_order=_are_whole(pipeline.accepts(), source))
+    async with checked.open(source_of(source)) as given:
+        return [frame async for frame in given]
+
+
+def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:
+    """Return True if the frames of a source are in the order of their junction, from its beginning to its end."""
+    order = ORDERS.get(junction.frames, OneForOne)()
+    if isinstance(order, OneForOne):
+        return True
+    try:
+        for frame in source:
+            order.feed(frame)
+        order.finish()
+    except InvariantBroken:
+        return False
+    return True
+
+
+async def replayed(
+    recording: Path | str, install: Install = unedited, since: str | None = None, upto: str | None = None
+) -> list[Any]:
+    """Return the last frames of a replay with the stages of ``install``: without ``upto``, the events.
+
+    The stages are checked as in a server.  The error of a stage is raised.  ``penstock replay`` has the same options.
+    """
+    replay = await replay_of(Path(recording), since, upto, lambda pipeline: guarded(install(pipeline), pipeline))
+    if replay.trace.fault:
+        raise replay.trace.fault[1]
+    if replay.trace.error:
+        raise replay.trace.error
+    return replay.trace.junctions[-1].frames
