@@ -18,7 +18,7 @@ from penstock.pipeline.errors import InvalidPrompt
 from penstock.stages.services.engines import image_decoding
 from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
-SIDE = 4_000
+SIDE = 3_000
 """The width and height of an image that is measured."""
 
 BESIDES = 8 << 20
@@ -183,8 +183,8 @@ for file in sys.argv[1:]:
 def test_decoding_takes_no_more_bytes_than_are_charged(tmp_path: Path) -> None:
     charged: dict[str, int] = {}
     for name, content in FILES.items():
-        (tmp_path / name).write_bytes(content())
-        charged[name] = image_decoding._need(content()).bytes
+        (tmp_path / name).write_bytes(image := content())
+        charged[name] = image_decoding._need(image).bytes
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, *(tmp_path / name for name in FILES)],
         capture_output=True,
