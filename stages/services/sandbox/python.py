@@ -11,8 +11,8 @@ from penstock.stages.services.sandbox.probe import offered
 from penstock.stages.services.sandbox.process import SandboxDied
 from penstock.stages.services.tools import HostSettings, ToolResult
 
-_GRACE_SECONDS: Final = 1.0
-"""Seconds that interrupted code may take to end."""
+_GRACE_SECONDS: Final = 5.0
+"""Seconds that interrupted code may take to end: on a busy machine it waits for its turn."""
 _NOTHING: Final = "(The code wrote nothing.)"
 
 
