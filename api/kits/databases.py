@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-from penstock.api.kits.rules import BrokenRule, keep
+from penstock.api.kits.rules import closing_broken, keep_all
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.members import missing_members
 from penstock.stages.services.store.database import (
@@ -27,13 +26,8 @@ async def check_database(database: Database, *, seconds: float = 30.0) -> None:
     It may hold rows already: what the check writes stays in it, under an owner of its own.  Raises `BrokenRule` at the
     first rule that it breaks, or if a rule takes more than ``seconds``.
     """
-    try:
-        for name, check in _RULES.items():
-            await keep(name, check(database), seconds)
-    except BrokenRule:
-        with suppress(Exception):
-            await database.close()
-        raise
+    async with closing_broken(database):
+        await keep_all(_RULES, database, seconds)
 
 
 _ADD = "insert into secrets (name, value) values ($1, $2) on conflict do nothing"

@@ -14,13 +14,11 @@ from penstock.api.dialects.named import problems
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.wire import Reading, Wire
-from penstock.api.kits.rules import keep
+from penstock.api.kits.rules import keep_all
 from penstock.api.kits.stages import replayed, turn
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, StageError
-from penstock.pipeline.frames import (
-    ParsedFrame,
-)
+from penstock.pipeline.frames import ParsedFrame
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -43,8 +41,7 @@ async def check_dialect(
     """
     answers = [await _emitted(False), await _emitted(True), *[await _events(recording) for recording in recordings]]
     tester = _Speaker(dialect, tuple(bodies), heard, answers)
-    for name, check in _RULES.items():
-        await keep(name, check(tester), seconds)
+    await keep_all(_RULES, tester, seconds)
 
 
 async def _emitted(fails: bool) -> list[ResponseEvent]:
@@ -142,13 +139,13 @@ async def _check_conventions(speaker: _Speaker) -> None:
     conventions = speaker.dialect.conventions
     rule(bool(conventions.key_headers), "key_headers names a header")
     for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503):
-        refusal = RequestError(status, Problem("What is wrong.", "server_error", None, None), "req_1")
-        answered, body = conventions.error(refusal)
+        error = RequestError(status, Problem("What is wrong.", "server_error", None, None), "req_1")
+        answered, body = conventions.error(error)
         rule(400 <= answered <= 599, f"the status of an error is one of an error, not {answered}")
         msgspec.convert(_as_json(body), conventions.error_body)
         for wire in speaker.wires:
             if wire.fault:
-                speaker.check_frame(wire, wire.fault(refusal), "what fault returns")
+                speaker.check_frame(wire, wire.fault(error), "what fault returns")
 
 
 async def _check_routes(speaker: _Speaker) -> None:

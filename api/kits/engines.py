@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.api.kits.rules import BrokenRule, check_tasks, keep
+from penstock.api.kits.rules import BrokenRule, check_tasks, keep_all
 from penstock.api.kits.stages import resolved
 from penstock.pipeline.errors import EngineFailed, InvalidRequest, ServerStopping
 from penstock.pipeline.field_types import WrongType, check_fields
@@ -36,8 +36,7 @@ async def check_engine(engine: Engine, token_ids: Sequence[int] = range(100, 116
         cure = "check it with `await run(backend.answer, [await resolved('Hi')])`"
         raise BrokenRule("members", f"{type(engine).__name__} is a text backend, and this is for token ids: {cure}")
     tester = _Tester(engine, tuple(token_ids))
-    for name, check in _RULES.items():
-        await keep(name, check(tester), seconds)
+    await keep_all(_RULES, tester, seconds)
 
 
 class _Tester:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.api.kits.rules import BrokenRule, check_tasks, keep
+from penstock.api.kits.rules import check_tasks, closing_broken, keep_all
 from penstock.api.kits.stages import resolved
-from penstock.pipeline.frames import (
-    ResolvedRequest,
-)
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.members import missing_members
 from penstock.stages.converse.sessions import GRACE
@@ -38,13 +36,8 @@ async def check_host(
     Raises `BrokenRule` at the first rule that it breaks, or if a rule takes more than ``seconds``.
     """
     tester = _Tester(host, calls, request or await resolved("Hi"))
-    try:
-        for name, check in _RULES.items():
-            await keep(name, check(tester), seconds)
-    except BrokenRule:
-        with suppress(Exception):
-            await host.close()
-        raise
+    async with closing_broken(host):
+        await keep_all(_RULES, tester, seconds)
 
 
 _PATIENCE = 30.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock.api.kits.rules import BrokenRule
-from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.api.kits.rules import checking
+from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.members import missing_members
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import Guarded, OutputStart, TextParser
@@ -32,12 +32,8 @@ def check_parser(
     functions = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in calls]
     tester = _Tester(parser, start or OutputStart(functions), examples)
     for name, check in _RULES.items():
-        try:
+        with checking(name):
             check(tester)
-        except InvariantBroken as broken:
-            raise BrokenRule(name, str(broken)) from None
-        except Exception as error:
-            raise BrokenRule(name, f"it raised {type(error).__name__}: {error}") from error
 
 
 _PLAIN = "Plain text, 5 > 3. \nIt's {so} [1]: yes.\n\n"
