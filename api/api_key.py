@@ -82,15 +82,15 @@ def _digest(key: str) -> str:
 
 
 def _fields(words: list[str], own: Collection[str] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    read, fields = _readers(own), dict[str, Any]()
     for word in words:
         field, separator, value = word.partition("=")
-        if not separator or field not in _READ:
-            raise ValueError(f"is not one word, or has a word after it that is none of {', '.join(_READ)}")
+        if not separator or field not in read:
+            raise ValueError(f"is not one word, or has a word after it that is none of {', '.join(read)}")
         if field in fields:
             raise ValueError(f"has {field}= twice")
         try:
-            fields[field] = named(value.split(","), own) if field == "tools" else _READ[field](value)
+            fields[field] = read[field](value)
         except ValueError as error:
             raise ValueError(f"has an invalid {field}=: {error}") from None
     return fields
@@ -108,5 +108,6 @@ def _time(value: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-_READ: dict[str, Callable[[str], Any]] = {"name": _name, "limits": _name, "tools": str, "expires": _time}
-"""Reads the value of each word."""
+def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
+    """Return the function that reads the value of each word."""
+    return {"name": _name, "limits": _name, "tools": lambda value: named(value.split(","), own), "expires": _time}
