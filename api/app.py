@@ -155,12 +155,12 @@ class Api:
     @cached_property
     def description(self) -> OpenApi:
         """The OpenAPI document of all routes and of every type that they read and write."""
-        spoken = {
+        forms = {
             route.path: (dialect.wire, dialect.conventions)
             for dialect, routes in self.dialect_routes.items()
             for route in routes
         }
-        return describe([*self.house_routes, *chain.from_iterable(self.dialect_routes.values())], spoken)
+        return describe([*self.house_routes, *chain.from_iterable(self.dialect_routes.values())], forms)
 
 
 def _expecting(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:

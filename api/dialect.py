@@ -139,7 +139,8 @@ class Edge:
 
     async def answer(self, request: web.Request, prepared: Prepared) -> web.StreamResponse:
         """Run a request, and answer in its form; an error before the first event is raised."""
-        wire, mode = prepared.wire, _mode(prepared)
+        wire = prepared.wire
+        mode: Mode = "stream" if prepared.streams else "sync"
         async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
             delivery = Delivery(events, Beginning(request[STARTED]) if prepared.streams else None)
             await delivery.begin()
@@ -158,10 +159,6 @@ class Edge:
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:
         pipeline = self.scheduler.pipeline
         return pipeline.through("render") if "render" in pipeline.names() else None
-
-
-def _mode(prepared: Prepared) -> Mode:
-    return "stream" if prepared.streams else "sync"
 
 
 def _note(request: web.Request, delivery: Delivery) -> None:

@@ -24,9 +24,9 @@ class RequestError:
     request_id: str = ""
 
 
-def openai_error(refusal: RequestError) -> tuple[int, Any]:
+def openai_error(error: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error of OpenAI."""
-    return refusal.status, ErrorBody(refusal.problem)
+    return error.status, ErrorBody(error.problem)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Conventions:
 
     ``key_headers`` may carry the key of a client: ``Authorization`` as ``Bearer KEY``, any other header the bare key.
     The first one of them that a request has counts.  ``request_id_header`` carries the id of a request in its answer.
-    ``error`` returns the status and the body for a refusal: an object that msgspec encodes, of the type ``error_body``.
+    ``error`` returns the status and the body for a `RequestError`: an object that msgspec encodes, of the type
+    ``error_body``.
     """
 
     key_headers: tuple[str, ...] = ("Authorization",)

@@ -19,6 +19,8 @@ from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, Mcp
 from penstock.stages.services.slots import Limit, Slots, unlimited
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ToolResult:
@@ -53,9 +55,6 @@ class Listed(Source):
         """Return the page listed at ``line``; None before the first."""
         before = [source for start, source in zip(self.starts, self.sources, strict=True) if start <= line]
         return before[-1] if before else None
-
-
-logger = logging.getLogger(__name__)
 
 
 class Session(Protocol):

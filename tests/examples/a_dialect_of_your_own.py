@@ -42,8 +42,8 @@ class Said(msgspec.Struct, omit_defaults=True):
 
 
 def read(body: bytes) -> Reading:
-    asked = read_body(body, Say)
-    return Reading(CreateResponse(input=asked.say, store=False), WIRE, asked.stream)
+    given = read_body(body, Say)
+    return Reading(CreateResponse(input=given.say, store=False), WIRE, given.stream)
 
 
 async def pieces(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Said, None]:
@@ -61,8 +61,8 @@ async def whole(source: AsyncIterator[Said]) -> Said:
     return Said("".join(piece.text for piece in said))
 
 
-def wrong(refusal: RequestError) -> tuple[int, Said]:
-    return refusal.status, Said(wrong=refusal.problem.message)
+def wrong(error: RequestError) -> tuple[int, Said]:
+    return error.status, Said(wrong=error.problem.message)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

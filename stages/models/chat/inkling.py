@@ -33,7 +33,7 @@ _SECTIONS: Mapping[str, _Section] = {
     _CALL: _Section.CALL,
     **dict.fromkeys(_ENDS, _Section.TEXT),
 }
-"""The place after each mark."""
+"""The section after each mark."""
 
 _KNOWN: Mapping[_Section, tuple[str, ...]] = {
     _Section.HEADER: tuple(_SECTIONS),
@@ -41,11 +41,11 @@ _KNOWN: Mapping[_Section, tuple[str, ...]] = {
     _Section.REASONING: ("<|content_thinking|>", _CALL, *_ENDS),
     _Section.CALL: _ENDS,
 }
-"""The marks that have a meaning in each place; others are text."""
+"""The marks that have a meaning in each section; others are text."""
 
 INKLING_MARKS = tuple(_SECTIONS)
 
-_PATTERNS = {place: re.compile("|".join(map(re.escape, marks))) for place, marks in _KNOWN.items()}
+_PATTERNS = {section: re.compile("|".join(map(re.escape, marks))) for section, marks in _KNOWN.items()}
 _FORM = CallForm((_CALL,))
 _NAME = re.compile(r"[\w.:/-]*")
 

@@ -109,14 +109,17 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
 
 def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:
     """Return the marks around the thoughts that a parser reads; None if it does not say."""
-    made = parser.make if isinstance(parser, OperatorParser) else parser
-    return getattr(made, "thinking", None)
+    return getattr(_described(parser), "thinking", None)
 
 
 def call_marks(parser: MakeSyntax | None) -> tuple[str, ...]:
     """Return the marks that the calls of a parser begin with; none if it does not say."""
-    made = parser.make if isinstance(parser, OperatorParser) else parser
-    return made.begins if isinstance(made, CallForm) else ()
+    described = _described(parser)
+    return described.begins if isinstance(described, CallForm) else ()
+
+
+def _described(parser: MakeSyntax | None) -> object:
+    return parser.make if isinstance(parser, OperatorParser) else parser
 
 
 def reader(

@@ -21,7 +21,7 @@ FLOODING, OTHER = "a-key-that-floods", "a-key-of-another"
 
 
 class Admitting:
-    """An edit of a pipeline: a stage that admits prompts to an engine of so many slots."""
+    """An edit of a pipeline: a stage that admits prompts to an engine with a number of slots."""
 
     def __init__(self, most: int, patience: float | None = None, longest: int | None = None) -> None:
         self.slots = Slots(most)

@@ -1,4 +1,4 @@
-"""What holds for a dialect of the operator as for those of penstock."""
+"""A dialect of the operator is served as those of penstock are."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def _hasty(body: bytes) -> Reading:
     return TOY.read(body)
 
 
-def _polite(refusal: RequestError) -> tuple[int, Said]:
-    return 200, Said(wrong=refusal.problem.message)
+def _polite(error: RequestError) -> tuple[int, Said]:
+    return 200, Said(wrong=error.problem.message)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def _polite(refusal: RequestError) -> tuple[int, Said]:
         (lambda: _with_wire(encode=lambda said: b"data: " + said.text.encode()), "encode"),
         (lambda: _with_wire(keep_alive=b":"), "encode"),
         (lambda: _with_wire(fold=_first), "fold"),
-        (lambda: _with_wire(fault=lambda refusal: refusal.problem.message), "errors"),
+        (lambda: _with_wire(fault=lambda error: error.problem.message), "errors"),
         (lambda: replace(TOY, conventions=replace(TOY.conventions, error=_polite)), "errors"),
         (lambda: replace(TOY, conventions=replace(TOY.conventions, key_headers=())), "errors"),
         (lambda: replace(TOY, routes=lambda edge: []), "routes"),

@@ -1,4 +1,4 @@
-"""What belongs to OpenAI's dialect, and not to the pipeline."""
+"""The bodies of the Responses API, which keep rules that the pipeline does not have."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 
 
 async def saturated(slots: Slots, waiting: dict[str, int]) -> list[tuple[str, asyncio.Task[None]]]:
-    """Let each owner wait for so many slots, one owner after the other: the first is the one that floods."""
+    """Let each owner wait for its number of slots, one owner after the other: the first is the one that floods."""
     return [(owner, await taken(slots, owner)) for owner, count in waiting.items() for _ in range(count)]
 
 
