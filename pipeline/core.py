@@ -35,9 +35,10 @@ Stage: TypeAlias = Callable[[AsyncIterator[In]], AsyncGenerator[Out, None]]
 """The unit of composition: an async generator function over the frames of its source.
 
 A stage without settings is a function.  A stage with settings is a frozen dataclass with ``__call__``; a method or a
-``functools.partial`` works, too.  It holds configuration only: the state of a response belongs in local variables of
-the running generator.  It closes what it opened, but never its source.  A stage that takes a bare type variable,
-``Any`` or ``object`` fits anywhere; a stage that takes and gives the same type variable passes frames through.
+``functools.partial`` works, too.  It holds configuration only: state belongs in local variables of the running
+generator, which is that of one turn inside ``converse``, and that of one response elsewhere.  It closes what it opened,
+but never its source.  A stage that takes a bare type variable, ``Any`` or ``object`` fits anywhere; a stage that takes
+and gives the same type variable passes frames through.
 A dataclass stage with a `Pipeline` in a field ``inner`` is composite: its inner stages can be edited by name.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.paths import ROOT
 from tests.support.server import running_server, script
+from tests.support.tool_servers import answer_markup, call_markup, tool_server
 
 GUIDE = (ROOT / "stages" / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
 CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
@@ -84,6 +86,31 @@ def test_table_names_every_place() -> None:
 def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
     inner = pipeline.inner("converse").names()
     return [*inner, "converse", "emit", "persist"]
+
+
+async def test_stage_inside_converse_runs_for_each_turn_and_another_for_each_response(tmp_path: Path) -> None:
+    runs = Counter[str]()
+
+    def counted(where: str, stage: Any) -> Any:
+        async def count(source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+            runs[where] += 1
+            async for frame in stage(source):
+                yield frame
+
+        count.__annotations__ = stage.__annotations__
+        return count
+
+    def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        for where, anchor, kind in PLACES:
+            insert = pipeline.insert_before if where == "before" else pipeline.insert_after
+            pipeline = insert(anchor or where, f"own {where}", counted(where, through(kinds()[kind])))
+        return pipeline
+
+    turns = [call_markup("unknown", {}), answer_markup()]  # the call that cannot be made is told to the model
+    async with tool_server(tmp_path, turns, edit=edit) as served:
+        assert (await served.post({"input": "Hi"}))[0] == 200
+    within = recorded_responses().inner("converse").names()
+    assert runs == {where: 2 if where in within else 1 for where, _, _ in PLACES}
 
 
 def test_entry_point_of_the_guide_is_valid() -> None:
