@@ -13,7 +13,8 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import entry_points
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.pipeline.core import NamedStage, Pipeline
-from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 from penstock.pipeline.logs import nearest
@@ -196,15 +197,25 @@ def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], 
 def called(make: Callable[..., Any], name: str, option: str, *arguments: object, wanted: str) -> Any:
     """Return what a function of the operator's returns for the ``arguments``; ``wanted`` describes them.
 
-    Raises `WrongPlugin` if it does not take them, or if it fails.
+    Raises `WrongPlugin` if it does not take them, or if it fails, but passes its `CannotStart` on.
     """
     try:
         inspect.signature(make).bind(*arguments)
     except TypeError as error:
         raise WrongPlugin(name, f"it takes {wanted}", option) from error
-    try:
+    with blamed(name, option):
         return make(*arguments)
-    except CannotRun:
+
+
+@contextmanager
+def blamed(name: str, option: str) -> Iterator[None]:
+    """Raise `WrongPlugin` for an error of the operator's code in a block.
+
+    `CannotStart` and `CannotRun` pass: their message says all that the operator needs.
+    """
+    try:
+        yield
+    except (CannotStart, CannotRun):
         raise
     except Exception as error:
         raise WrongPlugin(name, described(error, "it raised "), option) from error

@@ -12,7 +12,7 @@ from inspect import isawaitable
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, called, described, function_named
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, blamed, called, function_named
 from penstock.stages.services.tools import Host, HostSettings, OwnHost, Session, ToolResult, callable_tools
 
 
@@ -27,10 +27,8 @@ async def own_host(name: str, settings: HostSettings) -> OwnHost:
     The name is ``module:function``, ``file.py:function`` or an entry point of the group ``penstock.hosts``.
     """
     made = called(function_named(name, TOOL, HOSTS), name, TOOL, settings, wanted="one argument: the HostSettings")
-    try:
+    with blamed(name, TOOL):
         host = await made if isawaitable(made) else made
-    except Exception as error:
-        raise WrongPlugin(name, described(error, "it raised "), TOOL) from error
     if problems := [*missing_members(host, Host), *missing_members(host, OwnHost)] or list(_wrong_functions(host)):
         raise WrongPlugin(name, "; ".join(problems), TOOL)
     return host  # type: ignore[no-any-return]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from types import MethodType
 from typing import Any
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.junction import JunctionError, junctions
 from penstock.pipeline.members import DECORATE, missing_members
-from penstock.pipeline.plugins import WrongPlugin, described, function_named, guarded_at
+from penstock.pipeline.plugins import WrongPlugin, blamed, called, function_named, guarded_at
 from penstock.stages.services.engines.engine import Backend, Engine, TextBackend
+
+ENGINE = "--engine"
+"""The option that names an engine."""
 
 
 @asynccontextmanager
@@ -24,23 +25,14 @@ async def open_engine(name: str, settings: object) -> AsyncGenerator[Engine | Te
     The function returns the engine, or an async context manager that gives it.  `Backend.close` comes before the end
     of the context manager.  Raises `WrongPlugin` if the function fails, or if its engine does not fit.
     """
-    wrong = partial(WrongPlugin, name, option="--engine")
-    make = function_named(name, "--engine")
+    make = function_named(name, ENGINE)
     async with AsyncExitStack() as closing:
-        try:
-            inspect.signature(make).bind(settings)
-        except TypeError as error:
-            raise wrong("it takes one argument: the settings of the server") from error
-        try:
-            engine = make(settings)
+        engine = called(make, name, ENGINE, settings, wanted="one argument: the settings of the server")
+        with blamed(name, ENGINE):
             if isinstance(engine, AbstractAsyncContextManager):
                 engine = await closing.enter_async_context(engine)
-        except CannotStart:
-            raise
-        except Exception as error:
-            raise wrong(described(error, "it raised ")) from error
         if problem := misfit(engine):
-            raise wrong(f"{problem} (stages/ENGINES.md)")
+            raise WrongPlugin(name, f"{problem} (stages/ENGINES.md)", ENGINE)
         closing.push_async_callback(engine.close)
         yield engine
 

@@ -16,6 +16,7 @@ from penstock.api.assembly import keys_of, toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.running import preloaded
 from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, to_sse
 from penstock.pipeline.protocol.items import ListedTool
@@ -257,6 +258,7 @@ async def test_number_of_calls_is_limited(tmp_path: Path) -> None:
 # The door
 
 OWN = """
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import DONE, to_sse
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.stages.services.tools import ToolResult
@@ -272,7 +274,10 @@ class store:
 async def shop(settings): return store(settings)
 def needs(): return store(None)
 def fails(settings): return 1 / 0
+async def fails_later(settings): return 1 / 0
 def nothing(settings): return None
+def closed(settings): raise CannotStart("the shop is closed")
+async def closed_later(settings): raise CannotStart("the shop is closed")
 
 class silent(store):
     functions = []
@@ -334,6 +339,7 @@ async def test_operator_decides_which_of_them_clients_may_use(
         (["absent"], "it is neither module:function nor an entry point of penstock.hosts"),
         (["own.py:needs"], "it takes one argument: the HostSettings"),
         (["own.py:fails"], "it raised ZeroDivisionError: division by zero"),
+        (["own.py:fails_later"], "it raised ZeroDivisionError: division by zero"),
         (["own.py:nothing"], "the method session of NoneType is missing: write it as `def session"),
         (["own.py:silent"], "silent.functions is []: it must not be empty"),
         (["own.py:wrong"], "the function 'how many' needs a name of its own"),
@@ -347,6 +353,12 @@ async def test_wrong_host_is_explained(here: Path, options: list[str], problem: 
         await toolbox(chosen("--tool", *options), Keys())
     assert str(wrong.value).startswith("--tool ")
     assert problem in str(wrong.value)
+
+
+@pytest.mark.parametrize("function", ["closed", "closed_later"])
+async def test_host_that_cannot_start_says_so_itself(here: Path, function: str) -> None:
+    with pytest.raises(CannotStart, match=r"^the shop is closed$"):
+        await toolbox(chosen("--tool", f"own.py:{function}"), Keys())
 
 
 @pytest.mark.parametrize(
