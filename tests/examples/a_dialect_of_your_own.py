@@ -9,7 +9,22 @@ curl localhost:8000/toy/v1/say --json '{"say": "Is anybody there?", "stream": tr
 
 The model, its tools and your stages are those of the server, and so are keys, limits, the log, metrics and recordings.
 A package offers its dialect as an entry point of `penstock.dialects`; `--dialect NAME` then names that.
-`await check_dialect(TOY, [b'{"say": "Hi"}'], heard)` of `penstock.testing` checks the rules of a dialect.
+`check_dialect` of `penstock.testing` checks the rules of a dialect. `heard` returns the body that is the same answer as
+a stream:
+
+```python
+import json
+from penstock.testing import check_dialect
+
+
+def heard(stream: bytes) -> dict[str, str]:
+    pieces = [json.loads(line.removeprefix("data: ")) for line in stream.decode().splitlines() if line]
+    text = "".join(piece.get("text", "") for piece in pieces)
+    return {"text": text} if text else {}
+
+
+await check_dialect(TOY, [b'{"say": "Hi"}'], heard)
+```
 """
 
 from __future__ import annotations

@@ -14,7 +14,52 @@ turns, and the client sees the items of MCP:
 
 A session may keep state for its response: it gets the request, and is closed at the end. `text` is what the model
 wrote, valid or not. An error in the result is for the model, which goes on from it. A call that takes long awaits, and
-ends after its `seconds`. `await check_host(warehouse(HostSettings()), ...)` of `penstock.testing` checks all that.
+ends after its `seconds`. `check_host` of `penstock.testing` checks all that:
+
+```python
+from penstock.testing import ExampleCalls, check_host
+
+calls = ExampleCalls(quick=("pieces_left", '{"article": "lamp"}'), wrong=("pieces_left", '{"article": "bed"}'))
+await check_host(warehouse(HostSettings()), calls)  # a host whose calls can take a minute gives one as slow=, too
+```
+
+To try it without a model, let a backend make the call, unless its result is the last item. Send the request above, with
+the model `caller`, to `penstock serve --engine caller.py:engine --tool a_tool_of_your_own.py:warehouse`:
+
+```python
+# caller.py
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from penstock.pipeline import frames
+from penstock.pipeline.protocol.items import McpCall
+
+
+class Caller:
+    models, context_length, is_alive = ("caller",), 8192, True
+
+    async def answer(self, source: AsyncIterator[frames.ResolvedRequest]) -> AsyncGenerator[frames.ParsedFrame, None]:
+        async for request in source:
+            last = request.items[-1]
+            is_done = isinstance(last, McpCall)
+            yield frames.GenerationStarted(request.facts, prompt_tokens=0)
+            yield frames.MessageOpened() if is_done else frames.McpCallOpened("warehouse", "pieces_left")
+            yield frames.ItemDelta(f"It said: {last.output or last.error}" if is_done else '{"article": "lamp"}')
+            yield frames.ItemClosed(complete=True)
+            yield frames.TurnFinished("stop", cached_tokens=0, output_tokens=1, reasoning_tokens=0, duration=0.1)
+
+    async def cancel(self, response_id: str) -> bool:
+        return False
+
+    async def stop(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def engine(settings):
+    return Caller()
+```
+
+The tool itself:
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.testing import check_dialect
+from tests.examples import a_dialect_of_your_own
 from tests.examples.a_dialect_of_your_own import TOY
 from tests.support.openapi import Description
 from tests.support.paths import FIXTURES
 from tests.support.server import HELLO, ScriptedServer, running_server, script
+from tests.support.statements import run_block
 from tests.support.toy_dialect import NAME, heard
 
 SAY = "/toy/v1/say"
@@ -28,6 +31,11 @@ SAY = "/toy/v1/say"
 async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
     async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=spoken([NAME])) as running:
         yield running
+
+
+async def test_check_of_the_page_passes() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", a_dialect_of_your_own.__doc__ or "", re.DOTALL)
+    await run_block(code, vars(a_dialect_of_your_own))
 
 
 async def test_it_keeps_all_rules() -> None:

@@ -12,11 +12,18 @@ from pydantic_settings import CliApp
 
 from penstock.api.assembly import keys_of, toolbox
 from penstock.api.settings import Settings
-from penstock.stages.services.tools import HostSettings
-from penstock.testing import ExampleCalls, check_host
+from penstock.pipeline.core import source_of
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import pipeline
 from tests.examples import a_tool_of_your_own
+from tests.support.event_streams import checked, final
+from tests.support.fixture_cases import item_texts
+from tests.support.statements import run_block
 from tests.support.tool_servers import MODES, answer_markup, call_markup, respond, tool_server
 
+PAGE = a_tool_of_your_own.__doc__ or ""
+[REQUEST] = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TOOL = f"{Path(__file__).with_name('a_tool_of_your_own.py')}:warehouse"
 
 
@@ -28,8 +35,7 @@ TOOL = f"{Path(__file__).with_name('a_tool_of_your_own.py')}:warehouse"
 async def test_model_calls_the_tool_of_the_page(
     tmp_path: Path, mode: str, arguments: Any, output: str | None, error: str | None
 ) -> None:
-    [request] = re.findall(r"```json\n(.*?)```", a_tool_of_your_own.__doc__ or "", re.DOTALL)
-    body = json.loads(request) | {"model": "tiny"}
+    body = REQUEST | {"model": "tiny"}
     [label] = [tool["server_label"] for tool in body["tools"]]
     settings = CliApp.run(Settings, cli_args=["--no-sandbox", "--tool", TOOL])
     turns = [call_markup(f"{label}.pieces_left", arguments), answer_markup("There.")]
@@ -42,7 +48,16 @@ async def test_model_calls_the_tool_of_the_page(
     assert (error or "") in json.dumps(call["error"])
 
 
-async def test_it_keeps_all_rules() -> None:
-    name = "pieces_left"
-    calls = ExampleCalls(quick=(name, '{"article": "lamp"}'), wrong=(name, '{"article": "bed"}'))
-    await check_host(a_tool_of_your_own.warehouse(HostSettings()), calls)
+async def test_check_of_the_page_passes() -> None:
+    await run_block(next(code for code in CODE if "check_host" in code), vars(a_tool_of_your_own))
+
+
+async def test_backend_of_the_page_calls_it(tmp_path: Path) -> None:
+    [caller] = [code for code in CODE if code.startswith("# caller.py\n")]
+    (tmp_path / "caller.py").write_text(caller)
+    options: dict[str, Any] = {"engine": [f"{tmp_path / 'caller.py'}:engine"], "store": "none", "sandbox": False}
+    request = CreateResponse.model_validate(REQUEST | {"model": "caller"})
+    async with pipeline(Settings(tool=[TOOL], **options)) as responses, responses.open(source_of([request])) as events:
+        response = final(checked([event async for event in events]))
+    assert [item.type for item in response.output] == ["mcp_list_tools", "mcp_call", "message"]
+    assert item_texts(response)[-1] == "It said: 12"
