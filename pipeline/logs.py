@@ -114,9 +114,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, if one is near."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {near[0]}?)" if near else ""
+    """Return the end of a message about an unknown name: the nearest known one, in any case, if one is near."""
+    by_folded = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.7)
+    return f" (did you mean {by_folded[near[0]]}?)" if near else ""
 
 
 def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -3,13 +3,15 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.api.cli.serve import main
+from penstock.api.dialects.named import spoken
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import (
     GenerationStarted,
@@ -22,11 +24,14 @@ from penstock.pipeline.frames import (
     TurnFinished,
 )
 from penstock.pipeline.junction import JunctionError
-from penstock.pipeline.plugins import WrongPlugin, load
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.models.chat.registry import operator_parser
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
+from penstock.stages.services.engines.custom import open_engine
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.store.named import named_database
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.server import running_server, script
@@ -243,6 +248,7 @@ def test_entry_point_is_installed_only_if_named() -> None:
         ("shouting:gone", "shouting has no function gone"),
         ("shouting.py:tone", "shouting.py has no function tone"),
         ("shouting.py:installs", "shouting.py has no function installs (did you mean install?)"),
+        ("shouting.py:INSTALL", "shouting.py has no function INSTALL (did you mean install?)"),
         ("shouting.py:", "shouting.py has no function"),
         ("shouting.py", "name its function, too: shouting.py:install"),
         ("words.py", "name its function, too: words.py:louder"),
@@ -261,6 +267,30 @@ def test_missing_plugin_is_reported_by_name(name: str, message: str) -> None:
     with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: ")) as caught:
         load([name])
     assert message in str(caught.value)
+
+
+DOORS: dict[str, Callable[[str], object]] = {
+    "a stage": lambda name: load([name]),
+    "an engine": lambda name: open_engine(name, None),
+    "a host": lambda name: function_named(name, TOOL, HOSTS),
+    "a store": named_database,
+    "a parser": lambda name: operator_parser(name, "--tool-call-parser"),
+    "a dialect": lambda name: spoken([name]),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_every_door_names_what_differs_by_case_or_a_letter(door: str, tmp_path: Path) -> None:
+    (tmp_path / "doors.py").write_text(
+        "from penstock.api.dialects.open_responses import OPEN_RESPONSES\ndef open_response(*arguments): return None\n"
+    )
+    is_dialect = door == "a dialect"
+    for near in ("open_responses", "Open_Responsee") if is_dialect else ("OPEN_RESPONSE", "Open_Respons"):
+        meant = "OPEN_RESPONSES" if is_dialect else "open_response"
+        with pytest.raises(WrongPlugin, match=rf"\(did you mean {meant}\?\)"):
+            opened = DOORS[door](f"{tmp_path / 'doors.py'}:{near}")
+            if isinstance(opened, AbstractAsyncContextManager):
+                await opened.__aenter__()
 
 
 @pytest.mark.parametrize(
