@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
+from penstock.api.effects import Answering, warn_of_unused
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.loading import Loading
 from penstock.api.settings import Settings
@@ -127,6 +128,7 @@ def planned(settings: Settings, process: int = 0) -> tuple[VllmPlan, ModelStages
 
     ``process`` is the number of the frontend that uses the engine, or -1 for the supervisor.
     """
+    warn_of_unused(settings, Answering.HERE)
     model = settings.model or DEFAULT_MODEL
     plan = plan_vllm(model, settings.engine_options, processes=settings.frontends, process=process)
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
@@ -140,6 +142,7 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
     The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
     servers do not always reveal that a model speaks Harmony, so the config of the model decides.
     """
+    warn_of_unused(settings, Answering.OVER_HTTP)
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
     try:
@@ -154,6 +157,7 @@ async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[Runnin
     """Run an engine of the operator's own; it speaks Harmony, unless the config of MODEL says otherwise."""
     async with open_engine(factory, settings) as engine:
         is_text = isinstance(engine, TextBackend)
+        warn_of_unused(settings, Answering.TEXTS if is_text else Answering.OWN)
         yield RunningEngine(engine, text_stages() if is_text else stages_elsewhere(settings, settings.model))
 
 
@@ -173,6 +177,7 @@ def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:
 @asynccontextmanager
 async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[RunningEngine, None]:
     """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
+    warn_of_unused(settings, Answering.RECORDINGS)
     recordings = read_recordings(folder)
     models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
     if texts := recordings.texts:

@@ -35,6 +35,7 @@ from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
 
 UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 """Errors that the operator can fix: they end the command with their message, without a traceback."""
@@ -102,21 +103,25 @@ async def _scheduler(
         await keys.read_store(store.keys)
         closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
         exporter = tracing.wanted_exporter()
-        backend = await closing.enter_async_context(start_engine(settings))
-        await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
-        runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
-        sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         admission = Admission(settings.limits, name_of=keys.limits)
         if place != NO_STORE:
             admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)
-        tools = backend.toolbox or await toolbox(settings, keys, admission.sandbox)
+        tools = Toolbox() if settings.recordings else await toolbox(settings, keys, admission.sandbox)
         closing.push_async_callback(tools.close)
+        backend = await closing.enter_async_context(start_engine(settings))
+        await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
+        runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
+        sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
         yield Scheduler(
             admitting(
-                assembled(settings, backend, runs, tools, sealer, recording), settings, backend, admission.of, share
+                assembled(settings, backend, runs, backend.toolbox or tools, sealer, recording),
+                settings,
+                backend,
+                admission.of,
+                share,
             ),
             backend.engine,
             runs,

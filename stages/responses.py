@@ -69,6 +69,7 @@ def responses_pipeline(
         toolbox.access,
         toolbox.left_out,
         frozenset(toolbox.own),
+        toolbox.of_unknown,
     )
     if isinstance(engine, TextBackend):
         turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)

@@ -10,9 +10,10 @@ from penstock.pipeline.secret import Secret
 from penstock.stages.normalize.tool_types import LABELS
 
 
-def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> McpServer:
+def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_unknown: str) -> McpServer:
     """Return the server of the tool at ``path``; ``labels`` are those of the operator's servers, None if not known yet.
 
+    The error about another label ends with ``of_unknown``.
     Raises `InvalidRequest` for a server that has no URL and is not one of the operator's.
     """
     if tool.server_url is None and labels is not None:
@@ -22,7 +23,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None) -> M
             message = f"This server does not offer the built-in tool {label!r} to this client."
             raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
         if label not in labels:
-            message = f"This server knows no MCP server {shortened(label)!r}: give its server_url."
+            message = f"This server knows no MCP server {shortened(label)!r}: {of_unknown}."
             raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
     always, never, approves_rest = _approval(tool)
     return McpServer(

@@ -49,7 +49,7 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
+from penstock.stages.services.tools import ADVICE, FULL_ACCESS, ToolAccess
 
 DEFAULT_THRESHOLD = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
@@ -151,6 +151,8 @@ class Normalize:
     """The types of tools that are left out of requests (see `LEAVABLE`)."""
     own: frozenset[str] = frozenset()
     """The labels of hosts of the operator's own; they are among the ``labels``."""
+    of_unknown: str = ADVICE
+    """The end of the error about a label that is not among the ``labels``."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
@@ -224,7 +226,7 @@ class Normalize:
         may_use = self.access.of(request.envelope.owner)
         denied = frozenset() if may_use is None else (HOSTED.keys() | self.own) - may_use
         # the operator's server in place of a built-in tool is this tool under any other name, too
-        builder = ToolsetBuilder(self.hosted - denied, self.labels - denied, self.left_out, self.own)
+        builder = ToolsetBuilder(self.hosted - denied, self.labels - denied, self.left_out, self.own, self.of_unknown)
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's

@@ -30,6 +30,7 @@ from penstock.pipeline.protocol.tools import (
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE, built_in, kinds_of, unversioned
+from penstock.stages.services.tools import ADVICE
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class ToolsetBuilder:
     """The types of tools that the operator has left out of requests."""
     own: frozenset[str] = frozenset()
     """The labels of hosts of the operator's own."""
+    of_unknown: str = ADVICE
+    """The end of the error about a label that is not among the ``labels``."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -141,7 +144,7 @@ class ToolsetBuilder:
             case params.NamespaceToolParam():
                 return self._namespace(tool, path)
             case params.McpToolParam():
-                mcp_server = server_of(tool, path, self.labels)
+                mcp_server = server_of(tool, path, self.labels, self.of_unknown)
                 if mcp_server.url is None and mcp_server.configured_as in self.own:
                     refuse_headers(tool, path)
                 self._claim(tool.server_label, "server", f"{path}.server_label")

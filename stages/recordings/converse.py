@@ -32,6 +32,7 @@ class RecordedTools(Toolbox):
     """The tools that recorded requests name; none runs, as recordings have the results."""
 
     recordings: Recordings = field(kw_only=True)
+    of_unknown: str = "recordings answer here, and no tools run"
 
     @property
     def kinds(self) -> frozenset[HostedKind]:

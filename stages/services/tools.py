@@ -230,6 +230,9 @@ class ToolAccess:
 
 FULL_ACCESS = ToolAccess()
 
+ADVICE = "give its server_url"
+"""The advice in the error about a label that the server does not know."""
+
 
 @dataclass(frozen=True)
 class Toolbox:
@@ -245,6 +248,8 @@ class Toolbox:
     """The approvals of MCP calls that were used; None if all may be used again."""
     left_out: frozenset[str] = frozenset()
     """The types of tools that are left out of requests."""
+    of_unknown: str = ADVICE
+    """The end of the error about a label that is not among the ``labels``."""
 
     @property
     def kinds(self) -> frozenset[HostedKind]:

@@ -51,7 +51,8 @@ lora-modules = ["legal=/models/legal"]
 
 A mistake ends the start, and its message names the place where it was made. Unknown keys of the file are mistakes, and
 so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such variables for a service of the name
-`penstock`: turn them off by `enableServiceLinks: false`.
+`penstock`: turn them off by `enableServiceLinks: false`. Settings that have no effect with the engine that answers are
+no mistakes: the log names them at the start.
 
 The tables are generated from `api/settings.py`.
 """
