@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -190,11 +190,9 @@ live: engine clients clients-chat clients-http test-page test-image ## The tests
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
-ifdef SDIST_OF_VLLM
-	@$(SUITE) corpus tests/thorough
-else
-	@echo "corpus: left out; SDIST_OF_VLLM names the folder of vLLM's sdist, vllm-0.33.0.tar.gz on PyPI, unpacked"
-endif
+
+oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: four minutes; ARGS: --oracle NAME, --family NAME
+	@$(BIN)/python -m tests.oracles $(ARGS)
 
 engine: $(DONE)/test $(TINY).built prometheus
 	@$(SUITE) engine tests/live/engine \

@@ -30,7 +30,7 @@ def test_shared_helpers_are_imported_from_support() -> None:
         if not re.search(r"\btests\b(?!\.support\b)", path.read_text()):
             continue  # it names no other folder: parsing it takes time
         top, *below = path.relative_to(TESTS).parts
-        is_flat = top in ("bench", "examples", "thorough")
+        is_flat = top in ("bench", "examples", "oracles")
         folder = f"tests.{top}" if is_flat else f"tests.{top}.{below[0] if below else ''}"
         for module in imported(path):
             is_own = module.startswith(folder) and not re.search(r"\.(test_|conftest\b)", module)

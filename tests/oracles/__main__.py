@@ -1,0 +1,111 @@
+"""Compare how penstock reads the output of chat models with what the tests of other servers say.
+
+A difference needs an explanation in ``differences.toml``, and an explanation needs a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.oracles import llama_cpp_tests, vllm_tests
+from tests.oracles.case import Case, Reading
+from tests.oracles.sources import CACHE
+
+ORACLES = {"vllm": vllm_tests.cases, "llama.cpp": llama_cpp_tests.cases}
+DIFFERENCES = Path(__file__).with_name("differences.toml")
+REPORT = CACHE / "report.json"
+
+Key: TypeAlias = tuple[str, str, str]
+"""An oracle, a family, and the name of a case."""
+
+
+def main() -> int:
+    """Print the table, write the report, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="make oracles ARGS=", description=__doc__)
+    parser.add_argument("--oracle", choices=ORACLES, help="this one alone")
+    parser.add_argument("--family", help="this family alone")
+    only = parser.parse_args()
+    warnings.simplefilter("ignore")  # vLLM's imports warn
+    known = {
+        key: verdict
+        for key, verdict in explanations().items()
+        if only.oracle in (None, key[0]) and only.family in (None, key[1])
+    }
+    counts: dict[str, Counter[str]] = {}
+    unexplained, gone = [], []
+    for case in _cases(only.oracle, only.family):
+        key = (case.oracle, case.family, case.name)
+        seen = case.seen()
+        agrees = len(seen) == 1 and case.accepts(seen[0])
+        verdict = known.pop(key, "")
+        if agrees and verdict:
+            gone.append(key)
+        if not agrees and not verdict:
+            unexplained.append(described(case, seen))
+        count = counts.setdefault(case.family, Counter())
+        count.update([case.oracle, "agree" if agrees else verdict or "unexplained"])
+    print(*_table(counts), sep="\n")
+    REPORT.write_text(json.dumps(unexplained, indent=1, ensure_ascii=False))
+    print(f"{len(unexplained)} unexplained differences: {REPORT}")
+    for key in (*gone, *known):
+        print(f"{DIFFERENCES.name} explains a difference that is none: {key}")
+    return bool(unexplained or gone or known)
+
+
+def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:
+    for name, cases in ORACLES.items():
+        if oracle in (None, name):
+            yield from (case for case in cases() if family in (None, case.family))
+
+
+def explanations() -> dict[Key, str]:
+    """Return the verdict of each difference that has one."""
+    found: dict[Key, str] = {}
+    for each in tomllib.loads(DIFFERENCES.read_text()).get("difference", ()):
+        assert each["verdict"] in ("theirs", "arguable", "ours")
+        assert each["reason"]
+        for name in each["cases"]:
+            key = (each["oracle"], each["family"], name)
+            assert key not in found, key
+            found[key] = each["verdict"]
+    return found
+
+
+def described(case: Case, seen: Iterable[Reading]) -> dict[str, Any]:
+    """Return all that one needs to see a difference."""
+    return {
+        "family": case.family,
+        "oracle": case.oracle,
+        "case": case.name,
+        "parsers": case.chat.parser_names,
+        "text": case.text,
+        "prompt_end": case.prompt[-300:],
+        "variables": dict(case.variables),
+        "tools": [{"name": tool.name, "parameters": tool.parameters} for tool in case.tools],
+        "reasons": case.reasons,
+        "expected": [asdict(each) for each in case.expected],
+        "seen": [asdict(each) for each in seen],
+    }
+
+
+def _table(counts: dict[str, Counter[str]]) -> Iterator[str]:
+    columns = (*ORACLES, "agree", "theirs", "arguable", "ours", "unexplained")
+    yield f"{'family':20s}" + "".join(f"{column:>12s}" for column in columns)
+    total = Counter[str]()
+    for family, count in sorted(counts.items()):
+        total.update(count)
+        yield f"{family:20s}" + "".join(f"{count[column] or '':>12}" for column in columns)
+    yield f"{'all':20s}" + "".join(f"{total[column]:12d}" for column in columns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The outputs in llama.cpp's test of chat formats, ``test-chat.cpp``, and what it expects of them.
+
+The cases are C++.  So the parts of the file that state them are compiled against ``llama_cpp_cases.h``, whose tester
+prints each case instead of testing it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from penstock.pipeline.protocol.tools import FunctionTool
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, guess
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.parsers import UnknownParser
+from tests.oracles.case import Case, Names, Reading, model_of
+from tests.oracles.sources import CACHE, LLAMA_CPP
+
+MODELS = {
+    "Apertus-8B-Instruct": ("apertus", "apertus"),
+    "Apriel-1.6-15b-Thinker-fixed": ("llava", "apriel"),
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "Cohere2MoE": ("cohere2_moe", "cohere_command4"),
+    "CohereForAI-c4ai-command-r-plus-tool_use": ("cohere", "command_r_plus"),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere2", "cohere_command3"),
+    "GLM-4.6": ("glm4_moe", "glm45"),
+    "GLM-4.7-Flash": ("glm4_moe_lite", "glm45"),
+    "GigaChat3-10B-A1.8B": ("deepseek_v3", "gigachat3"),
+    "GigaChat3.1-10B-A1.8B": ("deepseek_v3", "gigachat3"),
+    "Kimi-K2-Instruct": ("kimi_k2", "kimi_k2"),
+    "Kimi-K2-Thinking": ("kimi_k2", "kimi_k2"),
+    "Kimi-K3": ("kimi_k3", "kimi_k3"),
+    "LFM2-8B-A1B": ("lfm2_moe", "lfm2"),
+    "LFM2.5-8B-A1B": ("lfm2_moe", "lfm2"),
+    "LFM2.5-Instruct": ("lfm2", "lfm2"),
+    "MiMo-VL": ("mimo_vl", "hermes"),
+    "MiniMax-M2": ("minimax_m2", "minimax_m2"),
+    "MiniMax-M3": ("minimax_m3", "minimax_m3"),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral3", "mistral"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron_h", "qwen3_coder"),
+    "NVIDIA-Nemotron-Nano-v2": ("nemotron_h", "nemotron_v2"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("llama", "hermes"),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("llama", "hermes"),
+    "Qwen-QwQ-32B": ("qwen2", "hermes"),
+    "Qwen-Qwen2.5-7B-Instruct": ("qwen2", "hermes"),
+    "Qwen3-Coder": ("qwen3_moe", "qwen3_coder"),
+    "Qwen3.5-4B": ("qwen3_5", "qwen3_coder"),
+    "Reka-Edge": ("reka", "hermes"),
+    "Spark2.5": ("spark", "glm45"),
+    "StepFun3.5-Flash": ("step3p5", "step3p5"),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("llama", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("qwen2", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v3", "deepseek_v31"),
+    "deepseek-ai-DeepSeek-V3.2": ("deepseek_v32", "deepseek_v32"),
+    "deepseek-ai-DeepSeek-V4": ("deepseek_v4", "deepseek_v4"),
+    "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_v4", "deepseek_v4"),
+    "fireworks-ai-llama-3-firefunction-v2": ("llama", "firefunction"),
+    "google-gemma-2-2b-it": ("gemma2", "gemma2"),
+    "google-gemma-4-31B-it": ("gemma4", "gemma4"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "granite"),
+    "ibm-granite-granite-4.0": ("granitemoehybrid", "granite4"),
+    "ibm-granite-granite-4.1": ("granitemoehybrid", "granite4"),
+    "inclusionai-ling-3.0-flash": ("bailing_moe_v3", "ling3"),
+    "llama-cpp-deepseek-r1": ("deepseek_v3", "deepseek_v3"),
+    "meetkai-functionary-medium-v3.1": ("llama", "functionary"),
+    "meetkai-functionary-medium-v3.2": ("llama", "functionary"),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama", "llama3_json"),
+    "meta-llama-Llama-3.2-3B-Instruct": ("llama", "llama3_json"),
+    "meta-llama-Llama-3.3-70B-Instruct": ("llama", "llama3_json"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("ministral3", "mistral"),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", "mistral"),
+    "moonshotai-Kimi-K2": ("kimi_k2", "kimi_k2"),
+    "muse-glimmer": ("muse_glimmer", "muse_glimmer"),
+    "openai-gpt-oss-120b": ("gpt_oss", "openai"),
+    "openbmb-MiniCPM5-1B": ("minicpm5", "minicpm5"),
+    "unsloth-Apriel-1.5": ("llava", "apriel"),
+    "unsloth-mistral-Devstral-Small-2507": ("mistral", "mistral"),
+}
+"""The model type of each template, and the family of its calls."""
+
+_TEMPLATES = LLAMA_CPP.folder() / "vendor" / "llama.cpp" / "models" / "templates"
+_MARK = re.compile(r"</?[|｜][^<>{}'\" ]{1,40}[|｜]>")
+_ENDS = frozenset({"<|im_end|>", "<|eot|>", "<|eom|>", "<|role_end|>", "<|end|>", "<|endofresponse|>"})
+_THOUGHT_MARKS = ("<think>", "THINK", "<|channel", "<mm:think>", "<|think", "<seed:think>")
+
+
+def cases() -> Iterator[Case]:
+    """Yield the cases that a server can meet."""
+    for record in _records():
+        is_continued, shows_thoughts = record["continuation"], not record["reasoning_format"]
+        has_marks = any(mark in record["expected"]["content"] for mark in _THOUGHT_MARKS)
+        if not is_continued and not (shows_thoughts and has_marks):
+            yield _case(record)
+
+
+def _case(record: dict[str, Any]) -> Case:
+    template = Path(record["template"]).stem
+    model_type, family = MODELS[template]
+    source, chat = _model(template, model_type)
+    tools = tuple(FunctionTool(tool["name"], tool["description"], _schema(tool)) for tool in record["tools"])
+    variables = dict.fromkeys(("enable_thinking", "thinking"), record["thinking"])
+    expected = record["expected"]
+    calls = tuple((name, arguments if _is_json(arguments) else None) for name, arguments in expected["calls"])
+    return Case(
+        oracle="llama.cpp",
+        family=family,
+        name=f"{template} line {record['line']}",
+        text=record["text"],
+        expected=(Reading(expected["reasoning"], expected["content"], calls),),
+        chat=chat,
+        tools=tools,
+        variables=variables,
+        prompt=_prompt(chat, source, record, variables),
+        reasons=("length",) if record["cut"] else ("stop",),
+    )
+
+
+def _schema(tool: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(tool["parameters"] or "{}")
+    return schema
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text or "{}")
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _model(template: str, model_type: str) -> tuple[str, ChatModel]:
+    """Return the template, and a model whose parsers penstock chooses by the template."""
+    source = (_TEMPLATES / f"{template}.jinja").read_text()
+    found: Names = (guess(REASONING, [source], model_type).parser, guess(TOOL_CALLS, [source], model_type).parser)
+    marks = frozenset(_MARK.findall(source))
+    for parsers in (found, (None, found[1]), (found[0], None)):
+        try:
+            return source, model_of(parsers, marks & _ENDS, marks)
+        except UnknownParser:
+            continue
+    return source, model_of((None, None), marks & _ENDS, marks)
+
+
+def _prompt(chat: ChatModel, source: str, record: dict[str, Any], variables: dict[str, Any]) -> str:
+    messages = record["messages"] or [{"role": "user", "content": "Hey there!"}]
+    functions = [{"type": "function", "function": {**tool, "parameters": _schema(tool)}} for tool in record["tools"]]
+    render = partial(
+        chat.vocabulary.tokenizer.apply_chat_template,
+        [_message(message) for message in messages],
+        chat_template=source,
+        add_generation_prompt=True,
+        tokenize=False,
+        bos_token="",
+        functions=json.dumps(functions),
+        datetime="",
+        **variables,
+    )
+    for tools in (functions or None, functions):
+        with suppress(TypeError):  # the template wants a list, or cannot print these tools
+            return str(render(tools=tools))
+    return str(render(tools=None))
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{at:05}", "type": "function", "function": {"name": name, "arguments": json.loads(arguments)}}
+        for at, (name, arguments) in enumerate(message.get("calls", ()))
+    ]
+    plain = {"role": message["role"], "content": message["content"]}
+    return {**plain, **({"tool_calls": calls} if calls else {})}
+
+
+def _records() -> list[dict[str, Any]]:
+    """Compile the cases, and return what they print."""
+    program = CACHE / f"llama.cpp-{LLAMA_CPP.version}"
+    if not program.exists():
+        with TemporaryDirectory() as folder:
+            source = Path(folder) / "cases.cpp"
+            source.write_text(_cases_in((_TEMPLATES.parents[1] / "tests" / "test-chat.cpp").read_text()))
+            here = Path(__file__).parent
+            command = ["g++", "-std=c++17", "-O0", "-w", "-I", str(here), str(source), "-o", str(program)]
+            subprocess.run(command, check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def _cases_in(test: str) -> str:
+    """Return the parts of the test that state cases, around a tester that prints them."""
+    values = _part(test, "static common_chat_tool special_function_tool{", "struct make_peg_parser {")
+    tester = _part(test, "// Fluent builder for PEG parser tests", "static void test_msgs_oaicompat_json_conversion")
+    before, run, rest = tester.partition("    void run() {")
+    after = rest[rest.index("\n};\n") :]
+    printing = (
+        "    void run(int line = __builtin_LINE()) { tc_.line = line; print_case(tester_.template_path(), tc_); }"
+    )
+    assert run
+    return "\n".join(
+        (
+            '#include "llama_cpp_cases.h"',
+            "static std::string g_template_filter;",
+            values.replace("struct peg_test_case {", "struct peg_test_case { int line = 0;"),
+            f"{before}{printing}{after}",
+            _part(test, "static void test_lfm2_parser(", "static void test_template_generation_prompt()"),
+            "int main() { test_template_output_peg_parsers(false); }",
+        )
+    )
+
+
+def _part(test: str, start: str, end: str) -> str:
+    at = test.index(start)
+    line = test.count("\n", 0, at) + 1
+    return f'#line {line} "test-chat.cpp"\n{test[at : test.index(end, at)]}'

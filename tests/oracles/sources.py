@@ -1,0 +1,101 @@
+"""The releases whose tests are oracles, fetched from the package index that pip uses, into ``.cache/oracles``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from tests.support.paths import ROOT
+
+CACHE = ROOT / ".cache" / "oracles"
+
+
+_DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One file of a project on the index: the members below ``parts`` are unpacked."""
+
+    project: str
+    version: str
+    suffix: str
+    parts: tuple[str, ...]
+
+    def folder(self) -> Path:
+        """Return the folder of the unpacked members, fetched if it is not there yet."""
+        folder = CACHE / f"{self.project}-{self.version}"
+        if not folder.exists():
+            incomplete = folder.with_suffix(".part")
+            for name, content in _members(self._fetched(), self.suffix):
+                if name.startswith(self.parts):
+                    path = incomplete / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+            incomplete.rename(folder)
+        return folder
+
+    def _fetched(self) -> bytes:
+        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+        with urlopen(Request(f"{_index()}/{self.project}/", headers=accept)) as response:
+            files: list[dict[str, Any]] = json.load(response)["files"]
+        stem = f"{self.project.replace('-', '_')}-{self.version}"
+        found = [file for file in files if file["filename"].startswith(stem) and file["filename"].endswith(self.suffix)]
+        if not found:
+            raise LookupError(f"The index has no {stem}*{self.suffix}")
+        with urlopen(found[0]["url"]) as response:
+            content: bytes = response.read()
+        if hashlib.sha256(content).hexdigest() != found[0]["hashes"]["sha256"]:
+            raise ValueError(f"{found[0]['filename']} is not the file that the index lists")
+        return content
+
+
+def _index() -> str:
+    """Return the address of the package index, as pip is configured; else pip's own default."""
+    asked = (("-m", "pip", "config", "get", "global.index-url"), ("-c", _DEFAULT_INDEX))
+    outputs = (subprocess.run([sys.executable, *each], capture_output=True, text=True, check=False) for each in asked)
+    found = (output.stdout.strip() for output in outputs)
+    return os.environ.get("PIP_INDEX_URL", "").rstrip("/") or next(filter(None, found)).rstrip("/")
+
+
+def _members(content: bytes, suffix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of an archive; the folder around those of an sdist is left out."""
+    if suffix.endswith(".whl"):
+        with zipfile.ZipFile(BytesIO(content)) as wheel:
+            yield from ((name, wheel.read(name)) for name in wheel.namelist() if not name.endswith("/"))
+        return
+    with tarfile.open(fileobj=BytesIO(content)) as sdist:
+        for member in sdist:
+            file = sdist.extractfile(member) if member.isfile() else None
+            if file:
+                yield member.name.partition("/")[2], file.read()
+
+
+PARSER_FOLDERS = ("tool_parsers", "reasoning", "parser")
+"""Folders of vLLM's code, and of its tests, that are about parsers."""
+
+VLLM = Release(
+    "vllm",
+    version("vllm").partition("+")[0],
+    ".tar.gz",
+    ("tests/__init__.py", *(f"tests/{part}/" for part in PARSER_FOLDERS)),
+)
+LLAMA_CPP = Release(
+    "llama-cpp-python",
+    "0.3.36",
+    ".tar.gz",
+    ("vendor/llama.cpp/tests/test-chat.cpp", "vendor/llama.cpp/models/templates/"),
+)
+SGLANG = Release("sglang", "0.5.23", "x86_64.whl", ("sglang/srt/function_call/", "sglang/srt/parser/"))
