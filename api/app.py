@@ -27,9 +27,9 @@ from penstock.api.http.request_body import HELD, release_bodies
 from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics
+from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.socket import OpenSockets
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 

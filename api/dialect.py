@@ -14,17 +14,17 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, name_model, take_request_id
+from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_request_id, name_model
 from penstock.api.http.auth import OWNER
 from penstock.api.http.beginning import Beginning, Delivery
-from penstock.api.http.conventions import OPENAI, Conventions
+from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions
 from penstock.api.http.errors import as_json
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, Wire
+from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler, let_go_of
-from penstock.api.socket.socket import OpenSockets
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest
@@ -129,13 +129,23 @@ class Edge:
         except errors.InvalidRequest:
             name_model(request, body)
             raise
-        create_request = reading.request
-        request[MODEL] = create_request.model or self.scheduler.engine.models[0]
-        request_id = take_request_id(request, create_request.request_id)
-        is_recorded = self.recorded_if.is_met_by(request.headers)
-        traced = tracing.current_headers(trace_headers(request.headers))
-        envelope = Envelope(request[OWNER], traced, reading.as_sent, is_recorded, request_id)
-        return reading.asking(create_request.inside(envelope))
+        request[MODEL] = reading.request.model or self.scheduler.engine.models[0]
+        reading = self.enveloped(request, reading)
+        request[REQUEST_ID] = reading.request.envelope.request_id or request[REQUEST_ID]
+        return reading
+
+    def enveloped(self, request: web.Request, reading: Reading, *, generates: bool = True) -> Reading:
+        """Put the request of a reading into an envelope: what the HTTP request says besides the body."""
+        headers = request.headers
+        envelope = Envelope(
+            request[OWNER],
+            tracing.current_headers(trace_headers(headers)),
+            reading.as_sent,
+            self.recorded_if.is_met_by(headers),
+            client_request_id(request, reading.request.request_id),
+            generates,
+        )
+        return reading.asking(reading.request.inside(envelope))
 
     async def answer(self, request: web.Request, prepared: Prepared) -> web.StreamResponse:
         """Run a request, and answer in its form; an error before the first event is raised."""

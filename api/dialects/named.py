@@ -10,9 +10,9 @@ from aiohttp import hdrs, web
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.responses.dialect import RESPONSES
 from penstock.api.http.openapi import Operation, describe
+from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.socket.socket import OpenSockets
 from penstock.pipeline.plugins import DIALECTS, WrongPlugin, described, value_named
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine

@@ -163,15 +163,15 @@ def name_model(request: web.Request, refused: bytes) -> None:
             request[MODEL] = msgspec.json.decode(refused, type=_Named).model
 
 
-def take_request_id(request: web.Request, in_body: str | None) -> str:
-    """Name a request by the ``request_id`` of its body, vLLM's parameter, if its headers do not name it.
+def client_request_id(request: web.Request, in_body: str | None) -> str:
+    """Return the client's own id of a request: that of its headers, or else ``in_body``, vLLM's parameter.
 
-    Returns the id if it is the client's, and else an empty text.
+    An id in the headers that cannot stand in a log counts as none, and is empty.
     """
-    if in_body and "X-Request-Id" not in request.headers:
-        request[REQUEST_ID] = in_body
-    request_id = request[REQUEST_ID]
-    return request_id if request_id in (in_body, request.headers.get("X-Request-Id")) else ""
+    sent = request.headers.get("X-Request-Id")
+    if sent is None:
+        return in_body or ""
+    return sent if sent == request[REQUEST_ID] else ""
 
 
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:

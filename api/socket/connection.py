@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 from msgspec import UNSET
 
+from penstock.api.dialect import Edge
 from penstock.api.http.access_log import log_exchange
 from penstock.api.http.auth import OWNER, check_key
 from penstock.api.http.beginning import Beginning, Delivery
@@ -26,11 +27,12 @@ from penstock.api.http.request_body import off_loop
 from penstock.api.http.sse import LARGE
 from penstock.api.http.trace import trace_exchange
 from penstock.api.http.wire import Reading, Wire
+from penstock.api.open_sockets import Latest
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.incoming import Incoming
 from penstock.api.socket.lanes import Lanes, TooManyStreamIds
-from penstock.api.socket.memory import LaneMemory, Latest, latest_of
+from penstock.api.socket.memory import LaneMemory, latest_of
 from penstock.api.socket.steers import (
     Steer,
     SteerAccepted,
@@ -45,8 +47,7 @@ from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History
-from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
-from penstock.pipeline.recordings.sampling import Condition
+from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.normalize.normalize import CONTINUABLE
 from penstock.stages.services.runs.run import Run, RunReleased
 
@@ -91,14 +92,11 @@ class _Create:
 
 @dataclass(eq=False)  # hashed by identity
 class Connection:
-    """The connection of ``request``, with its open ``socket``; ``read`` reads the parameters of a response."""
+    """The connection of ``request``, with its open ``socket``, over the ``edge`` of a dialect."""
 
     socket: web.WebSocketResponse
     request: web.Request
-    scheduler: Scheduler
-    read: Callable[[bytes], Reading]
-    keep_alive: float
-    recorded_if: Condition
+    edge: Edge
     memory: LaneMemory
     incoming: Incoming
     _steers: Steers = field(init=False)
@@ -112,6 +110,11 @@ class Connection:
 
     def __post_init__(self) -> None:
         self._steers = Steers(self.request.client_max_size)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The runs of the server."""
+        return self.edge.scheduler
 
     async def run(self) -> None:
         """Serve the client until it leaves, or until the connection is closed."""
@@ -289,16 +292,10 @@ class Connection:
         return None
 
     async def _read(self, create: _Create) -> Reading:
-        reading = await off_loop(self.read, create.frame)
-        request = reading.request
-        if request.background:
+        reading = await off_loop(self.edge.dialect.read, create.frame)
+        if reading.request.background:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
-        headers, owner = self.request.headers, self.request[OWNER]
-        is_recorded, request_id = self.recorded_if.is_met_by(headers), request.request_id or ""
-        envelope = Envelope(
-            owner, trace_headers(headers), reading.as_sent, is_recorded, request_id, create.event.generates
-        )
-        return reading.asking(request.inside(envelope))
+        return self.edge.enveloped(self.request, reading, generates=create.event.generates)
 
     async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float) -> Run:
         """Send the events of a response to its end, and return its run.
@@ -356,21 +353,21 @@ class Connection:
             await self._write(with_lane(frame_of(event), lane))
 
     async def _keep_alive(self) -> None:
-        """Ping the client after each ``keep_alive`` seconds of silence, so that no proxy closes the connection.
+        """Ping the client after each period of silence, so that no proxy closes the connection.
 
         A client that answers neither of two pings has gone, or does not read, and its connection is closed.
         """
-        unanswered = 0
+        unanswered, period = 0, self.edge.keep_alive
         while True:
             silence = monotonic() - self._sent_at
-            if silence >= self.keep_alive:
+            if silence >= period:
                 unanswered = unanswered + 1 if self._is_silent else 0
                 if unanswered == MOST_UNANSWERED:
                     break
                 self.incoming.was_heard = False
                 self._sent_at, silence = monotonic(), 0.0
                 self._write_at_once(PING)
-            await asyncio.sleep(self.keep_alive - silence)
+            await asyncio.sleep(period - silence)
         logger.info("A connection is closed, as its client answers no ping")
         self._write_at_once(UNANSWERED)
         self._abort()

@@ -6,26 +6,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.api.open_sockets import Latest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History, opening
 from penstock.pipeline.yield_point import YieldPoint
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.runs.run import Run
 
-MOST_REMEMBERED = 2**29
-"""Bytes of all histories that a server remembers for its connections; the least recently used are forgotten first."""
-
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True)
-class Latest:
-    """The latest response of a lane."""
-
-    response_id: str
-    history: History
-    size: int
-    """The approximate number of bytes of the history."""
 
 
 @dataclass

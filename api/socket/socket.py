@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import hdrs, web
 
+from penstock.api.dialect import Edge
 from penstock.api.http.errors import STREAMING
 from penstock.api.http.request_body import HELD
-from penstock.api.http.wire import Reading
-from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.connection import CLOSE_WAIT, Connection
 from penstock.api.socket.incoming import Incoming
-from penstock.api.socket.memory import MOST_REMEMBERED, LaneMemory, Latest
+from penstock.api.socket.memory import LaneMemory
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.services.lru_cache import LruCache
 
 
 class Socket(web.WebSocketResponse):
@@ -38,27 +34,11 @@ class Socket(web.WebSocketResponse):
         http.keep_alive(False)
 
 
-@dataclass
-class OpenSockets:
-    """The open connections of a server, to close when it stops."""
-
-    connections: set[Connection] = field(default_factory=set)
-    remembered: LruCache[Latest] = field(default_factory=lambda: LruCache(MOST_REMEMBERED))
-
-    async def close(self, _: web.Application) -> None:
-        """Close all connections."""
-        await asyncio.gather(*(connection.close() for connection in self.connections))
-
-
-@dataclass
+@dataclass(frozen=True)
 class Sockets:
-    """The WebSocket transport under one base URL; ``read`` is that of the dialect of this URL."""
+    """The WebSocket transport over the edge of a dialect."""
 
-    scheduler: Scheduler
-    read: Callable[[bytes], Reading]
-    keep_alive: float
-    open: OpenSockets
-    recorded_if: Condition = ALWAYS
+    edge: Edge
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
@@ -72,23 +52,14 @@ class Sockets:
         socket = Socket(compress=False, timeout=CLOSE_WAIT)
         await socket.prepare(request)
         request[STREAMING] = True
-        memory = LaneMemory(self.open.remembered)
-        connection = Connection(
-            socket,
-            request,
-            self.scheduler,
-            self.read,
-            self.keep_alive,
-            self.recorded_if,
-            memory,
-            socket.incoming,
-        )
-        self.open.connections.add(connection)
+        opened = self.edge.sockets
+        connection = Connection(socket, request, self.edge, LaneMemory(opened.remembered), socket.incoming)
+        opened.connections.add(connection)
         try:
             with metrics.WEBSOCKETS.track_inprogress():
                 await connection.run()
         finally:
-            self.open.connections.discard(connection)
+            opened.connections.discard(connection)
         return socket
 
 

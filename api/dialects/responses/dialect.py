@@ -21,11 +21,10 @@ def like_responses(name: str, base: str, wire: Wire) -> Dialect:
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:
-    scheduler, dialect = edge.scheduler, edge.dialect
-    sockets = Sockets(scheduler, dialect.read, edge.keep_alive, edge.sockets, edge.recorded_if)
+    scheduler = edge.scheduler
     return (
-        *Responses(edge, hiding(dialect.wire)).routes(edge.base),
-        *sockets.routes(edge.base),
+        *Responses(edge, hiding(edge.dialect.wire)).routes(edge.base),
+        *Sockets(edge).routes(edge.base),
         *Conversations(scheduler.store, scheduler.admission).routes(edge.base),
         *ModelList(scheduler.engine).routes(edge.base),
     )

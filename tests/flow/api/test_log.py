@@ -18,6 +18,7 @@ from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json, wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
+from tests.support.socket_client import connected
 
 SECRET = "canary-9f2c71d0"
 
@@ -218,16 +219,17 @@ async def test_request_id_of_the_client_is_logged_and_answered(
     assert request_id in lines(log, "penstock.api.http.access_log")[0][1]
 
 
-@pytest.mark.parametrize(
-    ("headers", "in_body", "expected"),
-    [
-        ({}, "trace-1", "trace-1"),
-        ({"X-Request-Id": "trace-2"}, "trace-1", "trace-2"),
-        ({"X-Request-Id": "trace-2"}, None, "trace-2"),
-        ({"X-Request-Id": "two words"}, "trace-1", ""),
-        ({}, None, ""),
-    ],
-)
+REQUEST_IDS: list[tuple[dict[str, str], str | None, str]] = [
+    ({}, "trace-1", "trace-1"),
+    ({"X-Request-Id": "trace-2"}, "trace-1", "trace-2"),
+    ({"X-Request-Id": "trace-2"}, None, "trace-2"),
+    ({"X-Request-Id": "two words"}, "trace-1", ""),
+    ({}, None, ""),
+]
+"""Headers, the id in the body, and the client's own id of the request."""
+
+
+@pytest.mark.parametrize(("headers", "in_body", "expected"), REQUEST_IDS)
 async def test_request_id_of_the_client_reaches_answer_log_and_engine(
     served: ScriptedServer,
     log: pytest.LogCaptureFixture,
@@ -245,6 +247,16 @@ async def test_request_id_of_the_client_reaches_answer_log_and_engine(
     (prompt,) = served.engine.prompts
     assert response_id.startswith("resp_")
     assert prompt.facts.engine_id == (f"{expected}-{response_id}" if expected else response_id)
+
+
+@pytest.mark.parametrize(("headers", "in_body", "expected"), REQUEST_IDS)
+async def test_request_id_of_the_client_reaches_the_engine_over_a_websocket(
+    served: ScriptedServer, headers: dict[str, str], in_body: str | None, expected: str
+) -> None:
+    async with connected(served, headers=headers) as client:
+        response = await client.create(input="Hi", request_id=in_body)
+    (prompt,) = served.engine.prompts
+    assert prompt.facts.engine_id == (f"{expected}-{response.id}" if expected else response.id)
 
 
 def as_json(record: logging.LogRecord) -> Json:

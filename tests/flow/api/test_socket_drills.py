@@ -214,6 +214,7 @@ async def test_flood_of_requests_waits_at_the_client(served: PacedServer) -> Non
     async with connected(served) as client:
         await client.send(**CREATE)
         await wait_until(lambda: served.engine.running == 1)
+        connection: Any
         (connection,) = served.api.sockets.connections
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(send_all([client.send(**CREATE) for _ in range(500)]))

@@ -15,8 +15,8 @@ from msgspec import UNSET
 
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
+from penstock.api.open_sockets import Latest
 from penstock.api.socket import connection as connection_module
-from penstock.api.socket.memory import Latest
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent, to_json
 from penstock.pipeline.protocol.items import FunctionCall
@@ -208,6 +208,7 @@ async def test_continuation_without_a_valid_key_evicts_its_parent(tmp_path: Path
         connected(served, headers=headers) as client,
     ):
         first = await client.create(input="Hi", store=False)
+        connection: Any
         (connection,) = served.api.sockets.connections
         assert connection.memory.find(first.id)
         connection._is_expired = True
@@ -414,6 +415,7 @@ async def test_client_is_not_closed_while_the_server_does_not_read(
     engine = PacedEngine(script())
     engine.hold(1)
     async with running_server(engine, tmp_path, keep_alive=0.05) as served, connected(served) as client:
+        connection: Any
         (connection,) = served.api.sockets.connections
         requests, pings = 12, list[bytes]()
         for _ in range(requests):
