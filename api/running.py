@@ -16,6 +16,7 @@ from pydantic_settings import SettingsError
 from penstock.api.app import Api
 from penstock.api.assembly import admitting, assembled, database, keys_of, mcp_servers, recording_of, toolbox
 from penstock.api.backends import EngineStarter, start
+from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
@@ -65,27 +66,39 @@ async def running(
     ``share`` is the part of this process, if it is one of several frontends.  The block ``while_starting`` lasts until
     the engine and the tools run.
     """
-    keys = preloaded(settings)
+    loaded = preloaded(settings)
+    keys = loaded.keys
     async with AsyncExitStack() as closing:
         with while_starting or nullcontext():
             scheduler = await closing.enter_async_context(_scheduler(settings, keys, start_engine, share))
-        joining = _joined(settings, keys, scheduler, url or _unreachable(), siblings)
+        joining = _joined(settings, loaded, scheduler, url or _unreachable(), siblings)
         api = await closing.enter_async_context(joining)
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         yield Running(keys, scheduler, api)
 
 
-def preloaded(settings: Settings) -> Keys:
-    """Return the keys; wrong ones, plug-ins, dialects and MCP servers end the start before the model is loaded."""
+@dataclass(frozen=True)
+class Preloaded:
+    """What a server has read before its model is loaded."""
+
+    keys: Keys
+    dialects: tuple[Dialect, ...]
+
+
+def preloaded(settings: Settings) -> Preloaded:
+    """Return the keys and the dialects.
+
+    Wrong ones, plug-ins and MCP servers end the start before the model is loaded.
+    """
     tracing.is_wanted()
     load(settings.with_)
-    spoken(settings.dialect)
+    dialects = spoken(settings.dialect)
     seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)
     for name in settings.tool:
         function_named(name, TOOL, HOSTS)
     Admission(settings.limits)
-    return keys_of(settings)
+    return Preloaded(keys_of(settings), dialects)
 
 
 @asynccontextmanager
@@ -135,11 +148,11 @@ async def _scheduler(
 
 @asynccontextmanager
 async def _joined(
-    settings: Settings, keys: Keys, scheduler: Scheduler, url: str, siblings: Sequence[str]
+    settings: Settings, loaded: Preloaded, scheduler: Scheduler, url: str, siblings: Sequence[str]
 ) -> AsyncGenerator[Api, None]:
     """Join the servers of the store for the length of a block."""
     recovery, store = scheduler.recovery, scheduler.store
-    origins = Origins(settings.called(url), settings.allow_origin, keyed=keys.are_needed)
+    origins = Origins(settings.called(url), settings.allow_origin, keyed=loaded.keys.are_needed)
     async with Membership(
         store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
     ):
@@ -151,13 +164,13 @@ async def _joined(
             yield Api(
                 scheduler,
                 settings.keep_alive,
-                keys,
+                loaded.keys,
                 Peers(siblings=siblings),
                 recorded_if=settings.recorded_if,
                 origins=origins,
                 serves_metrics=settings.metrics_port is None,
                 metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
-                dialects=spoken(settings.dialect),
+                dialects=loaded.dialects,
             )
         finally:
             for task in housekeeping:

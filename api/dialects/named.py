@@ -34,26 +34,26 @@ def spoken(names: Sequence[str] = ()) -> tuple[Dialect, ...]:
     for name in names:
         dialect = value_named(name, OPTION, DIALECTS, Dialect)
         try:
-            problem = next(problems(dialect), None)
+            routes = rehearsed_routes(dialect)
+            problem = next(problems(dialect, routes), None)
         except Exception as error:
             raise WrongPlugin(name, described(error, "its routes raised "), OPTION) from error
         if problem:
             raise WrongPlugin(name, problem, OPTION)
         if dialect.name in (other.name for other in dialects):
             raise WrongPlugin(name, f"there is a dialect {dialect.name!r} already", OPTION)
-        routes = {_place(route) for route in rehearsed_routes(dialect)}
-        if both := sorted(taken & routes):
+        places = {_place(route) for route in routes}
+        if both := sorted(taken & places):
             raise WrongPlugin(name, f"another dialect has its route {' '.join(both[0])} already", OPTION)
-        taken |= routes
+        taken |= places
         dialects.append(dialect)
     return tuple(dialects)
 
 
-def problems(dialect: Dialect) -> Iterator[str]:
-    """Yield what is wrong with the routes of a dialect, each with the cure."""
+def problems(dialect: Dialect, routes: Sequence[web.RouteDef]) -> Iterator[str]:
+    """Yield what is wrong with a dialect and its rehearsed routes, each with the cure."""
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", dialect.base):
         yield f"its base URL is {dialect.base!r}: begin it with a slash, and end it without one"
-    routes = rehearsed_routes(dialect)
     if not routes:
         yield "it has no routes"
     for route in routes:

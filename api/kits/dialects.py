@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.dialect import Dialect
-from penstock.api.dialects.named import problems
+from penstock.api.dialects.named import problems, rehearsed_routes
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.wire import Reading, Wire
@@ -149,7 +149,7 @@ async def _check_conventions(speaker: _Speaker) -> None:
 
 
 async def _check_routes(speaker: _Speaker) -> None:
-    for problem in problems(speaker.dialect):
+    for problem in problems(speaker.dialect, rehearsed_routes(speaker.dialect)):
         raise InvariantBroken(problem)
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from penstock.api.dialect import Dialect
+from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.named import spoken
 from penstock.api.http.wire import Wire
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.running import preloaded
+from penstock.api.running import preloaded, running
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import WrongPlugin
@@ -105,6 +107,23 @@ async def test_the_option_adds_it_also_under_a_prefix(tmp_path: Path) -> None:
                 assert (answer.status, list(await answer.json())) == (status, ["wrong"])
         async with client.post("/llm/v1/say", json={"say": "Hi"}) as answer:
             assert (answer.status, list(await answer.json())) == (404, ["error"])
+
+
+async def test_its_routes_are_rehearsed_once_by_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counting(edge: Edge) -> Sequence[web.RouteDef]:
+        made.append(edge.scheduler.engine.models[0])
+        return TOY.routes(edge)
+
+    own = SimpleNamespace(TOY=replace(TOY, routes=counting))
+    monkeypatch.setitem(sys.modules, "counting_dialect", own)
+    settings = Settings.model_validate(
+        {"engine": [f"replay:{HARMONY}"], "store": str(tmp_path / "store.sqlite3"), "dialect": ["counting_dialect:TOY"]}
+    )
+    async with running(settings) as started:
+        started.api.app(100_000)
+    assert made == ["recorded", *started.scheduler.engine.models[:1]]
 
 
 def test_a_wrong_one_ends_the_start_before_the_model_is_loaded() -> None:
