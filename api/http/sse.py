@@ -21,8 +21,8 @@ SSE_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
 }
 
-LARGE = 2**16
-"""Bytes of an event after which other tasks get a turn of the event loop."""
+LONG_FRAME = 2**16
+"""Bytes of an event after which other tasks get a turn of the event loop; a thread would cost more."""
 
 
 async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, keep_alive: float) -> web.StreamResponse:
@@ -86,7 +86,7 @@ class KeepAliveWriter:
         """Write to the stream, waiting if the client reads slowly."""
         self._written_at = self._loop.time()
         await self._stream.write(data)
-        if len(data) >= LARGE:  # it took a while to encode, and so may the next
+        if len(data) >= LONG_FRAME:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
     def _check_silence(self) -> None:

@@ -24,7 +24,7 @@ from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.held_bytes import HeldBody
 from penstock.api.http.request_body import off_loop
-from penstock.api.http.sse import LARGE
+from penstock.api.http.sse import LONG_FRAME
 from penstock.api.http.trace import trace_exchange
 from penstock.api.http.wire import Reading, Wire
 from penstock.api.open_sockets import Latest
@@ -324,7 +324,7 @@ class Connection:
         """Write a frame, waiting if the client reads slowly."""
         self._sent_at = monotonic()
         await self.socket.send_frame(frame, WSMsgType.TEXT)
-        if len(frame) >= LARGE:  # it took a while to encode, and so may the next
+        if len(frame) >= LONG_FRAME:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
     async def _refuse_create(
