@@ -79,7 +79,7 @@ async def running(
 
 @dataclass(frozen=True)
 class Preloaded:
-    """What a server has read before its model is loaded."""
+    """The parts of a server that it has before its model is loaded."""
 
     keys: Keys
     dialects: tuple[Dialect, ...]

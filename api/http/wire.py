@@ -14,6 +14,8 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 
+EVENT_STREAM = "text/event-stream"
+
 
 @dataclass(frozen=True)
 class Wire:
@@ -23,8 +25,10 @@ class Wire:
     one rewritten event as a whole frame of the stream, and ``json`` as a JSON object, for a WebSocket.  ``fold`` makes
     the one body of an answer that is no stream from all of them.  If it raises a `StageError`, that is the answer.
 
-    ``end`` is written after the last event, and ``keep_alive`` after a time of silence.  ``fault`` writes the last
-    frame of a stream that breaks off, in place of ``end``; without it, the connection is closed.
+    ``end`` is written after the last event, and ``keep_alive``, which clients skip, after a time of silence.  A form
+    with a ``content_type`` of its own has a ``keep_alive`` of its own, too: the comment of server-sent events is none
+    there.  ``fault`` writes the last frame of a stream that breaks off, in place of ``end``; without it, the connection
+    is closed.
     """
 
     encode: Callable[[Any], bytes]
@@ -33,8 +37,14 @@ class Wire:
     end: bytes = b""
     keep_alive: bytes = KEEP_ALIVE
     fault: Callable[[RequestError], bytes] | None = None
-    content_type: str = "text/event-stream"
+    content_type: str = EVENT_STREAM
     json: Callable[[Any], bytes] = to_json
+
+    def __post_init__(self) -> None:
+        if self.content_type != EVENT_STREAM and self.keep_alive == KEEP_ALIVE:
+            raise ValueError(
+                f"a Wire of {self.content_type} needs a keep_alive that its clients skip, such as an empty line"
+            )
 
     def translated(
         self, events: AsyncGenerator[ResponseEvent, None]

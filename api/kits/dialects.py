@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import problems, rehearsed_routes
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
-from penstock.api.http.wire import Reading, Wire
+from penstock.api.http.wire import EVENT_STREAM, Reading, Wire
 from penstock.api.kits.rules import keep_all
 from penstock.api.kits.stages import replayed, turn
 from penstock.pipeline.core import Pipeline, source_of
@@ -36,8 +36,9 @@ async def check_dialect(
     """Check that a dialect keeps all rules of `Dialect`, without a server.
 
     ``bodies`` are right requests.  ``heard`` returns what a client makes of a whole stream: the body of the same answer
-    without a stream.  The answers are a short text, one that fails, and those of ``recordings``.  Raises `BrokenRule`
-    at the first rule that the dialect breaks, or if a rule takes more than ``seconds``.
+    without a stream; it skips each ``keep_alive``.  The answers are a short text, one that fails, and those of
+    ``recordings``.  Raises `BrokenRule` at the first rule that the dialect breaks, or if a rule takes more than
+    ``seconds``.
     """
     answers = [await _emitted(False), await _emitted(True), *[await _events(recording) for recording in recordings]]
     tester = _Speaker(dialect, tuple(bodies), heard, answers)
@@ -76,10 +77,22 @@ class _Speaker:
         """The forms of the answers: that of the dialect, and those that the bodies ask for."""
         return [self.dialect.wire, *(self.dialect.read(body).wire for body in self.bodies)]
 
+    async def answered(self) -> AsyncIterator[tuple[Wire, list[bytes], Any]]:
+        """Yield each answer in each form: the frames of its stream, and its body; one that is an error is left out."""
+        for wire in self.wires:
+            for answer in self.answers:
+                try:
+                    async with wire.translated(source_of(answer)) as events:
+                        body = _as_json(await wire.fold(events))
+                except StageError:
+                    continue
+                async with wire.translated(source_of(answer)) as events:
+                    yield wire, [*[wire.encode(event) async for event in events], wire.end], body
+
     def check_frame(self, wire: Wire, frame: object, name: str) -> None:
         rule(isinstance(frame, bytes), f"{name} is bytes, not {frame!r}")
         assert isinstance(frame, bytes)
-        is_whole = wire.content_type != "text/event-stream" or frame.endswith(b"\n\n") or not frame
+        is_whole = wire.content_type != EVENT_STREAM or frame.endswith(b"\n\n") or not frame
         rule(is_whole, f"{name} ends with an empty line, as all of text/event-stream: {frame!r}")
 
 
@@ -118,17 +131,20 @@ async def _check_encode(speaker: _Speaker) -> None:
 
 
 async def _check_fold(speaker: _Speaker) -> None:
-    for wire in speaker.wires:
-        for answer in speaker.answers:
-            async with wire.translated(source_of(answer)) as events:
-                stream = b"".join([wire.encode(event) async for event in events]) + wire.end
-            try:
-                async with wire.translated(source_of(answer)) as events:
-                    body = _as_json(await wire.fold(events))
-            except StageError:
-                continue
-            heard = _as_json(speaker.heard(stream))
-            rule(heard == body, f"a stream says what the body of the answer says: {heard!r} is not {body!r}")
+    async for _, frames, body in speaker.answered():
+        heard = _as_json(speaker.heard(b"".join(frames)))
+        rule(heard == body, f"a stream says what the body of the answer says: {heard!r} is not {body!r}")
+
+
+async def _check_idle(speaker: _Speaker) -> None:
+    async for wire, frames, body in speaker.answered():
+        sign = wire.keep_alive
+        rule(bool(sign), "keep_alive is not empty: a proxy would close a stream that is silent for long")
+        try:
+            heard = _as_json(speaker.heard(sign + sign.join(frames)))
+        except Exception as error:
+            raise InvariantBroken(f"a client skips keep_alive between two frames: {sign!r} raised {error!r}") from error
+        rule(heard == body, f"a client skips keep_alive between two frames: with {sign!r}, it hears {heard!r}")
 
 
 def _as_json(value: Any) -> Any:
@@ -158,6 +174,7 @@ _RULES: dict[str, Callable[[_Speaker], Awaitable[None]]] = {
     "wrong bodies": _check_wrong_bodies,
     "encode": _check_encode,
     "fold": _check_fold,
+    "idle": _check_idle,
     "errors": _check_conventions,
     "routes": _check_routes,
 }

@@ -18,13 +18,17 @@ from penstock.testing import check_dialect
 
 
 def heard(stream: bytes) -> dict[str, str]:
-    pieces = [json.loads(line.removeprefix("data: ")) for line in stream.decode().splitlines() if line]
-    text = "".join(piece.get("text", "") for piece in pieces)
+    lines = [line for line in stream.decode().splitlines() if line.startswith("data: ")]
+    text = "".join(json.loads(line[6:]).get("text", "") for line in lines)
     return {"text": text} if text else {}
 
 
 await check_dialect(TOY, [b'{"say": "Hi"}'], heard)
 ```
+
+A `Wire` writes server-sent events. One with a `content_type` of its own, such as `application/x-ndjson`, has a
+`keep_alive` of its own, too: what its clients skip while the model is silent, such as an empty line. `end` follows the
+last event.
 """
 
 from __future__ import annotations

@@ -13,6 +13,6 @@ NAME = f"{ROOT / 'tests/examples/a_dialect_of_your_own.py'}:TOY"
 
 def heard(stream: bytes) -> dict[str, Any]:
     """Return the body that is the same answer as a stream of the dialect."""
-    pieces = [json.loads(frame.removeprefix(b"data: ")) for frame in stream.split(b"\n\n")[:-1]]
+    pieces = [json.loads(frame.removeprefix(b"data: ")) for frame in stream.split(b"\n\n")[:-1] if frame[:1] != b":"]
     text = "".join(piece.get("text", "") for piece in pieces)
     return {"text": text} if text else {}

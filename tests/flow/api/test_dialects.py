@@ -63,7 +63,11 @@ async def test_a_fault_in_mid_stream_has_a_last_frame(tmp_path: Path) -> None:
 
 async def test_the_end_and_the_content_type_are_its_own(tmp_path: Path) -> None:
     lines = replace(
-        WIRE, encode=lambda said: said.text.encode() + b"\n", end=b"bye\n", content_type="application/x-ndjson"
+        WIRE,
+        encode=lambda said: said.text.encode() + b"\n",
+        end=b"bye\n",
+        keep_alive=b"\n",
+        content_type="application/x-ndjson",
     )
     async with (
         running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(lines)) as served,

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.http.conventions import RequestError
-from penstock.api.http.wire import Reading
+from penstock.api.http.wire import EVENT_STREAM, Reading
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin
+from penstock.pipeline.protocol.events import KEEP_ALIVE
 from penstock.testing import BrokenRule, check_dialect, check_events
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said
 from tests.support.openapi import in_responses_names
@@ -100,6 +102,21 @@ def _with_wire(**changes: Any) -> Dialect:
     return replace(TOY, wire=wire, read=lambda body: replace(TOY.read(body), wire=wire))
 
 
+def _in_lines(keep_alive: bytes) -> Dialect:
+    return _with_wire(
+        encode=lambda said: msgspec.json.encode(said) + b"\n",
+        fault=lambda error: msgspec.json.encode(Said(wrong=error.problem.message)) + b"\n",
+        content_type="application/x-ndjson",
+        keep_alive=keep_alive,
+    )
+
+
+def _heard_lines(stream: bytes) -> dict[str, Any]:
+    pieces = [json.loads(line) for line in stream.splitlines() if line]
+    text = "".join(piece.get("text", "") for piece in pieces)
+    return {"text": text} if text else {}
+
+
 async def _first(source: AsyncIterator[Said]) -> Said:
     return await anext(source)
 
@@ -134,6 +151,10 @@ def _polite(error: RequestError) -> tuple[int, Said]:
         (lambda: _with_wire(encode=lambda said: b"data: " + said.text.encode()), "encode"),
         (lambda: _with_wire(keep_alive=b":"), "encode"),
         (lambda: _with_wire(fold=_first), "fold"),
+        (lambda: _with_wire(keep_alive=b""), "idle"),
+        (lambda: _with_wire(keep_alive=b"data: idle\n\n"), "idle"),
+        (lambda: _with_wire(keep_alive=b'data: {"text":"."}\n\n'), "idle"),
+        (lambda: _in_lines(KEEP_ALIVE[:-1]), "idle"),
         (lambda: _with_wire(fault=lambda error: error.problem.message), "errors"),
         (lambda: replace(TOY, conventions=replace(TOY.conventions, error=_polite)), "errors"),
         (lambda: replace(TOY, conventions=replace(TOY.conventions, key_headers=())), "errors"),
@@ -141,6 +162,18 @@ def _polite(error: RequestError) -> tuple[int, Said]:
     ],
 )
 async def test_a_broken_rule_is_named(dialect: Callable[[], Dialect], broken: str) -> None:
+    given = dialect()
     with pytest.raises(BrokenRule) as wrong:
-        await check_dialect(dialect(), [b'{"say": "Hi"}'], heard)
+        await check_dialect(
+            given, [b'{"say": "Hi"}'], heard if given.wire.content_type == EVENT_STREAM else _heard_lines
+        )
     assert wrong.value.rule == broken
+
+
+async def test_a_dialect_of_lines_keeps_all_rules() -> None:
+    await check_dialect(_in_lines(b"\n"), [b'{"say": "Hi"}'], _heard_lines, RECORDINGS[:1])
+
+
+def test_a_form_of_its_own_needs_a_sign_of_life_of_its_own() -> None:
+    with pytest.raises(ValueError, match="a Wire of application/x-ndjson needs a keep_alive that its clients skip"):
+        _in_lines(KEEP_ALIVE)
