@@ -16,7 +16,7 @@ from penstock.api.dialects.named import spoken
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, OpenApi, Ready
-from penstock.api.http.conventions import CONVENTIONS, ConventionsByRoute
+from penstock.api.http.conventions import SPOKEN, Spoken, SpokenByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
 from penstock.api.http.held_bytes import HeldBytes
@@ -67,13 +67,12 @@ class Api:
         app[HELD] = self.held
         app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)
-        app[CONVENTIONS] = conventions = ConventionsByRoute()
+        app[SPOKEN] = SpokenByRoute()
         app.add_routes(self.house_routes)
         for dialect, routes in self.dialect_routes.items():
-            conventions.of_bases.setdefault(dialect.base, dialect.conventions)
-            for route in app.add_routes(routes):
-                if route.resource:
-                    conventions.of_resources[route.resource] = dialect.conventions
+            named = tuple(f"{route.method} {route.path}" for route in routes)
+            spoken = Spoken(dialect.name, dialect.base, dialect.conventions, named)
+            app[SPOKEN].add(spoken, app.add_routes(routes))
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.add_limits)
         app.on_response_prepare.append(self.close_if_leaving)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,24 +50,47 @@ OPENAI = Conventions()
 
 
 @dataclass(frozen=True)
-class ConventionsByRoute:
-    """The conventions of the routes of an application, and those below each base URL for paths without a route."""
+class Spoken:
+    """A dialect as its clients see it: its routes, each as ``METHOD /path``, are under the URL ``base``."""
 
-    of_resources: dict[web.AbstractResource, Conventions] = field(default_factory=dict)
-    of_bases: dict[str, Conventions] = field(default_factory=dict)
+    name: str
+    base: str
+    conventions: Conventions
+    routes: tuple[str, ...]
 
-    def of(self, request: web.Request) -> Conventions:
-        """Return the conventions that hold for a request."""
+
+@dataclass(frozen=True)
+class SpokenByRoute:
+    """The dialects of the routes of an application, and those below each base URL for paths without a route."""
+
+    of_resources: dict[web.AbstractResource, Spoken] = field(default_factory=dict)
+    of_bases: dict[str, Spoken] = field(default_factory=dict)
+
+    def add(self, spoken: Spoken, routes: Iterable[web.AbstractRoute]) -> None:
+        """Add a dialect with its routes; of two with the same base URL, the first has the paths without a route."""
+        self.of_bases.setdefault(spoken.base, spoken)
+        for route in routes:
+            if route.resource:
+                self.of_resources[route.resource] = spoken
+
+    def of(self, request: web.Request) -> Spoken | None:
+        """Return the dialect that a request speaks, if any."""
         if resource := request.match_info.route.resource:
-            return self.of_resources.get(resource, OPENAI)
+            return self.of_resources.get(resource)
         path = path_of(request)
-        within = [base for base in self.of_bases if path.startswith(f"{base}/")]
-        return self.of_bases[max(within, key=len)] if within else OPENAI
+        within = [base for base in self.of_bases if f"{path}/".startswith(f"{base}/")]
+        return self.of_bases[max(within, key=len)] if within else None
 
 
-CONVENTIONS = web.AppKey("conventions", ConventionsByRoute)
+SPOKEN = web.AppKey("spoken", SpokenByRoute)
+
+
+def spoken_by(request: web.Request) -> Spoken | None:
+    """Return the dialect that a request speaks; None for requests that belong to no dialect."""
+    return request.app[SPOKEN].of(request) if SPOKEN in request.app else None
 
 
 def conventions_of(request: web.Request) -> Conventions:
     """Return the conventions of the dialect that a request speaks."""
-    return request.app[CONVENTIONS].of(request) if CONVENTIONS in request.app else OPENAI
+    spoken = spoken_by(request)
+    return spoken.conventions if spoken else OPENAI

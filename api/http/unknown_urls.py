@@ -1,4 +1,4 @@
-"""Requests that match no route: their errors name the API of this server, as many clients try URLs of other servers."""
+"""Requests that match no route: their errors name the API that they try, as many clients try URLs of other servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from aiohttp import web
 
+from penstock.api.http.conventions import Spoken, spoken_by
 from penstock.api.http.prefix import prefix_of
 from penstock.pipeline.protocol.params.json_body import shortened
 
@@ -25,6 +26,12 @@ ELSEWHERE = {
 }
 """Patterns for the ends of URLs of other servers, each with the advice that the client gets; the first match counts."""
 
+BASE = "/v1"
+"""The base URL that other servers have, too."""
+
+MOST_ROUTES = 4
+"""The most routes that an error names."""
+
 LONGEST = 200
 """The characters at the end of a URL in which the patterns are searched for."""
 
@@ -36,11 +43,22 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
         allowed = ", ".join(sorted(error.allowed_methods))
         return f"Not allowed: {sent}. This URL takes {allowed}.", "method_not_supported"
     if isinstance(error, web.HTTPNotFound):
-        return f"Unknown request URL: {sent}. {_advice(request.path, prefix_of(request))}", "unknown_url"
+        return f"Unknown request URL: {sent}. {_advice(request)}", "unknown_url"
     return error.reason, None
 
 
-def _advice(path: str, prefix: str) -> str:
+def _advice(request: web.Request) -> str:
+    spoken, prefix = spoken_by(request), prefix_of(request)
+    advice = _elsewhere(request.path) if spoken is None or spoken.base == BASE else _routes_of(spoken)
+    return advice.replace(" /", f" {prefix}/")
+
+
+def _elsewhere(path: str) -> str:
     path = path[-LONGEST:].rstrip("/")
     found = (advice for pattern, advice in ELSEWHERE.items() if re.search(f"{pattern}$", path))
-    return next(found, f"{_RESPONSES} {_ROUTES}").replace(" /", f" {prefix}/")
+    return next(found, f"{_RESPONSES} {_ROUTES}")
+
+
+def _routes_of(spoken: Spoken) -> str:
+    more = " and others" if len(spoken.routes) > MOST_ROUTES else ""
+    return f"Here is the API {spoken.name}: {', '.join(spoken.routes[:MOST_ROUTES])}{more}. {_ROUTES}"

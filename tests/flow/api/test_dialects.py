@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
@@ -111,6 +114,36 @@ async def test_the_option_adds_it_also_under_a_prefix(tmp_path: Path) -> None:
                 assert (answer.status, list(await answer.json())) == (status, ["wrong"])
         async with client.post("/llm/v1/say", json={"say": "Hi"}) as answer:
             assert (answer.status, list(await answer.json())) == (404, ["error"])
+
+
+def texts(value: Any) -> list[str]:
+    """Return all texts in a JSON value."""
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in texts(each)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("dialect", toy(WIRE), ids=lambda dialect: dialect.name)
+async def test_unknown_urls_below_a_base_are_told_the_routes_there(tmp_path: Path, dialect: Dialect) -> None:
+    error_type = msgspec.json.Decoder(dialect.conventions.error_body).decode
+    async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(WIRE)) as served:
+        for path in (dialect.base, f"{dialect.base}/unknown", f"{dialect.base}/chat/completions"):
+            async with served.client.get(served.url + path) as answer:
+                body = await answer.read()
+            assert answer.status == 404
+            error_type(body)
+            told = " ".join(texts(json.loads(body)))
+            assert set(re.findall(r"(?:POST|DELETE) (/[a-z0-9]+(?:/v1)?)", told)) == {dialect.base}
+        [routes] = [routes for each, routes in served.api.dialect_routes.items() if each.name == dialect.name]
+        for path in {route.path for route in routes if "{" not in route.path}:
+            async with served.client.patch(served.url + path) as answer:
+                body = await answer.read()
+            assert answer.status == 405
+            error_type(body)
+            allowed = sorted(answer.headers["Allow"].split(","))
+            assert {route.method for route in routes if route.path == path} <= {*allowed}
+            told = f"Not allowed: PATCH {path}. This URL takes {', '.join(allowed)}."
+            assert told in texts(json.loads(body))
 
 
 async def test_its_routes_are_rehearsed_once_by_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
