@@ -58,20 +58,25 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     started = request[STARTED] = time.monotonic()
     sent = request.headers.get("X-Request-Id", "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
-    answered, reason, problem = LEFT, "", None
+    answered, reason, problem, is_cut = LEFT, "", None, False
     try:
         answer = await handler(request)
         answered, problem = str(answer.status), answer.get(PROBLEM)
-        if answer.status != 500 and problem:  # each failure has a line of its own
+        is_cut = problem is not None and answer.status < 400
+        if answer.status != 500 and problem and not is_cut:  # each failure has a line of its own
             reason = _reason(problem)
         return answer
     finally:
         level = logging.DEBUG if is_probe(request) else logging.INFO
         response = request.get(RESPONSE)
-        outcome = answered + (f", {outcome_of(response)}" if response else "")
+        outcome = answered + (", failed" if is_cut else f", {outcome_of(response)}" if response else "")
         model = response.model if response else request.get(MODEL)
         seconds = time.monotonic() - started
-        fields = _fields(request, answered, seconds, model) | (fields_of(response) if response else _error(problem))
+        fields = _fields(request, answered, seconds, model)
+        if response:
+            fields |= fields_of(response)
+        if problem:
+            fields |= _error(problem) | ({"response_status": "failed"} if is_cut else {})
         text = f"{request.method} {_path(request)}: {outcome} in {seconds:.3f} s ({_client(request, model)}){reason}"
         logger.log(level, "%s", text, extra=fields)
         _measure(request, answered, seconds)

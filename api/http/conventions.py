@@ -17,11 +17,15 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """A problem of a request, or of the rest of its stream, with the status that the Responses API gives it."""
+    """A problem of a request, or of the rest of its stream, with the status that the Responses API gives it.
+
+    ``last`` is the last rewritten event of a stream that breaks off, if there is one.
+    """
 
     status: int
     problem: Problem
     request_id: str = ""
+    last: Any = None
 
 
 def openai_error(error: RequestError) -> tuple[int, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Self
@@ -13,7 +14,10 @@ from penstock.api.http.conventions import REQUEST_ID, RequestError
 from penstock.api.http.errors import PROBLEM, STREAMING, answer_to
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
+from penstock.pipeline.faults import name_stage
 from penstock.stages.services.runs.run import RunReleased
+
+logger = logging.getLogger(__name__)
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream",
@@ -30,6 +34,7 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
 
     After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
     server, the connection is closed without an end, and the client can resume after the last event that it received.
+    If the stream breaks off, the answer has its ``PROBLEM``.
     """
     answer = web.StreamResponse(headers=SSE_HEADERS | {"Content-Type": wire.content_type})
     request[STREAMING] = True
@@ -38,26 +43,39 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
     await answer.prepare(request)
     mode = "stream" if request.method == hdrs.METH_POST else "resume"
     is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
-    encode, end = wire.encode, wire.end
+    encode, last = wire.encode, None
+    end: bytes | None = wire.end
     with is_open, KeepAliveWriter(answer, keep_alive, wire.keep_alive) as stream:
         try:
             async for event in events:
                 await stream.write(encode(event))
+                last = event
         except RunReleased:
+            end = None
+        except ConnectionResetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            name_stage(error)
+            refused = answer_to(request, error)
+            answer[PROBLEM] = refused[PROBLEM]
+            end = _fault(wire, RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), last))
+        if end is None:
             if request.transport is not None:
                 request.transport.close()
             return answer
-        except ConnectionResetError:
-            raise
-        except Exception as error:
-            if wire.fault is None:
-                raise
-            refused = answer_to(request, error)
-            end = wire.fault(RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, "")))
         if end:
             await stream.write(end)
     await answer.write_eof()
     return answer
+
+
+def _fault(wire: Wire, error: RequestError) -> bytes | None:
+    """Return the last frame of a stream that breaks off; None if its form has none, or cannot write it."""
+    try:
+        return wire.fault(error) if wire.fault else None
+    except Exception:
+        logger.exception("A dialect met a bug in its fault")
+        return None
 
 
 class KeepAliveWriter:

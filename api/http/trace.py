@@ -39,7 +39,7 @@ async def trace_requests(request: web.Request, handler: Handler) -> web.StreamRe
         tracing.note(span, {"http.response.status_code": answer.status, "penstock.delivery.outcome": delivery})
         if problem := answer.get(PROBLEM):
             tracing.note(span, {"error.type": problem.code or problem.type})
-        if answer.status >= 500:
+        if answer.status >= 500 or (problem and request.get(STREAMING)):
             tracing.fail(span, (problem and problem.code) or str(answer.status))
         return answer
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from penstock.api.http.wire import Reading, Wire
+from penstock.api.http.conventions import RequestError
+from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_json, to_sse
 from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
@@ -60,7 +61,23 @@ async def last_response(events: AsyncIterator[Any]) -> Response:
     raise RuntimeError("the stream ended without a terminal event")
 
 
-PLAIN = Wire(to_sse, last_response, end=DONE)
+class ErrorEvent(msgspec.Struct, frozen=True, tag="error"):
+    """The last event of a stream that breaks off."""
+
+    code: str
+    message: str
+    param: str | None
+    sequence_number: int
+
+
+def fault(error: RequestError) -> bytes:
+    """Return the last frame of a stream that breaks off."""
+    problem, number = error.problem, error.last.sequence_number + 1 if error.last else 0
+    event = ErrorEvent(problem.code or problem.type, problem.message, problem.param, number)
+    return server_sent(event, "error")
+
+
+PLAIN = Wire(to_sse, last_response, end=DONE, fault=fault)
 
 
 def read_compaction(body: bytes) -> Reading:

@@ -145,7 +145,7 @@ class Responses:
         found = await self._find(request)
         if isinstance(found, Server):
             async with aclosing(self._relayed(request, found, after, wire)) as frames:
-                return await send(request, frames, replace(wire, encode=bytes), self.edge.keep_alive)
+                return await send(request, frames, replace(wire, encode=bytes, fault=None), self.edge.keep_alive)
         async with wire.translated(await self._events_after(found, after)) as events:
             return await send(request, events, wire, self.edge.keep_alive)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -114,6 +115,55 @@ async def test_the_option_adds_it_also_under_a_prefix(tmp_path: Path) -> None:
                 assert (answer.status, list(await answer.json())) == (status, ["wrong"])
         async with client.post("/llm/v1/say", json={"say": "Hi"}) as answer:
             assert (answer.status, list(await answer.json())) == (404, ["error"])
+
+
+def breaking(dialect: Dialect, after: int) -> Dialect:
+    """Return a dialect with one more stage, which raises after that many events."""
+
+    async def broken(source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        for _ in range(after):
+            yield await anext(source)
+        raise LookupError("a bug of the dialect")
+
+    outgoing = dialect.wire.outgoing
+    wire = replace(
+        dialect.wire, outgoing=outgoing.then("broken", broken) if outgoing else Pipeline.start("broken", broken)
+    )
+    return replace(dialect, wire=wire, read=lambda body: replace(dialect.read(body), wire=wire))
+
+
+TERMINAL = {"response.completed", "response.incomplete", "response.failed", "error"}
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("dialect", toy(WIRE), ids=lambda dialect: dialect.name)
+async def test_a_bug_of_its_stage_is_told_once_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dialect: Dialect, after: int
+) -> None:
+    path, body = (SAY, {"say": "Hi"}) if dialect.name == "toy" else (f"{dialect.base}/responses", {"input": "Hi"})
+    broken = tuple(breaking(each, after) if each.name == dialect.name else each for each in toy(WIRE))
+    async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=broken) as served:
+        with caplog.at_level(logging.INFO):
+            stream = await served.stream(body, path)
+            status, answer = await served.post(body, path)
+    frames = [json.loads(frame.partition(b"data: ")[2]) for frame in stream.split(b"\n\n")[:-1]]
+    assert len(frames) == after + 1
+    assert [frame.get("type") in TERMINAL or "wrong" in frame for frame in frames] == [False] * after + [True]
+    assert [frame["sequence_number"] for frame in frames if "sequence_number" in frame] in ([], [*range(after + 1)])
+    assert status == 500
+    msgspec.convert(answer, dialect.conventions.error_body)
+    bugs = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [bug and bug.__notes__ for bug in bugs] == [["in stage broken"]] * 2
+    logged = [record.getMessage() for record in caplog.records if record.name == "penstock.api.http.access_log"]
+    assert [line.partition(" in ")[0] for line in logged] == [f"POST {path}: 200, failed", f"POST {path}: 500"]
+
+
+async def test_a_bug_of_its_last_frame_closes_the_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wire = replace(WIRE, outgoing=Pipeline.start("failing", failing), fault=lambda error: error.last.nothing)
+    async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(wire)) as served:
+        with caplog.at_level(logging.INFO), pytest.raises(ClientPayloadError):
+            await served.stream({"say": "Hi"}, SAY)
+    assert f"POST {SAY}: 200, failed in " in caplog.text
 
 
 def texts(value: Any) -> list[str]:
