@@ -152,7 +152,7 @@ class Edge:
         wire = prepared.wire
         mode: Mode = "stream" if prepared.streams else "sync"
         async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
-            delivery = Delivery(events, Beginning(request[STARTED]) if prepared.streams else None)
+            delivery = Delivery(events, Beginning(self.dialect.name, request[STARTED]) if prepared.streams else None)
             await delivery.begin()
             release(request)
             async with wire.translated(delivery.events()) as translated:

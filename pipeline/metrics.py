@@ -21,13 +21,13 @@ _FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.
 
 HTTP_REQUESTS = Counter(
     "penstock_http_requests",
-    "Requests by method, route and status; 499 if the client left before its answer",
-    ["method", "route", "status"],
+    "Requests by API, method, route and status; 499 if the client left before its answer",
+    ["api", "method", "route", "status"],
 )
 HTTP_SECONDS = Histogram(
     "penstock_http_request_duration_seconds",
     "Time from a request to the end of its answer",
-    ["method", "route"],
+    ["api", "method", "route"],
     buckets=_REQUEST_SECONDS,
 )
 REFUSED = Counter("penstock_refused", "Requests that were refused, by the code of the error", ["code"])
@@ -64,13 +64,13 @@ RESPONSE_SECONDS = Histogram(
 FIRST_EVENT_SECONDS = Histogram(
     "penstock_time_to_first_event_seconds",
     "Time from a request to the first event that its client is sent",
-    ["model"],
+    ["api", "model"],
     buckets=_FIRST_SECONDS,
 )
 FIRST_TOKEN_SECONDS = Histogram(
     "penstock_time_to_first_token_seconds",
     "Time from a request to the first delta that its client is sent",
-    ["model"],
+    ["api", "model"],
     buckets=_FIRST_SECONDS,
 )
 TOKENS = Counter(

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
-from penstock.api.http.conventions import REQUEST_ID, conventions_of
+from penstock.api.http.conventions import REQUEST_ID, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.pipeline import metrics
@@ -41,6 +41,9 @@ LEFT = "broken off"
 
 CLIENT_CLOSED = "499"
 """The status of such a request in the metrics, as nginx names it."""
+
+NO_API = "none"
+"""The name in the metrics for requests that belong to no dialect."""
 
 LONGEST_PATH = 200
 """The most characters of a path in the log."""
@@ -85,9 +88,9 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
 def _measure(request: web.Request, answered: str, seconds: float) -> None:
     """Count a request, and note how long it took; its labels hold no text of the client."""
     method = request.method if request.method in hdrs.METH_ALL else "other"
-    route = _route(request)
-    metrics.HTTP_REQUESTS.labels(method, route, CLIENT_CLOSED if answered == LEFT else answered).inc()
-    metrics.HTTP_SECONDS.labels(method, route).observe(seconds)
+    api, route = api_of(request) or NO_API, _route(request)
+    metrics.HTTP_REQUESTS.labels(api, method, route, CLIENT_CLOSED if answered == LEFT else answered).inc()
+    metrics.HTTP_SECONDS.labels(api, method, route).observe(seconds)
     if answered == LEFT:
         streams = "stream" if request.method == hdrs.METH_POST else "resume"
         metrics.DISCONNECTS.labels(streams if request.get(STREAMING) else "sync").inc()
@@ -118,6 +121,7 @@ def _fields(request: web.Request, status: str, seconds: float, model: str | None
         "method": request.method,
         "path": _path(request),
         "route": _route(request),
+        "api": api_of(request),
         "status": int(status) if status.isdigit() else status,
         "seconds": round(seconds, 6),
         "model": shortened(model) if model else None,

@@ -11,9 +11,10 @@ from penstock.pipeline.protocol.response import Response
 
 
 class Beginning:
-    """Measures the time from ``started``, when a request arrived, to the first event and the first delta it gets."""
+    """Measures the time from ``started``, when a request of an API arrived, to the first event and delta it gets."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, api: str, started: float) -> None:
+        self._api = api
         self._started = started
         self._model: str | None = None
 
@@ -21,10 +22,10 @@ class Beginning:
         """Take an event that was sent; return True for the first delta, after which nothing is measured."""
         if isinstance(event, ResponseCreated):
             self._model = event.response.model
-            metrics.FIRST_EVENT_SECONDS.labels(self._model).observe(time.monotonic() - self._started)
+            metrics.FIRST_EVENT_SECONDS.labels(self._api, self._model).observe(time.monotonic() - self._started)
         if self._model is None or not isinstance(getattr(event, "delta", None), str):
             return False
-        metrics.FIRST_TOKEN_SECONDS.labels(self._model).observe(time.monotonic() - self._started)
+        metrics.FIRST_TOKEN_SECONDS.labels(self._api, self._model).observe(time.monotonic() - self._started)
         return True
 
 

@@ -94,6 +94,12 @@ def spoken_by(request: web.Request) -> Spoken | None:
     return request.app[SPOKEN].of(request) if SPOKEN in request.app else None
 
 
+def api_of(request: web.Request) -> str | None:
+    """Return the name of the dialect that a request speaks, for metrics and the log."""
+    spoken = spoken_by(request)
+    return spoken.name if spoken else None
+
+
 def conventions_of(request: web.Request) -> Conventions:
     """Return the conventions of the dialect that a request speaks."""
     spoken = spoken_by(request)

@@ -96,5 +96,5 @@ async def test_its_requests_are_counted_and_logged(served: ScriptedServer, caplo
     lines = [line for line in caplog.messages if f"POST {SAY}: 200, completed" in line]
     assert len(lines) == 2
     metrics = await (await served.client.get(f"{served.url}/metrics")).text()
-    assert f'route="{SAY}",status="200"' in metrics
-    assert 'penstock_time_to_first_token_seconds_count{model="tiny"}' in metrics
+    assert f'{{api="toy",method="POST",route="{SAY}",status="200"}}' in metrics
+    assert 'penstock_time_to_first_token_seconds_count{api="toy",model="tiny"}' in metrics

@@ -291,6 +291,7 @@ async def test_line_of_a_request_has_its_fields(tmp_path: Path, log: pytest.LogC
         "method": "POST",
         "path": "/v1/responses",
         "route": "/v1/responses",
+        "api": "responses",
         "status": 200,
         "model": response["model"],
         "input_tokens": response["usage"]["input_tokens"],

@@ -68,14 +68,14 @@ async def test_stream_is_measured(served: PacedServer, growth: Difference) -> No
     seen = await growth.seen()
     assert seen[responses_metric("stream")] == 1
     assert seen["penstock_response_duration_seconds_count['stream', 'tiny']"] == 1
-    assert seen["penstock_time_to_first_event_seconds_count['tiny']"] == 1
-    assert seen["penstock_time_to_first_token_seconds_count['tiny']"] == 1
+    assert seen["penstock_time_to_first_event_seconds_count['responses', 'tiny']"] == 1
+    assert seen["penstock_time_to_first_token_seconds_count['responses', 'tiny']"] == 1
     assert seen["penstock_tokens_total['input', 'tiny']"] == response.usage.input_tokens
     assert seen["penstock_tokens_total['output', 'tiny']"] == response.usage.output_tokens
     assert seen["penstock_turns_per_response_sum[]"] == 1
     assert seen["penstock_parameters_total['temperature']"] == 1
     assert seen["penstock_parameters_total['top_p']"] == 0
-    assert seen["penstock_http_requests_total['/v1/responses', '200', 'POST']"] == 1
+    assert seen["penstock_http_requests_total['/v1/responses', '200', 'POST', 'responses']"] == 1
     assert seen["penstock_render_seconds_count[]"] == 1
     assert seen["penstock_store_operation_seconds_count['write']"] >= 1
 
@@ -90,7 +90,7 @@ async def test_modes_are_told_apart(served: PacedServer, growth: Difference) -> 
     seen = await growth.seen()
     for mode in ("sync", "background", "websocket"):
         assert seen[responses_metric(mode)] == 1
-    assert seen["penstock_time_to_first_token_seconds_count['tiny']"] == 1  # only a stream has a first token
+    assert seen["penstock_time_to_first_token_seconds_count['responses', 'tiny']"] == 1  # only of the stream
 
 
 async def test_open_stream_and_its_loss_are_measured(served: PacedServer, growth: Difference) -> None:
@@ -105,7 +105,7 @@ async def test_open_stream_and_its_loss_are_measured(served: PacedServer, growth
     assert after["penstock_streams_open['stream']"] == -1
     assert after["penstock_responses_running['stream', 'tiny']"] == -1
     assert after["penstock_client_disconnects_total['stream']"] == 1
-    assert after["penstock_http_requests_total['/v1/responses', '499', 'POST']"] == 1
+    assert after["penstock_http_requests_total['/v1/responses', '499', 'POST', 'responses']"] == 1
     assert after[responses_metric("stream", "cancelled")] == 1
 
 
@@ -114,7 +114,7 @@ async def test_resumed_stream_is_measured(served: PacedServer, growth: Differenc
     await served.replay(response.id)
     seen = await growth.seen()
     assert seen["penstock_stream_resumes_total[]"] == 1
-    assert seen["penstock_time_to_first_event_seconds_count['tiny']"] == 1  # that of the first stream
+    assert seen["penstock_time_to_first_event_seconds_count['responses', 'tiny']"] == 1  # that of the first stream
 
 
 async def test_failures_calls_and_repairs_are_counted(served: PacedServer, growth: Difference) -> None:
@@ -138,7 +138,7 @@ async def test_refusals_are_counted_by_their_code(served: PacedServer, growth: D
     seen = await growth.seen()
     assert seen["penstock_refused_total['model_not_found']"] == 1
     assert sum(value for name, value in seen.items() if name.startswith("penstock_refused_total")) == 3
-    assert seen["penstock_http_requests_total['/v1/responses/{response_id}', '404', 'GET']"] == 1
+    assert seen["penstock_http_requests_total['/v1/responses/{response_id}', '404', 'GET', 'responses']"] == 1
 
 
 async def test_no_label_holds_a_text_of_the_client(served: PacedServer) -> None:
