@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tomllib
 import warnings
@@ -16,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.oracles import llama_cpp_tests, vllm_tests
+from tests.oracles import llama_cpp_tests, sglang_detectors, vllm_tests
 from tests.oracles.case import Case, Reading
 from tests.oracles.sources import CACHE
 
-ORACLES = {"vllm": vllm_tests.cases, "llama.cpp": llama_cpp_tests.cases}
+ORACLES = ("vllm", "llama.cpp", "sglang")
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 REPORT = CACHE / "report.json"
 
@@ -34,7 +35,8 @@ def main() -> int:
     parser.add_argument("--oracle", choices=ORACLES, help="this one alone")
     parser.add_argument("--family", help="this family alone")
     only = parser.parse_args()
-    warnings.simplefilter("ignore")  # vLLM's imports warn
+    warnings.simplefilter("ignore")  # vLLM's imports warn, and its parsers log what they cannot read
+    logging.disable()
     known = {
         key: verdict
         for key, verdict in explanations().items()
@@ -62,9 +64,12 @@ def main() -> int:
 
 
 def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:
-    for name, cases in ORACLES.items():
-        if oracle in (None, name):
-            yield from (case for case in cases() if family in (None, case.family))
+    stated = {"vllm": vllm_tests.cases, "llama.cpp": llama_cpp_tests.cases}
+    wanted = (name for name in stated if oracle in (None, "sglang", name))
+    cases = [case for name in wanted for case in stated[name]() if family in (None, case.family)]
+    if oracle in (None, "sglang"):
+        cases += sglang_detectors.cases(cases)
+    yield from (case for case in cases if oracle in (None, case.oracle))
 
 
 def explanations() -> dict[Key, str]:
@@ -86,7 +91,7 @@ def described(case: Case, seen: Iterable[Reading]) -> dict[str, Any]:
         "family": case.family,
         "oracle": case.oracle,
         "case": case.name,
-        "parsers": case.chat.parser_names,
+        "parsers": case.chat.parser_names if case.chat else ("harmony",),
         "text": case.text,
         "prompt_end": case.prompt[-300:],
         "variables": dict(case.variables),

@@ -12,14 +12,22 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished
+from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, ParsedFrame
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.oracles.sources import PARSER_FOLDERS
 from tests.support.chat_families import FAMILIES, EndingTemplate, tokenizer_with
-from tests.support.parsed_output import parse_chat_frames, parsed_items, token_chunks, turn_started
+from tests.support.parsed_output import (
+    OPENINGS,
+    parse_chat_frames,
+    parse_harmony_frames,
+    parsed_items,
+    token_chunks,
+    turn_started,
+)
 
 SIZES = (1, 2, 3, 10**6)
 """Tokens per chunk."""
@@ -35,34 +43,39 @@ Names: TypeAlias = tuple[str | None, str | None]
 class Reading:
     """What a reader makes of an output: thoughts, messages, and calls as names and arguments.
 
-    The arguments of a call are None if the oracle does not say.
+    What the oracle does not say is None.
     """
 
-    reasoning: str = ""
-    content: str = ""
+    reasoning: str | None = ""
+    content: str | None = ""
     calls: tuple[tuple[str, str | None], ...] = ()
 
     def equals(self, other: Reading) -> bool:
         """Return True if both are equal but for white space, and for the spelling of JSON."""
-        if _closed_up(self.reasoning, self.content) != _closed_up(other.reasoning, other.content):
-            return False
-        return len(self.calls) == len(other.calls) and all(map(_equal, self.calls, other.calls))
+        texts = ((self.reasoning, other.reasoning), (self.content, other.content))
+        arguments = [(one, two) for (_, one), (_, two) in zip(self.calls, other.calls, strict=False)]
+        return (
+            [name for name, _ in self.calls] == [name for name, _ in other.calls]
+            and all(_closed_up(one) == _closed_up(two) for one, two in texts if one is not None and two is not None)
+            and all(_value(one) == _value(two) for one, two in arguments if one is not None and two is not None)
+        )
 
 
-def _closed_up(*texts: str) -> list[str]:
-    return ["".join(text.split()) for text in texts]
-
-
-def _equal(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
-    is_known = one[1] is not None and other[1] is not None
-    return one[0] == other[0] and (not is_known or _value(one[1] or "") == _value(other[1] or ""))
+def _closed_up(text: str) -> str:
+    return "".join(text.split())
 
 
 def _value(arguments: str) -> str:
+    """Return a spelling of JSON that equal values share: 5.0 equals 5, but true does not equal 1."""
     try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+        return json.dumps(json.loads(arguments or "{}", parse_float=_number), sort_keys=True)
     except ValueError:
         return arguments
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class Case:
     name: str
     text: str
     expected: tuple[Reading, ...]
-    chat: ChatModel = field(repr=False)
+    chat: ChatModel | None = field(repr=False)
+    """The model; None for a gpt-oss."""
     tools: tuple[FunctionTool, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
@@ -100,36 +114,50 @@ class Case:
 
     def read(self, tools: Sequence[FunctionTool], reason: FinishReason, size: int = 1) -> Reading:
         """Return what penstock makes of the output, in chunks of ``size`` tokens."""
-        started = turn_started(
-            tools=Toolset(tuple(tools)),
-            prompt=tuple(self.chat.vocabulary.encode(self.prompt)),
-            chat=ChatTurn(self.variables),
-        )
-        chunks = token_chunks(self.chat.vocabulary.encode(self.text), size)
-        frames = parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(reason, 0, 0.0)])
-        texts, calls = {"Reasoning": "", "Message": ""}, list[tuple[str, str | None]]()
-        for item in parsed_items(frames):
-            if item.kind in texts and "undeclared tool" not in item.repairs:
-                texts[item.kind] += item.text
-            else:
-                calls.append((item.name, item.text))
-        return Reading(texts["Reasoning"], texts["Message"], tuple(calls))
+        names = Toolset(tuple(tools))
+        if self.chat is None:
+            encoding = load_encoding()
+            chunks = token_chunks(encoding.encode_markup(self.text), size)
+            end = GenerationFinished(reason, 0, 0.0)
+            return read_frames(parse_harmony_frames(encoding, [turn_started(tools=names), *chunks, end]))
+        encode = self.chat.vocabulary.encode
+        started = turn_started(tools=names, prompt=tuple(encode(self.prompt)), chat=ChatTurn(self.variables))
+        chunks = token_chunks(encode(self.text), size)
+        return read_frames(parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(reason, 0, 0.0)]))
+
+
+def read_frames(frames: Sequence[ParsedFrame]) -> Reading:
+    """Return what parsed frames hold; the call of an undeclared tool is a thought with a recipient."""
+    texts, calls = {"Reasoning": "", "Message": ""}, list[tuple[str, str | None]]()
+    openings = (frame for frame in frames if isinstance(frame, OPENINGS))
+    for opening, item in zip(openings, parsed_items(frames), strict=True):
+        recipient = getattr(opening, "recipient", None)
+        if item.kind in texts and recipient is None:
+            texts[item.kind] += item.text
+        else:
+            calls.append((recipient or item.name, item.text))
+    return Reading(texts["Reasoning"], texts["Message"], tuple(calls))
 
 
 @cache
-def stand_in(more: frozenset[str] = frozenset()) -> Any:
-    """A tokenizer with the marks of all families, and ``more``, in place of those of the hub."""
+def stand_in(more: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> Any:
+    """A tokenizer with the marks of all families, and ``more``, but ``without`` some, in place of those of the hub."""
     code = Path(str(find_spec("vllm").origin)).parent  # type: ignore[union-attr]  # it is installed
     files = [path for name in PARSER_FOLDERS for path in sorted((code / name).rglob("*.py"))]
     marks = {mark for path in files for mark in _MARK.findall(path.read_text())}
     marks |= {mark for family in FAMILIES.values() for mark in (*family.ends, *family.marks)} | more
-    return tokenizer_with(["</s>", *sorted(marks - {"</s>"})])
+    return tokenizer_with(["</s>", *sorted(marks - without - {"</s>"})])
 
 
 @cache
-def model_of(parsers: Names, ends: frozenset[str] = frozenset(), marks: frozenset[str] = frozenset()) -> ChatModel:
+def model_of(
+    parsers: Names,
+    ends: frozenset[str] = frozenset(),
+    marks: frozenset[str] = frozenset(),
+    without: frozenset[str] = frozenset(),
+) -> ChatModel:
     """A model with these parsers; raise `UnknownParser` if they do not fit the tokenizer."""
-    tokenizer = stand_in(ends | marks)
+    tokenizer = stand_in(ends | marks, without)
     vocabulary = Vocabulary(tokenizer)
     all_ends = {end for family in FAMILIES.values() for end in family.ends} | ends
     stops = tuple(vocabulary.marks[end] for end in sorted(all_ends))

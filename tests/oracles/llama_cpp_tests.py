@@ -87,7 +87,9 @@ MODELS = {
 
 _TEMPLATES = LLAMA_CPP.folder() / "vendor" / "llama.cpp" / "models" / "templates"
 _MARK = re.compile(r"</?[|｜][^<>{}'\" ]{1,40}[|｜]>")
-_ENDS = frozenset({"<|im_end|>", "<|eot|>", "<|eom|>", "<|role_end|>", "<|end|>", "<|endofresponse|>"})
+_ENDS = frozenset({"<|im_end|>", "<|eot|>", "<|role_end|>", "<|end|>", "<|END_OF_TURN_TOKEN|>"})
+_NEWER_MARKS = frozenset({"[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
+"""Marks that older models of Mistral do not have: a parser reads their output by that."""
 _THOUGHT_MARKS = ("<think>", "THINK", "<|channel", "<mm:think>", "<|think", "<seed:think>")
 
 
@@ -117,7 +119,7 @@ def _case(record: dict[str, Any]) -> Case:
         chat=chat,
         tools=tools,
         variables=variables,
-        prompt=_prompt(chat, source, record, variables),
+        prompt="" if chat is None else _prompt(chat, source, record, variables),
         reasons=("length",) if record["cut"] else ("stop",),
     )
 
@@ -136,17 +138,20 @@ def _is_json(text: str) -> bool:
 
 
 @cache
-def _model(template: str, model_type: str) -> tuple[str, ChatModel]:
-    """Return the template, and a model whose parsers penstock chooses by the template."""
+def _model(template: str, model_type: str) -> tuple[str, ChatModel | None]:
+    """Return the template, and a model whose parsers penstock chooses by the template; None for a gpt-oss."""
     source = (_TEMPLATES / f"{template}.jinja").read_text()
+    if model_type == "gpt_oss":
+        return source, None
     found: Names = (guess(REASONING, [source], model_type).parser, guess(TOOL_CALLS, [source], model_type).parser)
     marks = frozenset(_MARK.findall(source))
+    without = frozenset(mark for mark in _NEWER_MARKS if mark not in source)
     for parsers in (found, (None, found[1]), (found[0], None)):
         try:
-            return source, model_of(parsers, marks & _ENDS, marks)
+            return source, model_of(parsers, marks & _ENDS, marks, without)
         except UnknownParser:
             continue
-    return source, model_of((None, None), marks & _ENDS, marks)
+    return source, model_of((None, None), marks & _ENDS, marks, without)
 
 
 def _prompt(chat: ChatModel, source: str, record: dict[str, Any], variables: dict[str, Any]) -> str:
