@@ -51,12 +51,16 @@ class Reading:
     calls: tuple[tuple[str, str | None], ...] = ()
 
     def equals(self, other: Reading) -> bool:
-        """Return True if both are equal but for white space, and for the spelling of JSON."""
+        """Return True if both are equal but for the spelling of JSON, and for white space at the ends of texts.
+
+        Calls cut texts, so that white space beside them does not count: with calls, none does.
+        """
+        spelled = _closed_up if self.calls else str.strip
         texts = ((self.reasoning, other.reasoning), (self.content, other.content))
         arguments = [(one, two) for (_, one), (_, two) in zip(self.calls, other.calls, strict=False)]
         return (
             [name for name, _ in self.calls] == [name for name, _ in other.calls]
-            and all(_closed_up(one) == _closed_up(two) for one, two in texts if one is not None and two is not None)
+            and all(spelled(one) == spelled(two) for one, two in texts if one is not None and two is not None)
             and all(_value(one) == _value(two) for one, two in arguments if one is not None and two is not None)
         )
 

@@ -21,7 +21,7 @@ from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, guess
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser
 from tests.oracles.case import Case, Names, Reading, model_of
-from tests.oracles.sources import CACHE, LLAMA_CPP
+from tests.oracles.sources import LLAMA_CPP
 
 MODELS = {
     "Apertus-8B-Instruct": ("apertus", "apertus"),
@@ -85,7 +85,7 @@ MODELS = {
 }
 """The model type of each template, and the family of its calls."""
 
-_TEMPLATES = LLAMA_CPP.folder() / "vendor" / "llama.cpp" / "models" / "templates"
+_HERE = "vendor/llama.cpp"
 _MARK = re.compile(r"</?[|｜][^<>{}'\" ]{1,40}[|｜]>")
 _ENDS = frozenset({"<|im_end|>", "<|eot|>", "<|role_end|>", "<|end|>", "<|END_OF_TURN_TOKEN|>"})
 _NEWER_MARKS = frozenset({"[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"})
@@ -140,7 +140,7 @@ def _is_json(text: str) -> bool:
 @cache
 def _model(template: str, model_type: str) -> tuple[str, ChatModel | None]:
     """Return the template, and a model whose parsers penstock chooses by the template; None for a gpt-oss."""
-    source = (_TEMPLATES / f"{template}.jinja").read_text()
+    source = (LLAMA_CPP.folder() / _HERE / "models" / "templates" / f"{template}.jinja").read_text()
     if model_type == "gpt_oss":
         return source, None
     found: Names = (guess(REASONING, [source], model_type).parser, guess(TOOL_CALLS, [source], model_type).parser)
@@ -185,19 +185,19 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 def _records() -> list[dict[str, Any]]:
     """Compile the cases, and return what they print."""
-    program = CACHE / f"llama.cpp-{LLAMA_CPP.version}"
+    header = Path(__file__).with_name("llama_cpp_cases.h")
+    program = LLAMA_CPP.result(header)
     if not program.exists():
         with TemporaryDirectory() as folder:
             source = Path(folder) / "cases.cpp"
-            source.write_text(_cases_in((_TEMPLATES.parents[1] / "tests" / "test-chat.cpp").read_text()))
-            here = Path(__file__).parent
-            command = ["g++", "-std=c++17", "-O0", "-w", "-I", str(here), str(source), "-o", str(program)]
+            source.write_text(cases_in((LLAMA_CPP.folder() / _HERE / "tests" / "test-chat.cpp").read_text()))
+            command = ["g++", "-std=c++17", "-O0", "-w", "-I", str(header.parent), str(source), "-o", str(program)]
             subprocess.run(command, check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def _cases_in(test: str) -> str:
+def cases_in(test: str) -> str:
     """Return the parts of the test that state cases, around a tester that prints them."""
     values = _part(test, "static common_chat_tool special_function_tool{", "struct make_peg_parser {")
     tester = _part(test, "// Fluent builder for PEG parser tests", "static void test_msgs_oaicompat_json_conversion")

@@ -38,7 +38,7 @@ class Release:
         """Return the folder of the unpacked members, fetched if it is not there yet."""
         folder = CACHE / f"{self.project}-{self.version}"
         if not folder.exists():
-            incomplete = folder.with_suffix(".part")
+            incomplete = folder.with_name(f"{folder.name}.part")
             for name, content in _members(self._fetched(), self.suffix):
                 if name.startswith(self.parts):
                     path = incomplete / name
@@ -46,6 +46,10 @@ class Release:
                     path.write_bytes(content)
             incomplete.rename(folder)
         return folder
+
+    def result(self, program: Path) -> Path:
+        """Return the file for what a ``program`` of ours, as it is now, finds in the release."""
+        return CACHE / f"{self.project}-{self.version}-{hashlib.sha256(program.read_bytes()).hexdigest()[:8]}"
 
     def _fetched(self) -> bytes:
         accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
