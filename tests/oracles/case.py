@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -98,9 +98,11 @@ class Case:
     prompt: str = ""
     reasons: tuple[FinishReason, ...] = ("stop", "length")
     """The ends that the test may mean: it may end in the middle of an output."""
+    renders_by_default: bool = False
+    """True if the template renders the same prompt without the variables, which then may make no difference."""
 
     def seen(self) -> list[Reading]:
-        """Return what penstock makes of the output: one reading, or several if they depend on the chunks.
+        """Return what penstock makes of the output: one reading, or several if they depend on more than it should.
 
         The tools and the end are those with which penstock agrees, if there are such: a test may call functions that it
         does not declare.
@@ -110,7 +112,10 @@ class Case:
         ways = list(product([self.tools, declared] if called else [self.tools], self.reasons))
         agreeing = (way for way in ways if self.accepts(self.read(*way)))
         tools, reason = next(agreeing, (declared, self.reasons[0]))
-        return list(dict.fromkeys(self.read(tools, reason, size) for size in SIZES))
+        readings = [self.read(tools, reason, size) for size in SIZES]
+        if self.renders_by_default:
+            readings.append(replace(self, variables={}).read(tools, reason))
+        return list(dict.fromkeys(readings))
 
     def accepts(self, reading: Reading) -> bool:
         """Return True if the oracle reads the output so."""

@@ -108,6 +108,9 @@ def _case(record: dict[str, Any]) -> Case:
     source, chat = _model(template, model_type)
     tools = tuple(FunctionTool(tool["name"], tool["description"], _schema(tool)) for tool in record["tools"])
     variables = dict.fromkeys(("enable_thinking", "thinking"), record["thinking"])
+    prompt = default = ""
+    if chat is not None:
+        prompt, default = (_prompt(chat, source, record, each) for each in (variables, {}))
     expected = record["expected"]
     calls = tuple((name, arguments if _is_json(arguments) else None) for name, arguments in expected["calls"])
     return Case(
@@ -119,8 +122,9 @@ def _case(record: dict[str, Any]) -> Case:
         chat=chat,
         tools=tools,
         variables=variables,
-        prompt="" if chat is None else _prompt(chat, source, record, variables),
+        prompt=prompt,
         reasons=("length",) if record["cut"] else ("stop",),
+        renders_by_default=prompt == default,
     )
 
 
