@@ -24,6 +24,7 @@ from tests.oracles.sources import CACHE
 ORACLES = ("vllm", "llama.cpp", "sglang")
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 REPORT = CACHE / "report.json"
+BROKEN = CACHE / "broken.json"
 
 Key: TypeAlias = tuple[str, str, str]
 """An oracle, a family, and the name of a case."""
@@ -43,7 +44,7 @@ def main() -> int:
         if only.oracle in (None, key[0]) and only.family in (None, key[1])
     }
     counts: dict[str, Counter[str]] = {}
-    unexplained, gone = [], []
+    unexplained, gone, broken = [], [], []
     for case in _cases(only.oracle, only.family):
         key = (case.oracle, case.family, case.name)
         seen = case.seen()
@@ -53,14 +54,18 @@ def main() -> int:
             gone.append(key)
         if not agrees and not verdict:
             unexplained.append(described(case, seen))
+        if arguments := case.broken() if case.oracle != "sglang" else []:  # its outputs are those of the others
+            broken.append({"oracle": case.oracle, "family": case.family, "case": case.name, "arguments": arguments})
         count = counts.setdefault(case.family, Counter())
         count.update([case.oracle, "agree" if agrees else verdict or "unexplained"])
     print(*_table(counts), sep="\n")
     REPORT.write_text(json.dumps(unexplained, indent=1, ensure_ascii=False))
+    BROKEN.write_text(json.dumps(broken, indent=1, ensure_ascii=False))
     print(f"{len(unexplained)} unexplained differences: {REPORT}")
+    print(f"{len(broken)} outputs with a completed call whose arguments are no JSON object: {BROKEN}")
     for key in (*gone, *known):
         print(f"{DIFFERENCES.name} explains a difference that is none: {key}")
-    return bool(unexplained or gone or known)
+    return bool(unexplained or broken or gone or known)
 
 
 def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:

@@ -77,6 +77,13 @@ def _value(arguments: str) -> str:
         return arguments
 
 
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
+
+
 def _number(digits: str) -> float:
     number = float(digits)
     return int(number) if number.is_integer() else number
@@ -107,9 +114,8 @@ class Case:
         The tools and the end are those with which penstock agrees, if there are such: a test may call functions that it
         does not declare.
         """
-        called = {name for each in self.expected for name, _ in each.calls} - {tool.name for tool in self.tools}
-        declared = (*self.tools, *(FunctionTool(name) for name in sorted(called)))
-        ways = list(product([self.tools, declared] if called else [self.tools], self.reasons))
+        declared = self._declared()
+        ways = list(product([self.tools, declared] if declared != self.tools else [self.tools], self.reasons))
         agreeing = (way for way in ways if self.accepts(self.read(*way)))
         tools, reason = next(agreeing, (declared, self.reasons[0]))
         readings = [self.read(tools, reason, size) for size in SIZES]
@@ -117,22 +123,37 @@ class Case:
             readings.append(replace(self, variables={}).read(tools, reason))
         return list(dict.fromkeys(readings))
 
+    def broken(self) -> list[str]:
+        """Return the arguments of completed calls that are no JSON object, if the model ends its turn here."""
+        items = parsed_items(self._frames(self._declared(), "stop"))
+        return [
+            item.text for item in items if item.kind == "FunctionCall" and item.complete and not _is_object(item.text)
+        ]
+
+    def _declared(self) -> tuple[FunctionTool, ...]:
+        """Return the tools, and those that are called without being declared."""
+        called = {name for each in self.expected for name, _ in each.calls} - {tool.name for tool in self.tools}
+        return (*self.tools, *(FunctionTool(name) for name in sorted(called)))
+
     def accepts(self, reading: Reading) -> bool:
         """Return True if the oracle reads the output so."""
         return any(reading.equals(each) for each in self.expected)
 
     def read(self, tools: Sequence[FunctionTool], reason: FinishReason, size: int = 1) -> Reading:
         """Return what penstock makes of the output, in chunks of ``size`` tokens."""
+        return read_frames(self._frames(tools, reason, size))
+
+    def _frames(self, tools: Sequence[FunctionTool], reason: FinishReason, size: int = 1) -> list[ParsedFrame]:
         names = Toolset(tuple(tools))
         if self.chat is None:
             encoding = load_encoding()
             chunks = token_chunks(encoding.encode_markup(self.text), size)
             end = GenerationFinished(reason, 0, 0.0)
-            return read_frames(parse_harmony_frames(encoding, [turn_started(tools=names), *chunks, end]))
+            return parse_harmony_frames(encoding, [turn_started(tools=names), *chunks, end])
         encode = self.chat.vocabulary.encode
         started = turn_started(tools=names, prompt=tuple(encode(self.prompt)), chat=ChatTurn(self.variables))
         chunks = token_chunks(encode(self.text), size)
-        return read_frames(parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(reason, 0, 0.0)]))
+        return parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(reason, 0, 0.0)])
 
 
 def read_frames(frames: Sequence[ParsedFrame]) -> Reading:
