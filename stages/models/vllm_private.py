@@ -78,7 +78,6 @@ PARSER_PARTS = (
     PrivatePart("vllm.parser.engine.adapters", "ParserEngineReasoningAdapter", ("_parser_engine",)),
     PrivatePart("vllm.parser.engine.adapters", "ParserEngineToolAdapter", ("_parser_engine",)),
     PrivatePart("vllm.parser.abstract_parser", "DelegatingParser", ("parse_delta",)),
-    PrivatePart("vllm.tool_parsers.poolside_v1_tool_parser", "PoolsideV1ToolParser", ("_complete_json_prefix",)),
 )
 """Parts that the parsers of chat models use."""
 
@@ -251,11 +250,6 @@ def takes_any_name(engine: Any) -> None:
 def _may_be_name(name: str) -> bool:
     """Return True if ``name`` may be that of a function, declared or not; the rest of a sentence is none."""
     return re.fullmatch(r"[\w.:/-]+", name.strip()) is not None
-
-
-def reads_arguments_once(tool_parser: Any) -> None:
-    """Keep the parser ``poolside_v1`` from reading all arguments again for each token, for an unused result."""
-    tool_parser._complete_json_prefix = lambda *_: None  # noqa: SLF001
 
 
 def changes_input(engine: Any) -> bool:

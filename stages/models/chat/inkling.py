@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 
-from penstock.stages.models.chat.marked_calls import CallForm, overlap
+from penstock.stages.models.chat.marked_calls import CallForm
+from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import OutputStart
 
@@ -45,7 +46,7 @@ _KNOWN: Mapping[_Section, tuple[str, ...]] = {
 
 INKLING_MARKS = tuple(_SECTIONS)
 
-_PATTERNS = {section: re.compile("|".join(map(re.escape, marks))) for section, marks in _KNOWN.items()}
+_MARKS = {section: Marks(marks) for section, marks in _KNOWN.items()}
 _FORM = CallForm((_CALL,))
 _NAME = re.compile(r"[\w.:/-]*")
 
@@ -70,11 +71,11 @@ class InklingBlocks:
 
     def feed(self, text: str) -> Iterator[Piece]:
         self._held += text
-        while found := _PATTERNS[self._section].search(self._held):
+        while found := _MARKS[self._section].search(self._held):
             text, self._held = self._held[: found.start()], self._held[found.end() :]
             yield from self._give(text)
             yield from self._enter(found[0])
-        end = len(self._held) - overlap(self._held, _KNOWN[self._section])
+        end = len(self._held) - _MARKS[self._section].overlap(self._held)
         text, self._held = self._held[:end], self._held[end:]
         yield from self._give(text)
 

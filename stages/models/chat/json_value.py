@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
 _IN_VALUE = re.compile(r'["{}\[\]]')
+_STRING_END = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL)
 _IN_STRING = re.compile(r'["\\]')
 
 
@@ -66,3 +69,28 @@ def unquoted(literal: str) -> str:
         return str(json.loads(literal, strict=False))
     except ValueError:
         return literal[1:-1]
+
+
+def is_json_object(text: str) -> bool:
+    """True if ``text`` is a JSON object."""
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return False
+
+
+def missing_brackets(text: str) -> str:
+    """Return the brackets that end the JSON value that ``text`` begins; empty within a string."""
+    open_brackets, at = list[str](), 0
+    while found := _IN_VALUE.search(text, at):
+        at = found.end()
+        if found[0] == '"':
+            end = _STRING_END.match(text, at)
+            if end is None:
+                return ""
+            at = end.end()
+        elif found[0] in "{[":
+            open_brackets.append("}" if found[0] == "{" else "]")
+        elif not open_brackets or open_brackets.pop() != found[0]:
+            return ""
+    return "".join(reversed(open_brackets))

@@ -16,7 +16,7 @@ from penstock.pipeline.plugins import imported
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed
-from penstock.stages.models.chat.registry import NamedParser, operator_parser
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, operator_parser
 from penstock.stages.models.chat.template import VllmTemplate
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
@@ -134,6 +134,10 @@ def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     if name is None:
         logger.info("No %s parser: %s", kind, guessed.why)
         return None
+    if name in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
+        if option is None:
+            log_choice(kind, guessed)
+        return name
     try:
         composed((name, None) if kind == "reasoning" else (None, name), tokenizer)
     except UnknownParser as error:

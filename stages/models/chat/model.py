@@ -81,7 +81,14 @@ class ArgumentsPiece:
     """True if vLLM's parser had left it out."""
 
 
-Piece: TypeAlias = ReasoningPiece | ContentPiece | CallPiece | ArgumentsPiece
+@dataclass(frozen=True)
+class DroppedPiece:
+    """Markup without meaning, such as the marks of a call without a call; the client does not see it."""
+
+    text: str
+
+
+Piece: TypeAlias = ReasoningPiece | ContentPiece | CallPiece | ArgumentsPiece | DroppedPiece
 
 
 class OutputParser(Protocol):
@@ -96,11 +103,6 @@ class OutputParser(Protocol):
     @property
     def is_idle(self) -> bool:
         """True if all text fed so far has been returned."""
-        ...
-
-    @property
-    def has_called(self) -> bool:
-        """True if the arguments of the latest call are complete."""
         ...
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
-from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
-from penstock.stages.models.chat.registry import OWN, WHOLE, NamedParser, call_marks, reader, thinking
-from penstock.stages.models.chat.syntaxes import OutputStart, Syntax
+from penstock.stages.models.chat.output import ParsedOutput, ReadOutput, Traits
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, reader, thinking
+from penstock.stages.models.chat.syntaxes import OutputStart
 from penstock.stages.models.vllm_private import (
     changes_input,
     check_parser_parts,
     only_delegates,
     parser_engine,
-    reads_arguments_once,
     takes_any_name,
 )
 
@@ -30,29 +28,6 @@ logger = logging.getLogger(__name__)
 
 Names: TypeAlias = tuple[str | None, str | None]
 """The names of the reasoning parser and the tool call parser."""
-
-_NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v3", "hy_v4", "dots", "minicpm5"})
-"""Parsers that accept tools only in the form of the Chat Completions API."""
-
-_ONLY_WHOLE: Mapping[str, tuple[str, str]] = {
-    "minicpm5": ("<function(?:[ =Ġ]|name=)", "</function>"),
-    "functiongemma": ("<start_function_call>", "<end_function_call>"),
-}
-"""Tool call parsers that lose or garble calls when streaming, with a pattern for the start of a call, and its end."""
-
-_APPENDS_TEXT = frozenset({"mistral"})
-"""Parsers that return the text after a call as more of its arguments."""
-
-_ENDS_WITH_CALLS = frozenset({"hermes", "qwen3_json", "longcat"})
-"""Parsers that find only further calls after a call, each between its own pair of marks."""
-
-_TAKES_BATCHES = frozenset({"hermes", "qwen3_json", "longcat"})
-"""Parsers that read several tokens at once as well as one by one, besides vLLM's engine-based ones."""
-
-_FIRST_LETTERS: Mapping[str, frozenset[str]] = dict.fromkeys(
-    ("hermes", "qwen3_json", "longcat", "deepseek_v3", "deepseek_r1", "ernie45"), frozenset("<")
-)
-"""First characters of the marks, for parsers that do not declare them."""
 
 
 class UnknownParser(CannotStart):
@@ -78,14 +53,20 @@ class VllmParsers:
         self._model_config = model_config
         self._added: Mapping[str, int] = tokenizer.get_added_vocab()
         self._marks = frozenset({*self._added.values(), *tokenizer.all_special_ids})
-        self._reasoning = WHOLE.get(reasoning_parser) if isinstance(reasoning_parser, str) else reasoning_parser
-        self._calls = OWN.get(tool_call_parser) if isinstance(tool_call_parser, str) else tool_call_parser
-        self._names = (_of_vllm(reasoning_parser), _of_vllm(tool_call_parser))
-        if self._reasoning and self._names[1] and not self._calls:
-            raise UnknownParser(
-                f"The reasoning parser {reasoning_parser} is not vLLM's, so it needs a tool call parser that is not "
-                f"vLLM's either, or none: {self._names[1]} is vLLM's"
-            )
+        self._reasoning = OWN_THOUGHTS.get(reasoning_parser) if isinstance(reasoning_parser, str) else reasoning_parser
+        self._calls = OWN_CALLS.get(tool_call_parser) if isinstance(tool_call_parser, str) else tool_call_parser
+        of_vllm = (_of_vllm(reasoning_parser), _of_vllm(tool_call_parser))
+        if of_vllm[1] and not self._calls:
+            if self._reasoning and of_vllm[0] is None:
+                raise UnknownParser(
+                    f"The reasoning parser {reasoning_parser} is not vLLM's, so it needs a tool call parser that is "
+                    f"not vLLM's either, or none: {of_vllm[1]} is vLLM's"
+                )
+            self._reasoning = None
+        self._names = (None if self._reasoning else of_vllm[0], None if self._calls else of_vllm[1])
+        """The parsers of vLLM that read."""
+        self._described = of_vllm[1] if isinstance(of_vllm[1], str) and of_vllm[1] in _registered()[1] else None
+        """The tool call parser of vLLM that describes the syntax of calls."""
         self._classes: dict[Names, type[Parser] | None] = {}
         self._traits: dict[Names, Traits] = {}
         parser = self._parser(self._names, {}, None)
@@ -98,36 +79,35 @@ class VllmParsers:
             return self._started(turn, functions)
         except Exception:  # schemas and variables come from the client, and vLLM fails on unusual ones
             logger.warning("No parser can be made: the output is passed on as text", exc_info=True)
-            return ParsedOutput(None, None, turn.prompt, Traits(self._marks))
+            return ReadOutput(None)
 
     def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         own = None if chat.continues else self._reasoning
-        start = OutputStart(functions, turn.prompt, self._added, call_marks(self._calls), chat.thinks)
+        start = OutputStart(functions, turn.prompt, self._added, chat.thinks, self._decode)
         syntax = reader(own, self._calls, chat.calls, start)
-        names = (
-            None if own or chat.continues else self._names[0],
-            None if self._calls or chat.calls != "native" else self._names[1],
-        )
-        if marks := _ONLY_WHOLE.get(names[1] or ""):
-            syntax = self._whole((None, names[1]), marks, chat.variables, functions)
-            names = (names[0], None)
-        request = self._request(names[1], functions, chat.variables)
+        names = (None if chat.continues else self._names[0], self._names[1] if chat.calls == "native" else None)
+        request = self._request(functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
-        if parser:
-            request = parser.adjust_request(request)
-        anew = partial(self._parser, (None, names[1]), chat.variables, request)
-        new_parser = anew if names[1] in _ENDS_WITH_CALLS else None
+        if parser is None:
+            return ReadOutput(syntax)
         traits = self._known(names, parser)
         if chat.variables.get("force_nonempty_content"):
             traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all
-        return ParsedOutput(parser, request, turn.prompt, traits, syntax, new_parser)
+        return ParsedOutput(parser, parser.adjust_request(request), turn.prompt, traits, syntax)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
 
-        request = self._request(self._names[1], functions, {}, choice="required")
-        parser = self._parser((None, self._names[1]), {}, request)
+        request = self._request(functions, {}, choice="required")
+        try:
+            parser = self._parser((None, self._described), {}, request)
+        except UnknownParser:  # it needs what only vLLM's reader of calls needs
+            return None
         tag = parser.tool_parser.get_structural_tag(request) if parser and parser.tool_parser else None
         if tag is None:
             return None
@@ -135,14 +115,6 @@ class VllmParsers:
             limit_to_single_tool_call(tag)
         described: dict[str, Any] = tag.format.model_dump()
         return described
-
-    def _whole(
-        self, names: Names, marks: tuple[str, str], variables: Mapping[str, Any], functions: Sequence[Function]
-    ) -> Syntax:
-        request = self._request(names[1], functions, variables)
-        parser = self._parser(names, variables, request)
-        assert parser is not None
-        return WholeOutput(parser, parser.adjust_request(request), *marks)
 
     def _parser(self, names: Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
         if names not in self._classes:
@@ -153,37 +125,28 @@ class VllmParsers:
         tools = request.tools if request else []
         made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
         for engine in filter(None, map(parser_engine, (made.tool_parser, made))):
-            if engine.parser_engine_config.validate_tool_names or names[1] == "mistral":
+            if engine.parser_engine_config.validate_tool_names:
                 takes_any_name(engine)
-        if names[1] == "poolside_v1":
-            reads_arguments_once(made.tool_parser)
         return made
 
     def _request(
         self,
-        tool_call_parser: str | None,
         functions: Sequence[Function],
         variables: Mapping[str, Any],
         choice: Literal["auto", "required"] = "auto",
     ) -> Any:
         """Build the request that vLLM's parsers expect: they read its tools, its tool choice and its variables."""
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-        request: ChatCompletionRequest | ResponsesRequest
-        if tool_call_parser in _NESTED_TOOLS:
-            nested = [{"type": "function", "function": _simple(function["function"])} for function in functions]
-            request = ChatCompletionRequest(model="", messages=[], tools=nested or None)
-        else:
-            flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
-            request = ResponsesRequest(model="", input="", tools=flat)
+        flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
+        request = ResponsesRequest(model="", input="", tools=flat)
         request.chat_template_kwargs = dict(variables)
         request.tool_choice = choice  # without tools, vLLM sets it to none, and calls would be read as text
         return request
 
-    def _known(self, names: Names, parser: Parser | None) -> Traits:
+    def _known(self, names: Names, parser: Parser) -> Traits:
         if names not in self._traits:
-            self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
+            self._traits[names] = _traits(parser, self._marks)
         return self._traits[names]
 
 
@@ -224,40 +187,41 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
 
 def check_names(names: Names) -> None:
     """Raise `UnknownParser` for a parser that vLLM does not have, nor a plug-in of the operator."""
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    registered = (ReasoningParserManager.list_registered(), ToolParserManager.list_registered())
+    registered = _registered()
     for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
         if name is not None and name not in known:
             raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
 
 
-def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
+def _registered() -> tuple[Collection[str], Collection[str]]:
+    """Return the names of vLLM's reasoning parsers and tool call parsers, those of plug-ins among them."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    return ReasoningParserManager.list_registered(), ToolParserManager.list_registered()
+
+
+def _traits(parser: Parser, marks: frozenset[int]) -> Traits:
     parts = list(filter(None, (parser.reasoning_parser, parser.tool_parser)))
-    calls = parser.tool_parser
-    is_engine = calls is not None and calls.engine_based_streaming
-    letters = [_first_letters(name, part) for name, part in zip(filter(None, names), parts, strict=True)]
+    letters = list(map(_first_letters, parts))
     known = [some for some in letters if some is not None]
     return Traits(
         marks=marks,
         triggers=frozenset().union(*known) if only_delegates(parser) and len(known) == len(letters) else None,
-        takes_batches=is_engine or names[1] in _TAKES_BATCHES,
-        appends_text=names[1] in _APPENDS_TEXT,
-        rereads=calls is not None and not is_engine,
+        takes_batches=parser.tool_parser is not None and parser.tool_parser.engine_based_streaming,
     )
 
 
-def _first_letters(name: str, part: Any) -> frozenset[str] | None:
+def _first_letters(part: Any) -> frozenset[str] | None:
     """Return the first characters of the marks that end plain text or reasoning; None if unknown.
 
-    vLLM's engine-based parsers declare their marks.  For others, `_FIRST_LETTERS` lists them.
+    vLLM's engine-based parsers declare their marks.
     """
     from vllm.parser.engine.parser_engine_config import ParserState
 
     engine = parser_engine(part)
     if engine is None:
-        return _FIRST_LETTERS.get(name)
+        return None
     if changes_input(engine):
         return None
     config = engine.parser_engine_config

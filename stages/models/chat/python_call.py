@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
@@ -22,41 +24,46 @@ _PART_OF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]
 _AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*=|\))|\)[\s,\]<]|\]\s*<)")
 _PART_AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*)?|\)|\]\s*)?")
 _BRACKETS = re.compile(r"[\[{(\])}]|'''|\"\"\"|'|\"")
-_LONGEST_HEAD = 512
-"""Characters of a name, a key or a number after which the text is no call."""
-
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
+@dataclass(frozen=True)
 class PythonCall:
-    """Reads one call; it is announced once its name is known, if that is among ``names`` or a mark came before it.
+    """A Python call with keyword arguments."""
+
+    begins: tuple[str, ...] = ()
+    is_listed: bool = True
+    begins_with_name: bool = False
+
+    def may_begin(self, text: str) -> bool | None:
+        """True at a letter."""
+        return text[:1].isalpha() or text[:1] == "_"
+
+    def __call__(self, site: CallSite) -> PythonCallReader:
+        """Return a reader of one call."""
+        return PythonCallReader(site)
+
+
+class PythonCallReader:
+    """Reads one call; it is announced once its name is known to be that of a call.
 
     Strings stream.  A quote ends its string only before another argument or the end of the call, as models forget to
     escape quotes.
     """
 
-    def __init__(self, names: Collection[str], *, is_marked: bool) -> None:
-        self._names = names
-        self._is_marked = is_marked
+    def __init__(self, site: CallSite) -> None:
+        self._site = site
         self.text = ""
-        """The text of the call, until it is announced."""
         self.is_call = self.is_done = False
         self._separator = "{"
         self._value: _String | _Brackets | None = None
         self._has_key = False
 
-    @staticmethod
-    def may_begin(text: str) -> bool:
-        """True if a call may begin with ``text``."""
-        return text[0].isalpha() or text[0] == "_"
-
     @property
     def may_be_call(self) -> bool:
-        """True if the rest of the text may still make a call of it."""
-        return self._is_marked or any(name.startswith(self.text.strip()) for name in self._names)
+        return self._site.is_marked or any(name.startswith(self.text.strip()) for name in self._site.parameters)
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
-        """Read on, and return the number of characters that are read; the caller gives the others again."""
         at, before = 0, -1
         while at != before and at < len(text) and not self.is_done:
             before = at
@@ -70,24 +77,18 @@ class PythonCall:
             self.text += text[:at]
         return at
 
-    def finish(self) -> Iterator[Piece]:
-        """Complete the arguments of a call that the model did not complete."""
-        if isinstance(self._value, _String):
-            yield ArgumentsPiece('"')
-        elif isinstance(self._value, _Brackets):
-            yield ArgumentsPiece(_json(self._value.text))
-        elif self._has_key:
-            yield ArgumentsPiece("null")
-        yield ArgumentsPiece("{}" if self._separator == "{" else "}")
+    def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
+        if self._value is None and not self._has_key and self._separator != "{":
+            yield ArgumentsPiece("}")
 
     def _read_name(self, text: str, at: int) -> Generator[Piece, None, int]:
         if found := _NAME.match(text, at):
-            if self._is_marked or found[1] in self._names:
+            if self._site.may_be_called(found[1]):
                 self.is_call = True
                 yield CallPiece(found[1])
                 return found.end()
             self.is_done = True
-        elif len(text) - at > _LONGEST_HEAD or not _PART_OF_NAME.fullmatch(text, at):
+        elif len(text) - at > LONGEST_HEAD or not _PART_OF_NAME.fullmatch(text, at):
             self.is_done = True
         return at
 
@@ -100,9 +101,8 @@ class PythonCall:
             yield ArgumentsPiece(f"{self._separator}{json.dumps(found[1])}: ")
             self._separator, self._has_key = ", ", True
             return found.end()
-        if len(text) - at > _LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
+        if len(text) - at > LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
             self.is_done = True
-            yield from self.finish()
         return at
 
     def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
@@ -129,9 +129,7 @@ class PythonCall:
             self._has_key = False
             yield ArgumentsPiece(_json(found[0].strip()))
             return found.end()
-        if len(text) - at > _LONGEST_HEAD:
-            self.is_done = True
-            yield from self.finish()
+        self.is_done = len(text) - at > LONGEST_HEAD
         return at
 
 
@@ -155,7 +153,7 @@ class _String:
             if _AFTER_STRING.match(text, at):
                 self.is_done = True
                 return at, _escaped(text[: found.start()]) + '"'
-            if len(text) - at < _LONGEST_HEAD and _PART_AFTER_STRING.fullmatch(text, at):
+            if len(text) - at < LONGEST_HEAD and _PART_AFTER_STRING.fullmatch(text, at):
                 return found.start(), _escaped(text[: found.start()])
         end = len(text) - _beginning(text[at:], self._quote)
         return end, _escaped(text[:end])

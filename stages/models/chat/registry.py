@@ -8,69 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
 from penstock.pipeline.plugins import PARSERS, WrongPlugin, called, function_named, installed, names_code
+from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.syntaxes import (
     BareArguments,
     Guarded,
-    Joined,
     ListedCalls,
     MakeSyntax,
     OutputStart,
     Syntax,
     TextParser,
 )
-from penstock.stages.models.chat.thoughts import ThoughtForm
+from penstock.stages.models.chat.thoughts import Turn
 
-_LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
-_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
-_DEEPSEEK = CallForm(
-    ("<｜tool▁calls▁begin｜>",),
-    ("<｜tool▁calls▁end｜>",),
-    call="<｜tool▁call▁begin｜>",
-    head=r"(?:function<｜tool▁sep｜>)?([^\n<`{]+)(?:<｜tool▁sep｜>|\n```json\s)\s*(?=\{)",
-    between=("<｜tool▁call▁end｜>", "```"),
-)
-FORMS: Mapping[str, CallForm] = {
-    "deepseek_v3": _DEEPSEEK,
-    "deepseek_v31": _DEEPSEEK,
-    "llama3_json": _LLAMA,
-    "llama4_json": _LLAMA,
-    "granite": CallForm(("<|tool_call|>", "<tool_call>")),
-    "granite-20b-fc": CallForm(("<function_call>",)),
-    "apertus": CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), is_keyed=True),
-    "phi4_mini_json": CallForm(("functools",)),
-    "jamba": _LISTED,
-    "hunyuan_a13b": _LISTED,
-    "xlam": CallForm(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>", "```"), ("```json", "```"), is_bare=True),
-    "pythonic": CallForm(is_bare=True, is_python=True),
-    "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), is_bare=True, is_python=True),
-    "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), is_bare=True, is_python=True),
-    "lfm2": CallForm(("<|tool_call_start|>",), ("<|tool_call_end|>",), is_python=True),
-    "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
-}
-"""Tool call parsers that lose or garble calls, or take ever longer for each token, with the form of their calls."""
+OWN_CALLS: Mapping[str, MakeSyntax] = {**CALL_FORMS, "inkling": InklingBlocks}
+"""The readers of calls, by the names of tool call parsers."""
 
-WHOLE: Mapping[str, MakeSyntax] = {"inkling": InklingBlocks}
-"""Parsers that read a whole output in place of vLLM's, thoughts and calls."""
-
-OWN: Mapping[str, MakeSyntax] = {**FORMS, **WHOLE}
-"""Tool call parsers in whose place penstock reads the calls itself."""
-
-CALLS: Mapping[str, MakeSyntax] = {**FORMS, "hermes": CallForm(("<tool_call>",), ("</tool_call>",))}
-"""Tool call parsers that penstock has itself if vLLM is not installed."""
-
-THOUGHTS: Mapping[str, MakeSyntax] = {
-    "qwen3": ThoughtForm(is_open=True, ends_at_calls=True),
-    "deepseek_r1": ThoughtForm(is_open=True),
-    "deepseek_v3": ThoughtForm(),
-}
-"""Reasoning parsers that penstock has itself if vLLM is not installed."""
+OWN_THOUGHTS: Mapping[str, MakeSyntax] = {**THOUGHT_FORMS, "inkling": InklingBlocks}
+"""The readers of thoughts, by the names of reasoning parsers."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +74,6 @@ def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:
     return getattr(_described(parser), "thinking", None)
 
 
-def call_marks(parser: MakeSyntax | None) -> tuple[str, ...]:
-    """Return the marks that the calls of a parser begin with; none if it does not say."""
-    described = _described(parser)
-    return described.begins if isinstance(described, CallForm) else ()
-
-
 def _described(parser: MakeSyntax | None) -> object:
     return parser.make if isinstance(parser, OperatorParser) else parser
 
@@ -131,9 +87,13 @@ def reader(
     """
     if reasoning and reasoning == calls and syntax == "native":
         return reasoning(start)
-    after = _calls(calls, syntax, start)
+    in_answer = _calls(calls, syntax, start)
     first = reasoning(start) if reasoning else None
-    return Joined(first, after) if first and after else first or after
+    if first is None or in_answer is None:
+        return first or in_answer
+    described = _described(calls)
+    is_form = isinstance(described, CallForm) and syntax == "native"
+    return Turn(first, in_answer, partial(described, start, whole=True) if is_form else None)
 
 
 def _calls(parser: MakeSyntax | None, syntax: CallSyntax, start: OutputStart) -> Syntax | None:

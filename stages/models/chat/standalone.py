@@ -20,12 +20,11 @@ from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.load import NO_PARSER, ChatModelsNeedVllm, ChatOptions, WrongChatOptions, log_choice
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
-from penstock.stages.models.chat.output import ParsedOutput, Traits
+from penstock.stages.models.chat.output import ReadOutput
 from penstock.stages.models.chat.registry import (
-    CALLS,
-    THOUGHTS,
+    OWN_CALLS,
+    OWN_THOUGHTS,
     NamedParser,
-    call_marks,
     operator_parser,
     reader,
     thinking,
@@ -118,7 +117,7 @@ def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     return ChatModel(
         vocabulary=vocabulary,
         template=HuggingFaceTemplate(tokenizer, source, options.chat_template_content_format),
-        parsers=OwnParsers(vocabulary, _made(reasoning, THOUGHTS), _made(tool_calls, CALLS)),
+        parsers=OwnParsers(vocabulary, _made(reasoning, OWN_THOUGHTS), _made(tool_calls, OWN_CALLS)),
         stop_token_ids=tuple(sorted(ends)),
         variables=dict(options.default_chat_template_kwargs),
         parser_names=tuple(map(str, filter(None, (reasoning, tool_calls)))),
@@ -150,7 +149,7 @@ def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     name = guessed.parser if option is None else option
     if name == NO_PARSER or name is None:
         return None
-    if name not in (THOUGHTS if kind == "reasoning" else CALLS):
+    if name not in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
         raise ChatModelsNeedVllm(model, f"only vLLM has its {kind} parser {name} (--{kind}-parser none: no parser)")
     if option is None:
         log_choice(kind, guessed)
@@ -206,6 +205,7 @@ class OwnParsers:
 
     def __init__(self, vocabulary: Vocabulary, reasoning: MakeSyntax | None, calls: MakeSyntax | None) -> None:
         self._marks = vocabulary.marks
+        self._decode = vocabulary.decode
         self._reasoning = reasoning
         self._calls = calls
         self.thinking = thinking(reasoning)
@@ -213,9 +213,8 @@ class OwnParsers:
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         reasoning = None if chat.continues else self._reasoning
-        start = OutputStart(functions, turn.prompt, self._marks, call_marks(self._calls), chat.thinks)
-        syntax = reader(reasoning, self._calls, chat.calls, start)
-        return ParsedOutput(None, None, turn.prompt, Traits(frozenset(self._marks.values())), syntax)
+        start = OutputStart(functions, turn.prompt, self._marks, chat.thinks, self._decode)
+        return ReadOutput(reader(reasoning, self._calls, chat.calls, start))
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         """Return None: only vLLM describes the syntax of calls."""

@@ -14,6 +14,8 @@ from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Content
 logger = logging.getLogger(__name__)
 
 _HEAD = re.compile(r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\S)')
+_LONGEST_TURN = 64
+"""Tokens at the end of a prompt in which a template opens a thought, or closes an empty one."""
 _PUNCTUATION = "[]{}, \t\r\n"
 
 
@@ -26,20 +28,36 @@ class OutputStart:
     prompt: Sequence[int] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     """The tokens of the vocabulary's marks."""
-    call_marks: tuple[str, ...] = ()
-    """The marks that calls begin with, if a `CallForm` describes them."""
     thinks: bool = False
     """True if the model continues a thought that was cut."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """The text of some tokens, marks included."""
 
     @property
     def names(self) -> list[str]:
         """The names of the functions."""
         return [function["function"]["name"] for function in self.functions]
 
-    def latest(self, marks: Iterable[str], within: int = 0) -> str | None:
-        """Return the last of some ``marks`` in the prompt, or in its last tokens ``within``."""
-        tokens = {self.marks[mark]: mark for mark in marks if mark in self.marks}
-        return next((tokens[token] for token in reversed(self.prompt[-within:]) if token in tokens), None)
+    def latest(self, marks: Iterable[str]) -> str | None:
+        """Return the last of some ``marks`` that stands in the prompt after the mark that begins the turn.
+
+        The mark of a turn is the latest one in the prompt that is in none of ``marks``.
+        """
+        wanted = tuple(filter(None, marks))
+        text = self._turn(wanted)
+        found = [(text.rfind(mark), mark) for mark in wanted if mark in text]
+        return max(found)[1] if found else None
+
+    def _turn(self, wanted: Sequence[str]) -> str:
+        texts = {token: mark for mark, token in self.marks.items()}
+        begin = len(self.prompt)
+        while begin > max(0, len(self.prompt) - _LONGEST_TURN):
+            mark = texts.get(self.prompt[begin - 1])
+            if mark is not None and not any(mark in each for each in wanted):
+                break
+            begin -= 1
+        tokens = self.prompt[begin:]
+        return self.decode(tokens) if self.decode else "".join(texts.get(token, " ") for token in tokens)
 
 
 class TextParser(Protocol):
@@ -69,35 +87,6 @@ class Syntax(TextParser, Protocol):
 
 MakeSyntax: TypeAlias = Callable[[OutputStart], Syntax]
 """A parser as it is registered: a description, or a function, which makes the reader of one output."""
-
-
-class Joined:
-    """A reader of thoughts, whose answer is read by the one ``after`` it."""
-
-    def __init__(self, first: Syntax, after: Syntax) -> None:
-        self._first = first
-        self._after = after
-        self._has_answered = False
-        self.triggers = first.triggers | after.triggers
-
-    @property
-    def is_idle(self) -> bool:
-        return self._first.is_idle and (not self._has_answered or self._after.is_idle)
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        yield from self._read(self._first.feed(text))
-
-    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        yield from self._read(self._first.finish(cut=cut))
-        yield from self._after.finish(cut=cut)
-
-    def _read(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        for piece in pieces:
-            if isinstance(piece, ContentPiece):
-                self._has_answered = True
-                yield from self._after.feed(piece.text)
-            else:
-                yield piece
 
 
 class Guarded:

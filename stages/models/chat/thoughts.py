@@ -1,32 +1,32 @@
-"""Thoughts between two marks, before the answer."""
+"""Thoughts between two marks, and the answer and the calls around them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from penstock.stages.models.chat.marked_calls import overlap
+from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.syntaxes import OutputStart
-
-_PROMPT_END = 8
-"""The tokens at the end of a prompt in which a template opens a thought, or closes an empty one."""
+from penstock.stages.models.chat.syntaxes import OutputStart, Syntax
 
 
 @dataclass(frozen=True)
 class ThoughtForm:
     """The form of a family's thoughts: the text between the marks ``start`` and ``end``.
 
-    The end of the prompt shows if the output begins in a thought.  If it shows neither mark, the output does so with
-    ``is_open``, and otherwise only if it begins with the first mark.  With ``ends_at_calls``, the mark of a call ends a
-    thought, too.
+    What stands after the last turn mark of the prompt shows if the output begins in a thought.  If it shows neither
+    mark, the output does so with ``is_open``, and otherwise only if it begins with the first mark.
+
+    The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer.  With
+    ``recurs``, a mark ``start`` begins another thought wherever it stands.
     """
 
     start: str = "<think>"
     end: str = "</think>"
     is_open: bool = False
-    ends_at_calls: bool = False
+    ends: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+    recurs: bool = False
 
     @property
     def thinking(self) -> tuple[str, str]:
@@ -35,31 +35,34 @@ class ThoughtForm:
 
     def __call__(self, start: OutputStart) -> ThoughtsFirst:
         """Return a reader of these thoughts."""
-        latest = start.latest(self.thinking, within=_PROMPT_END)
+        latest = start.latest((self.start, self.end, *self.ends))
         is_open = latest == self.start if latest else self.is_open or None
-        calls = start.call_marks if self.ends_at_calls else ()
-        return ThoughtsFirst(self, calls, is_open=start.thinks or is_open)
+        return ThoughtsFirst(self, is_open=start.thinks or is_open)
 
 
 class ThoughtsFirst:
     """A thought, then the answer.
 
-    The marks ``calls`` end a thought, too, and belong to the answer.  With ``is_open``, the output begins in the
-    thought, whose first mark may stand in the prompt.  If it is None, a first mark has to begin it; if it is False,
-    there is none.
+    With ``is_open``, the output begins in the thought, whose first mark may stand in the prompt.  If it is None, a
+    first mark has to begin it; if it is False, the prompt has closed it.
     """
 
-    def __init__(self, form: ThoughtForm, calls: tuple[str, ...] = (), *, is_open: bool | None) -> None:
+    def __init__(self, form: ThoughtForm, *, is_open: bool | None) -> None:
         self._form = form
-        self._ends = (form.end, *calls)
-        self._end = re.compile("|".join(map(re.escape, self._ends)))
+        self._ends = Marks((form.end, *form.ends))
+        again = (form.start,) if form.recurs else ()
+        self._in_answer = Marks((*again, *form.drops))
         self._is_open = is_open
         self._has_begun = is_open is False
         """True once it is certain if there is a thought."""
+        self._has_text = False
+        """True if the answer has text."""
         self._was_thought: bool | None = None
         """True if the latest piece was one of the thought; None if there was none."""
         self._held = ""
-        self.triggers = frozenset(mark[0] for mark in (form.start, *self._ends))
+        self._first = Marks((form.start,))
+        self._stray = Marks((form.end,))
+        self.triggers = frozenset(mark[0] for mark in (form.start, form.end, *form.ends, *form.drops) if mark)
 
     @property
     def is_idle(self) -> bool:
@@ -69,32 +72,98 @@ class ThoughtsFirst:
         self._held += text
         if not self._has_begun:
             self._begin()
-        if self._has_begun and self._is_open:
-            yield from self._think()
-        if self._has_begun and not self._is_open:
-            yield from self._give()
+        before = None
+        while self._has_begun and before != (before := (self._is_open, self._held)):
+            yield from self._think() if self._is_open else self._answer()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        yield from self._give()
+        yield from self._give(len(self._held))
 
     def _begin(self) -> None:
-        start, begun = self._form.start, self._held.lstrip()
-        if start.startswith(begun) and begun != start:
+        begun = self._held.lstrip()
+        if not begun or (self._first.may_begin(begun) and begun != self._form.start):
             return
-        self._has_begun, self._is_open = True, self._is_open or begun.startswith(start)
-        self._held = begun.removeprefix(start) if begun.startswith(start) else self._held
+        begins = bool(self._form.start) and begun.startswith(self._form.start)
+        self._has_begun, self._is_open = True, self._is_open or begins
+        self._held = begun.removeprefix(self._form.start) if begins else self._held
 
     def _think(self) -> Iterator[Piece]:
-        if end := self._end.search(self._held):
-            at, rest_at = end.start(), end.end() if end[0] == self._form.end else end.start()
+        if end := self._ends.search(self._held):
+            yield from self._give(end.start())
+            self._held, self._is_open = self._held[len(end[0]) :], False
         else:
-            at = rest_at = len(self._held) - overlap(self._held, self._ends)
-        rest, self._held = self._held[rest_at:], self._held[:at]
-        yield from self._give()
-        self._held, self._is_open = rest, end is None
+            yield from self._give(len(self._held) - self._ends.overlap(self._held))
 
-    def _give(self) -> Iterator[Piece]:
-        text, self._held = self._held, ""
+    def _answer(self) -> Iterator[Piece]:
+        if not self._has_text and (begun := self._held.lstrip()) and self._form.end:
+            if begun.startswith(self._form.end):  # a thought that the prompt has closed is closed again
+                self._held = begun.removeprefix(self._form.end)
+                return
+            if self._stray.may_begin(begun):
+                return
+        if mark := self._in_answer.search(self._held):
+            yield from self._give(mark.start())
+            self._held = self._held[len(mark[0]) :]
+            self._is_open = mark[0] == self._form.start and self._form.recurs
+        else:
+            yield from self._give(len(self._held) - self._in_answer.overlap(self._held))
+
+    def _give(self, length: int) -> Iterator[Piece]:
+        text, self._held = self._held[:length], self._held[length:]
         if text:
             self._was_thought = bool(self._is_open)
+            self._has_text |= not self._is_open and not text.isspace()
             yield ReasoningPiece(text) if self._is_open else ContentPiece(text)
+
+
+class Turn:
+    """The thoughts and the answer of a turn, with the calls in each.
+
+    A call in a thought counts only if it is whole: a thought also speaks about calls.
+    """
+
+    def __init__(self, thoughts: Syntax, in_answer: Syntax, new_in_thought: Callable[[], Syntax] | None) -> None:
+        self._thoughts = thoughts
+        self._in_answer = in_answer
+        self._new_in_thought = new_in_thought
+        self._in_thought: Syntax | None = None
+        self._has_answered = False
+        self.triggers = thoughts.triggers | in_answer.triggers
+
+    @property
+    def is_idle(self) -> bool:
+        has_settled = (
+            self._in_thought.is_idle if self._in_thought else not self._has_answered or self._in_answer.is_idle
+        )
+        return self._thoughts.is_idle and has_settled
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        yield from self._read(self._thoughts.feed(text))
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        yield from self._read(self._thoughts.finish(cut=cut))
+        yield from self._end_thought(cut=cut)
+        yield from self._in_answer.finish(cut=cut)
+
+    def _read(self, pieces: Iterator[Piece] | tuple[Piece, ...]) -> Iterator[Piece]:
+        for piece in pieces:
+            match piece:
+                case ReasoningPiece(text) if self._new_in_thought:
+                    if self._in_thought is None:
+                        self._in_thought = self._new_in_thought()
+                    yield from map(_as_thought, self._in_thought.feed(text))
+                case ContentPiece(text):
+                    self._has_answered = True
+                    yield from self._end_thought()
+                    yield from self._in_answer.feed(text)
+                case _:
+                    yield piece
+
+    def _end_thought(self, *, cut: bool = False) -> Iterator[Piece]:
+        if self._in_thought:
+            yield from map(_as_thought, self._in_thought.finish(cut=cut))
+            self._in_thought = None
+
+
+def _as_thought(piece: Piece) -> Piece:
+    return ReasoningPiece(piece.text) if isinstance(piece, ContentPiece) else piece

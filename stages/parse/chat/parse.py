@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeAlias
 
@@ -22,7 +22,16 @@ from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import Phase
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.stages.models.chat.functions import functions
-from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece, ReasoningPiece
+from penstock.stages.models.chat.json_value import is_json_object, missing_brackets
+from penstock.stages.models.chat.model import (
+    ArgumentsPiece,
+    CallPiece,
+    ChatModel,
+    ContentPiece,
+    DroppedPiece,
+    Piece,
+    ReasoningPiece,
+)
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
@@ -79,6 +88,8 @@ class _OpenCall:
     argument: Unwrapped | None
     """Extracts the text from the arguments if the tool takes one plain text."""
     repairs: tuple[frames.Repair, ...]
+    arguments: list[str] = field(default_factory=list)
+    """The arguments as JSON, in pieces."""
 
 
 _State: TypeAlias = _NoItem | _OpenText | _OpenCall
@@ -197,15 +208,19 @@ class ChatParser(TurnParser):
     def _take(self, piece: Piece) -> Iterator[frames.ParsedFrame]:
         if self._is_stopped:
             return
-        self._latest = CallPiece if isinstance(piece, ArgumentsPiece) else type(piece)
+        if not isinstance(piece, DroppedPiece):
+            self._latest = CallPiece if isinstance(piece, ArgumentsPiece) else type(piece)
         self._count()
         match piece:
             case CallPiece(name):
                 yield from self._call(name)
             case ArgumentsPiece(text):
                 if isinstance(self._state, _OpenCall):
+                    self._state.arguments.append(text)
                     argument = self._state.argument
                     self._write(self._state, argument.feed(text) if argument else text)
+            case DroppedPiece():
+                self._note_recovered()
             case ReasoningPiece() | ContentPiece():
                 yield from self._take_text(piece)
         if isinstance(piece, ContentPiece | ArgumentsPiece) and piece.is_recovered:
@@ -285,6 +300,8 @@ class ChatParser(TurnParser):
         item, self._state = self._state, _NoItem(follows_markup=True, read_upto=upto)
         if isinstance(item, _NoItem):
             return
+        if isinstance(item, _OpenCall):
+            complete = self._completed(item) if complete else complete
         if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
             item.text.write(rest)
         yield from item.text.close()
@@ -292,6 +309,17 @@ class ChatParser(TurnParser):
         is_as_written = complete and not item.repairs and not self._is_stopped
         tokens = self._tokens[item.began_at : upto] if is_as_written else ()
         yield frames.ItemClosed(complete, item.repairs, tuple(tokens), self._is_stopped)
+
+    def _completed(self, call: _OpenCall) -> bool:
+        """Complete the arguments of a call if only brackets are missing; return True if they are an object then."""
+        arguments = "".join(call.arguments)
+        if is_json_object(arguments):
+            return True
+        missing = missing_brackets(arguments)
+        if not (missing and is_json_object(arguments + missing)):
+            return False
+        self._write(call, call.argument.feed(missing) if call.argument else missing)
+        return True
 
     # The open item
 
@@ -318,8 +346,8 @@ class ChatParser(TurnParser):
     @property
     def _is_whole(self) -> bool:
         """True if the markup of the open item is complete, so that a cut now does not shorten the item."""
-        if self._latest is CallPiece:
-            return self._parser.has_called
+        if isinstance(self._state, _OpenCall):
+            return is_json_object("".join(self._state.arguments))
         return isinstance(self._state, _OpenText) and self._state.is_whole
 
     def _check_end(self, finished: frames.GenerationFinished) -> None:

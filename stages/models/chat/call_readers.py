@@ -1,0 +1,95 @@
+"""What reads one call, and what it is told about the request."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.stages.models.chat.argument_values import ArgumentSchema
+from penstock.stages.models.chat.marks import Marks
+from penstock.stages.models.chat.model import Piece
+from penstock.stages.models.chat.syntaxes import OutputStart
+
+LONGEST_HEAD = 512
+"""Characters of a name, a key or the space between two marks after which the text is no call."""
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where a call may begin: the functions of the request, and what may stand around the call."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """The schemas of the arguments, by the names of the functions."""
+    is_marked: bool = True
+    """True after a mark: what follows is then a call whatever its name."""
+    after: Marks = field(default_factory=lambda: Marks(()))
+    """The marks that may follow a call."""
+
+    @classmethod
+    def of(cls, start: OutputStart, *, is_marked: bool, after: Marks) -> CallSite:
+        """Describe a place in the output of a request."""
+        functions = (function["function"] for function in start.functions)
+        return cls({each["name"]: each.get("parameters") for each in functions}, is_marked, after)
+
+    def may_be_called(self, name: str) -> bool:
+        """True if a call of ``name`` is one here."""
+        return self.is_marked or name in self.parameters
+
+    def schema(self, name: str) -> ArgumentSchema:
+        """Return the schema of the arguments of a function."""
+        return ArgumentSchema(self.parameters.get(name))
+
+
+class CallReader(Protocol):
+    """Reads one call.  Its text is returned as text if it turns out to be none."""
+
+    text: str
+    """What was read, until it is a call."""
+    is_call: bool
+    """True once the call was announced by a `CallPiece`."""
+    is_done: bool
+    """True if the call has ended, or is none."""
+
+    @property
+    def may_be_call(self) -> bool:
+        """True if the rest of the text may still make a call of it."""
+        ...
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        """Read on, and return the number of characters that are read; the caller gives the others again."""
+        ...
+
+    def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
+        """End a call whose own end has not come, after the ``rest`` of its text.
+
+        It is ``marked`` if a mark that ends calls has come, and else the turn is over.
+        """
+        ...
+
+
+class CallShape(Protocol):
+    """How one call is written: makes the reader of a call that may begin at a text."""
+
+    @property
+    def is_listed(self) -> bool:
+        """True if several calls may stand in brackets, with commas between them."""
+        ...
+
+    @property
+    def begins_with_name(self) -> bool:
+        """True if it begins with a bare name, so that only a mark tells it from text."""
+        ...
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The texts that a call of this shape may begin with, if it needs no mark before it."""
+        ...
+
+    def may_begin(self, text: str) -> bool | None:
+        """True if a call may begin with ``text``, False if not, and None if more text has to show it."""
+        ...
+
+    def __call__(self, site: CallSite) -> CallReader:
+        """Return a reader."""
+        ...

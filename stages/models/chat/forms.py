@@ -1,0 +1,241 @@
+"""The families of chat models, as data: how each writes its thoughts and its calls.
+
+The names are those of vLLM's parsers.  A name that is not here is read by vLLM's parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from penstock.stages.models.chat.json_calls import HeadedCall, JsonCall, kimi_name
+from penstock.stages.models.chat.keyed_calls import KeyedCall
+from penstock.stages.models.chat.marked_calls import CallForm
+from penstock.stages.models.chat.python_call import PythonCall
+from penstock.stages.models.chat.tagged_calls import Tag, TaggedCall
+from penstock.stages.models.chat.thoughts import ThoughtForm
+
+_JSON = JsonCall()
+_TOOL_CALL = ("<tool_call>",)
+_TOOL_CALL_END = ("</tool_call>",)
+
+_FUNCTION = TaggedCall(Tag("<function="), Tag("<parameter="), "</parameter>", "</function>", trims_lines=True)
+_INVOKE = TaggedCall(Tag("<invoke ", name_in="name"), Tag("<parameter ", name_in="name"), "</parameter>", "</invoke>")
+_KEYS = TaggedCall(
+    Tag("", ("\n", "<arg_key>", "</tool_call>"), keeps_end=True),
+    Tag("<arg_key>", ("</arg_key>",)),
+    "</arg_value>",
+    gap=r"\s*<arg_value>",
+)
+_FUNCTION_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_FUNCTION, _JSON))
+_KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _JSON))
+_MARKED_OBJECTS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_JSON, _FUNCTION))
+_LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
+_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
+_DEEPSEEK = CallForm(
+    ("<｜tool▁calls▁begin｜>",),
+    ("<｜tool▁calls▁end｜>",),
+    shapes=(
+        HeadedCall(
+            r"(?:function<｜tool▁sep｜>)?([^\n<`{]+)(?:<｜tool▁sep｜>|\n```json\s)\s*",
+            "<｜tool▁call▁begin｜>",
+            fence="```",
+        ),
+    ),
+    between=("<｜tool▁call▁end｜>", "```"),
+)
+
+
+def _dsml(outer: str, gap: str = "") -> CallForm:
+    begin, end = f"<｜DSML｜{gap}", f"</｜DSML｜{gap}"
+    call = TaggedCall(
+        Tag(f"{begin}invoke ", name_in="name"),
+        Tag(f"{begin}parameter ", name_in="name"),
+        f"{end}parameter>",
+        f"{end}invoke>",
+        type_in="string",
+        texts="true",
+    )
+    return CallForm((f"{begin}{outer}>",), (f"{end}{outer}>",), shapes=(call,))
+
+
+def _hunyuan(outer: tuple[str, str], separator: str) -> CallForm:
+    head = Tag("", (separator,)) if separator else Tag("", ("\n", "<arg_key>", "</tool_call>"), keeps_end=True)
+    return CallForm((outer[0], "<tool_call>"), (outer[1], "</tool_call>"), shapes=(replace(_KEYS, head=head),))
+
+
+_KIMI_K3 = TaggedCall(
+    Tag("<|open|>call ", ("<|sep|>",), name_in="tool"),
+    Tag("<|open|>argument ", ("<|sep|>",), name_in="key"),
+    "<|close|>argument<|sep|>",
+    "<|close|>call<|sep|>",
+    type_in="type",
+    texts="string",
+)
+_KIMI_K3_ANSWER = tuple(f"<|{mark}|>{name}<|sep|>" for name in ("response", "message") for mark in ("open", "close"))
+_STEP3 = TaggedCall(
+    Tag("<steptml:invoke ", name_in="name"),
+    Tag("<steptml:parameter ", name_in="name"),
+    "</steptml:parameter>",
+    "</steptml:invoke>",
+)
+_MINIMAX = "]<]minimax[>["
+_MINIMAX_M3 = TaggedCall(
+    Tag(f"{_MINIMAX}<invoke ", name_in="name"),
+    Tag(f"{_MINIMAX}<"),
+    _MINIMAX + "</{key}>",
+    f"{_MINIMAX}</invoke>",
+    nested=_MINIMAX,
+)
+_COHERE = CallForm(
+    ("<|START_ACTION|>",),
+    ("<|END_ACTION|>",),
+    drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+_PLAMO = "<|plamo:{}:plamo|>".format
+
+CALL_FORMS: Mapping[str, CallForm] = {
+    "apertus": CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), shapes=(JsonCall(is_keyed=True),)),
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml("calls", " "),
+    "dots": CallForm(("<dots_function_call>",), ("</dots_function_call>",), shapes=(_INVOKE, _JSON)),
+    "ernie45": replace(_MARKED_OBJECTS, drops=("<response>", "</response>")),
+    "functiongemma": CallForm(("<start_function_call>",), ("<end_function_call>",), shapes=(KeyedCall("<escape>"),)),
+    "gemma4": CallForm(("<|tool_call>",), ("<tool_call|>",), shapes=(KeyedCall('<|"|>'),)),
+    "gigachat3": CallForm(("<|function_call|>", "function call<|role_sep|>\n"), ("<|message_sep|>",)),
+    "glm45": _KEY_CALLS,
+    "glm47": _KEY_CALLS,
+    "granite": CallForm(("<|tool_call|>", "<tool_call>")),
+    "granite-20b-fc": CallForm(("<function_call>",)),
+    "granite4": _MARKED_OBJECTS,
+    "hermes": _MARKED_OBJECTS,
+    "hunyuan_a13b": _LISTED,
+    "hy_v3": _hunyuan(("<tool_calls>", "</tool_calls>"), "<tool_sep>"),
+    "hy_v4": _hunyuan(("<tool_calls>", "</tool_calls>"), ""),
+    "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
+    "jamba": _LISTED,
+    "k2_horizon": CallForm(
+        ("<ifm|tool_calls>", "<ifm|tool_call>"),
+        ("</ifm|tool_calls>", "</ifm|tool_call>"),
+        shapes=(
+            TaggedCall(
+                Tag("", ("\n", "<ifm|arg_key>", "</ifm|tool_call>"), keeps_end=True),
+                Tag("<ifm|arg_key>", ("</ifm|arg_key>",)),
+                "</ifm|arg_value>",
+                gap=r"\s*(?:<ifm\|arg_type>[^<]*</ifm\|arg_type>\s*)?<ifm\|arg_value>",
+            ),
+        ),
+    ),
+    "kimi_k2": CallForm(
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_end|>",),
+        shapes=(HeadedCall(r"([^<]*)<\|tool_call_argument_begin\|>\s*", "<|tool_call_begin|>", kimi_name),),
+        between=("<|tool_call_end|>",),
+    ),
+    "kimi_k3": CallForm(
+        ("<|open|>tools<|sep|>",), ("<|close|>tools<|sep|>",), shapes=(_KIMI_K3,), drops=_KIMI_K3_ANSWER
+    ),
+    "lfm2": CallForm(("<|tool_call_start|>",), ("<|tool_call_end|>",), shapes=(PythonCall(),)),
+    "ling3": _KEY_CALLS,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), shapes=(PythonCall(),), is_bare=True),
+    "longcat": CallForm(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
+    "mimo": _FUNCTION_CALLS,
+    "minicpm5": CallForm(
+        shapes=(
+            TaggedCall(Tag("<function name=", name_in=""), Tag("<param name=", name_in=""), "</param>", "</function>"),
+        ),
+    ),
+    "minimax_m2": CallForm(
+        ("<minimax:tool_call>", "<tool_calls>", "<function_calls>", "<tool_call>"),
+        ("</minimax:tool_call>", "</tool_calls>", "</function_calls>", "</tool_call>"),
+        shapes=(_INVOKE, _JSON),
+    ),
+    "minimax_m3": CallForm((f"{_MINIMAX}<tool_call>",), (f"{_MINIMAX}</tool_call>",), shapes=(_MINIMAX_M3,)),
+    "mistral": CallForm(
+        ("[TOOL_CALLS]",),
+        shapes=(
+            HeadedCall(r"([A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\]\s*[\w-]*)?\s*(?:\[ARGS\])?\s*"),
+            _JSON,
+        ),
+    ),
+    "nemotron_nano_v2": CallForm(("<TOOLCALL>",), ("</TOOLCALL>",)),
+    "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), shapes=(PythonCall(),), is_bare=True),
+    "phi4_mini_json": CallForm(("functools",)),
+    "plamo3": CallForm(
+        (_PLAMO("begin_tool_requests"), _PLAMO("begin_tool_request")),
+        (_PLAMO("end_tool_requests"), _PLAMO("end_tool_request"), _PLAMO("end_tool_arguments")),
+        shapes=(
+            HeadedCall(
+                r"([^<]*)<\|plamo:end_tool_name:plamo\|>\s*<\|plamo:begin_tool_arguments:plamo\|>"
+                r"(?:<\|plamo:constrain\|>json<\|plamo:msg\|>)?\s*",
+                _PLAMO("begin_tool_name"),
+            ),
+        ),
+    ),
+    "poolside_v1": _KEY_CALLS,
+    "pythonic": CallForm(shapes=(PythonCall(),), is_bare=True),
+    "qwen3_coder": _FUNCTION_CALLS,
+    "qwen3_json": _MARKED_OBJECTS,
+    "qwen3_xml": _FUNCTION_CALLS,
+    "seed_oss": CallForm(
+        ("<seed:tool_call>", "<tool_call>"),
+        ("</seed:tool_call>", "</tool_call>"),
+        shapes=(replace(_FUNCTION, trims_lines=False), _JSON),
+    ),
+    "step3": CallForm(
+        ("<｜tool_calls_begin｜>",),
+        ("<｜tool_calls_end｜>",),
+        shapes=(_STEP3,),
+        between=("<｜tool_call_end｜>", "<｜tool_call_begin｜>", "function<｜tool_sep｜>", "<｜tool_sep｜>"),
+    ),
+    "step3p5": _FUNCTION_CALLS,
+    "step5": _FUNCTION_CALLS,
+    "xlam": CallForm(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>", "```"), ("```json", "```"), is_bare=True),
+}
+"""The form of calls, by the name of the tool call parser."""
+
+_THINK = ThoughtForm()
+_THINKS_AT_ONCE = ThoughtForm(is_open=True)
+_COHERE_THOUGHTS = ThoughtForm("<|START_THINKING|>", "<|END_THINKING|>", drops=_COHERE.drops, recurs=True)
+
+THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
+    **dict.fromkeys(
+        (
+            *("deepseek_v3", "deepseek_v31", "deepseek_v4", "deepseek_v41", "glm45", "glm47", "hy_v3", "hy_v4"),
+            *("minicpmv", "poolside_v1", "think"),
+        ),
+        _THINK,
+    ),
+    **dict.fromkeys(
+        (
+            *("deepseek_r1", "granite_thinking_parser", "kimi_k2", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
+            *("olmo3", "qwen3", "step3", "step3p5", "step5"),
+        ),
+        _THINKS_AT_ONCE,
+    ),
+    "apriel": ThoughtForm("", "[BEGIN FINAL RESPONSE]", is_open=True, drops=("[END FINAL RESPONSE]",)),
+    "cohere_command3": _COHERE_THOUGHTS,
+    "cohere_command4": _COHERE_THOUGHTS,
+    "ernie45": ThoughtForm(is_open=True, drops=("<response>", "</response>")),
+    "gemma4": ThoughtForm("<|channel>thought\n", "<channel|>", recurs=True),
+    "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
+    "hunyuan_a13b": ThoughtForm(drops=("<answer>\n", "\n</answer>")),
+    "kimi_k3": ThoughtForm(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        ends=("<|open|>response<|sep|>",),
+        drops=_KIMI_K3_ANSWER,
+    ),
+    "minimax_m3": ThoughtForm("<mm:think>", "</mm:think>"),
+    "mistral": ThoughtForm("[THINK]", "[/THINK]", recurs=True),
+    "plamo3": ThoughtForm(_PLAMO("begin_think"), _PLAMO("end_think"), recurs=True),
+    "seed_oss": ThoughtForm("<seed:think>", "</seed:think>", is_open=True),
+}
+"""The form of thoughts, by the name of the reasoning parser."""

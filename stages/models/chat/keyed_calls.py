@@ -1,0 +1,210 @@
+"""Calls as ``call:NAME{key:value,...}`` with a mark for the quotes of texts, translated into JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json, quoted
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.marks import Marks
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
+
+_HEAD = re.compile(r"call:\s*([^\s{}:,]+)\s*\{")
+_KEY = re.compile(r"[\s,]*([^\s{}\[\],:][^{}\[\],:\n]*?)\s*:\s*")
+_END = re.compile(r"[\s,]*\}")
+_SCALAR = re.compile(r"[^,{}\[\]]*(?=[,}\]])")
+_AFTER_TEXT = re.compile(r"\s*[,}\]]")
+_DEEPEST = 64
+
+
+@dataclass(frozen=True)
+class KeyedCall:
+    """A call of this form; ``quote`` is the mark around texts."""
+
+    quote: str
+    begins: tuple[str, ...] = ()
+    is_listed: bool = False
+    begins_with_name: bool = False
+
+    def may_begin(self, text: str) -> bool | None:
+        """True at the word that begins a call."""
+        return text.startswith("call:") or (None if "call:".startswith(text) else False)
+
+    def __call__(self, site: CallSite) -> KeyedCallReader:
+        """Return a reader of one call."""
+        return KeyedCallReader(site, self.quote)
+
+
+class KeyedCallReader:
+    """Reads one call.  Texts stream; objects and lists are translated at their end."""
+
+    may_be_call = True
+
+    def __init__(self, site: CallSite, quote: str) -> None:
+        self._site = site
+        self._quote = quote
+        self._quotes = Marks((quote,))
+        self.text = ""
+        self.is_call = self.is_done = False
+        self._schema = ArgumentSchema()
+        self._separator = "{"
+        self._value: ArgumentSchema | None = None
+        """The schema of the value that is being read."""
+        self._is_text = False
+        self._nested: _Nested | None = None
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        at, before = 0, -1
+        while at != before and not self.is_done:
+            before = at
+            if not self.is_call:
+                at = yield from self._read_head(text)
+            elif self._is_text:
+                at = yield from self._read_text(text, at)
+            elif self._value is None:
+                at = yield from self._read_key(text, at)
+            else:
+                at = yield from self._read_value(text, at, self._value)
+        return at
+
+    def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
+        if self._is_text and rest.startswith(self._quote):
+            self._is_text, self._value = False, None
+            yield ArgumentsPiece('"')
+        if self.is_call and self._value is None and not rest.strip() and self._separator != "{":
+            yield ArgumentsPiece("}")
+
+    def _read_head(self, text: str) -> Generator[Piece, None, int]:
+        found = _HEAD.match(text)
+        if found is None or not self._site.may_be_called(found[1]):
+            self.is_done = found is not None or len(text) > LONGEST_HEAD
+            return 0
+        self.is_call, self._schema = True, self._site.schema(found[1])
+        yield CallPiece(found[1])
+        return found.end()
+
+    def _read_key(self, text: str, at: int) -> Generator[Piece, None, int]:
+        if end := _END.match(text, at):
+            self.is_done = True
+            yield ArgumentsPiece("{}" if self._separator == "{" else "}")
+            return end.end()
+        if found := _KEY.match(text, at):
+            key = found[1].removeprefix(self._quote).removesuffix(self._quote)
+            self._value = self._schema.of_property(key)
+            yield ArgumentsPiece(f"{self._separator}{quoted(key)}: ")
+            self._separator = ", "
+            return found.end()
+        self.is_done = len(text) - at > LONGEST_HEAD
+        return at
+
+    def _read_value(self, text: str, at: int, schema: ArgumentSchema) -> Generator[Piece, None, int]:
+        if self._nested is None:
+            at = len(text) - len(text[at:].lstrip())
+        if at == len(text):
+            return at
+        if self._nested is None and text.startswith(self._quote, at):
+            self._is_text = True
+            yield ArgumentsPiece('"')
+            return at + len(self._quote)
+        if self._nested is None and self._quote.startswith(text[at:]):
+            return at
+        if self._nested is None and text[at] not in "{[":
+            if found := _SCALAR.match(text, at):
+                self._value = None
+                yield ArgumentsPiece(as_json(found[0].strip(), schema))
+                return found.end()
+            return at
+        self._nested = self._nested or _Nested(self._quote)
+        length = self._nested.feed(text[at:])
+        if self._nested.is_done:
+            yield ArgumentsPiece(self._nested.as_json(schema))
+            self._nested, self._value = None, None
+        return at + length
+
+    def _read_text(self, text: str, at: int) -> Generator[Piece, None, int]:
+        """Read a text: a quote ends it only before the next key or the end of the object."""
+        while found := self._quotes.search(text, at):
+            if found.start() > at:
+                yield ArgumentsPiece(quoted(text[at : found.start()])[1:-1])
+            if not text[found.end() :].strip() and len(text) - found.end() < LONGEST_HEAD:
+                return found.start()
+            if _AFTER_TEXT.match(text, found.end()):
+                yield ArgumentsPiece('"')
+                self._is_text, self._value = False, None
+                return found.end()
+            yield ArgumentsPiece(quoted(found[0])[1:-1])
+            at = found.end()
+        end = max(at, len(text) - self._quotes.overlap(text))
+        if end > at:
+            yield ArgumentsPiece(quoted(text[at:end])[1:-1])
+        return end
+
+
+class _Nested:
+    """Collects an object or a list up to its end."""
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._marks = Marks((quote, *"{}[]"))
+        self._parts: list[str] = []
+        self._depth = 0
+        self._is_text = False
+        self.is_done = False
+
+    def feed(self, text: str) -> int:
+        at = 0
+        while found := self._marks.search(text, at):
+            at = found.end()
+            if found[0] == self._quote:
+                self._is_text = not self._is_text
+            elif not self._is_text:
+                self._depth += 1 if found[0] in "{[" else -1
+            if not self._depth:
+                self.is_done = True
+                self._parts.append(text[:at])
+                return at
+        end = max(at, len(text) - self._marks.overlap(text))
+        self._parts.append(text[:end])
+        return end
+
+    def as_json(self, schema: ArgumentSchema) -> str:
+        """Return the value as JSON; as a string if it cannot be read."""
+        text = "".join(self._parts)
+        try:
+            found, end = self._read(text, 0, schema, 0)
+        except (ValueError, IndexError):
+            return quoted(text)
+        return found if end == len(text) else quoted(text)
+
+    def _read(self, text: str, at: int, schema: ArgumentSchema, depth: int) -> tuple[str, int]:
+        """Return the JSON of the value at a position, and the position after it."""
+        at = len(text) - len(text[at:].lstrip())
+        if depth > _DEEPEST:
+            raise ValueError("too deep")
+        if text.startswith(self._quote, at):
+            end = text.index(self._quote, at + len(self._quote))
+            return quoted(text[at + len(self._quote) : end]), end + len(self._quote)
+        if text[at] not in "{[":
+            found = _SCALAR.match(text, at)
+            if found is None:
+                raise ValueError("no value")
+            return as_json(found[0].strip(), schema), found.end()
+        is_list, parts, at = text[at] == "[", list[str](), at + 1
+        while True:
+            at = len(text) - len(text[at:].lstrip(", \t\r\n"))
+            if text[at] in "}]":
+                joined = ", ".join(parts)
+                return (f"[{joined}]" if is_list else f"{{{joined}}}"), at + 1
+            if is_list:
+                value, at = self._read(text, at, schema.of_items, depth + 1)
+                parts.append(value)
+                continue
+            found = _KEY.match(text, at)
+            if found is None:
+                raise ValueError("no key")
+            key = found[1].removeprefix(self._quote).removesuffix(self._quote)
+            value, at = self._read(text, found.end(), schema.of_property(key), depth + 1)
+            parts.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")

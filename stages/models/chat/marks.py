@@ -1,0 +1,35 @@
+"""Marks in text that arrives in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+class Marks:
+    """Finds the first of some texts, and the beginning of one at the end of what has arrived."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
+        self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
+        self.first_letters = frozenset(mark[0] for mark in longest_first)
+
+    def search(self, text: str, at: int = 0) -> re.Match[str] | None:
+        """Find the first mark from position ``at`` on; of two that begin there, the longer one."""
+        return self._pattern.search(text, at)
+
+    def match(self, text: str, at: int = 0) -> re.Match[str] | None:
+        """Match a mark at position ``at``."""
+        return self._pattern.match(text, at)
+
+    def may_begin(self, text: str) -> bool:
+        """True if the whole of ``text`` is the beginning of a mark, or of a longer one than it is."""
+        return text in self._beginnings or not text
+
+    def overlap(self, text: str) -> int:
+        """Return the length of the longest end of ``text`` that may become a mark."""
+        if not text.endswith(self._beginnings):
+            return 0
+        return next(len(beginning) for beginning in self._beginnings if text.endswith(beginning))

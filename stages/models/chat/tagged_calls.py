@@ -1,0 +1,367 @@
+"""Calls in tags, ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` and the like, translated into JSON.
+
+A value is text between two tags, and may hold any text, those tags included.  So a tag ends a value only before what
+may follow it in a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+
+from penstock.stages.models.chat.argument_values import ArgumentSchema, quoted
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.elements import elements_as_json
+from penstock.stages.models.chat.marks import Marks
+from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
+
+_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"']+)""")
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag with a name in it, from the text ``begin`` to one of ``ends``.
+
+    The name is all that stands between them, or the attribute ``name_in``.  ``keeps_end`` leaves the end to be read
+    again, as it is also the beginning of what follows.
+    """
+
+    begin: str
+    ends: tuple[str, ...] = (">",)
+    name_in: str = ""
+    keeps_end: bool = False
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Pattern of the whole tag, whose group is what stands inside."""
+        ends = "|".join(map(re.escape, self.ends))
+        inside = r"([^\n<]*?)" if self.begin else r"\s*([^\s<>{}\"`]+)\s*?"
+        return re.compile(re.escape(self.begin) + inside + (f"(?={ends})" if self.keeps_end else f"(?:{ends})"))
+
+    def may_begin(self, text: str) -> bool | None:
+        """True if ``text`` begins with the tag, None if it is too short to tell."""
+        if not self.begin:
+            return text[:1] not in ("<", "{", "[")
+        return text.startswith(self.begin) or (None if self.begin.startswith(text) else False)
+
+    def may_go_on(self, text: str) -> bool:
+        """True if more text may complete the tag that ``text`` begins with."""
+        inside = text.removeprefix(self.begin)
+        if not text.startswith(self.begin) or "\n" in inside:
+            return False
+        end = inside.find("<")
+        return end < 0 or any(each.startswith(inside[end:]) for each in self.ends)
+
+    def read(self, inside: str) -> tuple[str, dict[str, str]]:
+        """Return the name and the attributes of what stands inside a tag; an empty name if it has none."""
+        if not self.name_in:
+            return unquoted_name(inside), {}
+        attributes = {key: unquoted_name(value) for key, value in _ATTRIBUTE.findall(inside)}
+        return attributes.get(self.name_in, ""), attributes
+
+
+def unquoted_name(name: str) -> str:
+    """Return a name without the quotes around it."""
+    return name.strip().strip("\"'").strip()
+
+
+@dataclass(frozen=True)
+class TaggedCall:
+    """The form of one call: its ``head``, and for each argument a ``parameter``, its value, and ``value_end``.
+
+    ``{key}`` in ``value_end`` stands for the name of the parameter.
+    ``end`` ends the call; without it, the mark after all calls does.  With ``trims_lines``, the template writes a line
+    break before and after each value.  ``type_in`` is an attribute of a parameter that says how to read its value, by
+    ``texts``, what it is for a string.
+    """
+
+    head: Tag
+    parameter: Tag
+    value_end: str
+    end: str = ""
+    gap: str = ""
+    """Pattern of the marks between the tag of a parameter and its value."""
+    trims_lines: bool = False
+    type_in: str = ""
+    texts: str = ""
+    nested: str = ""
+    """What each element begins with, if values are made of elements."""
+    is_listed: bool = False
+
+    @property
+    def begins_with_name(self) -> bool:
+        """True if the head is a bare name."""
+        return not self.head.begin
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The head, unless it is a bare name."""
+        return (self.head.begin,) if self.head.begin else ()
+
+    def may_begin(self, text: str) -> bool | None:
+        """True at a head."""
+        return self.head.may_begin(text)
+
+    def __call__(self, site: CallSite) -> TaggedCallReader:
+        """Return a reader of one call."""
+        return TaggedCallReader(self, site)
+
+
+class _State(Enum):
+    HEAD = auto()
+    TAG = auto()
+    """Before a parameter or the end of the call."""
+    VALUE_BEGIN = auto()
+    VALUE = auto()
+
+
+class TaggedCallReader:
+    """Reads one call; it is announced at what may follow its head."""
+
+    may_be_call = True
+
+    def __init__(self, shape: TaggedCall, site: CallSite) -> None:
+        self._shape = shape
+        self._site = site
+        self.text = ""
+        self.is_call = self.is_done = False
+        self._state = _State.HEAD
+        self._gap = re.compile(shape.gap)
+        self._name = ""
+        self._schema = ArgumentSchema()
+        self._keys: set[str] = set()
+        self._value: _Value | None = None
+        self._value_end = ""
+        self._ends = Marks(())
+        """The marks that may end the value."""
+        self._is_line_blank = False
+        """True if the value has only white space since its latest line break."""
+        after_value = (shape.parameter.begin, *((shape.end,) if shape.end else ()))
+        self._after_value = Marks(after_value)
+        """What may follow a value, or a head, besides the marks after a call."""
+
+    def feed(self, text: str) -> Generator[Piece, None, int]:
+        at, before = 0, (-1, self._state)
+        while (at, self._state) != before and not self.is_done:
+            before = (at, self._state)
+            match self._state:
+                case _State.HEAD:
+                    at = yield from self._read_head(text)
+                case _State.TAG:
+                    at = yield from self._read_tag(text, at)
+                case _State.VALUE_BEGIN:
+                    at = self._read_value_begin(text, at)
+                case _State.VALUE:
+                    at = yield from self._read_value(text, at)
+        return at
+
+    def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
+        """End the call: a mark also ends the value before it, but the end of a turn does not."""
+        if self._state is _State.HEAD:
+            if not (marked and self._begins_at_end(rest)):
+                return
+            yield CallPiece(self._name)
+        elif self._state is _State.VALUE:
+            assert self._value
+            has_ended = any(rest.startswith(mark) for mark in (self._value_end, self._shape.end) if mark)
+            yield from () if has_ended else self._value.feed(rest)
+            if not (has_ended or marked):
+                return
+            yield from self._value.finish()
+        if marked or self._keys:
+            yield ArgumentsPiece("}" if self._keys else "{}")
+
+    def _begins_at_end(self, rest: str) -> bool:
+        """Begin a call whose head is all that the model wrote of it."""
+        head = self._shape.head
+        found = head.pattern.match(f"{rest}{head.ends[0]}" if head.keeps_end else rest)
+        return found is not None and not rest[found.end() :].strip() and self._begin_call(found[1])
+
+    def _begin_call(self, inside: str) -> bool:
+        self._name = self._shape.head.read(inside)[0]
+        self.is_call = bool(self._name) and self._site.may_be_called(self._name)
+        self._schema = self._site.schema(self._name)
+        return self.is_call
+
+    def _read_head(self, text: str) -> Generator[Piece, None, int]:
+        found = self._shape.head.pattern.match(text)
+        if found is None:
+            self.is_done = len(text) > LONGEST_HEAD or not self._shape.head.may_go_on(text)
+            return 0
+        follows = self._may_follow(text, found.end())
+        if follows is None:
+            return 0
+        if follows and self._begin_call(found[1]):
+            self._state = _State.TAG
+            yield CallPiece(self._name)
+            return found.end()
+        self.is_done = True
+        return 0
+
+    def _may_follow(self, text: str, at: int) -> bool | None:
+        """True if what follows in ``text`` may follow a value or a head; None if more text has to show it."""
+        return _follows(text, at, (self._after_value, self._site.after))
+
+    def _read_tag(self, text: str, at: int) -> Generator[Piece, None, int]:
+        """Read what stands before a parameter or the end: white space, or a parameter that is none."""
+        shape = self._shape
+        rest = text[at:].lstrip()
+        begin = len(text) - len(rest)
+        if not rest:
+            return begin
+        if shape.end and rest.startswith(shape.end):
+            self.is_done = True
+            yield ArgumentsPiece("}" if self._keys else "{}")
+            return begin + len(shape.end)
+        if self._site.after.match(rest):
+            self.is_done = True
+            yield ArgumentsPiece("}" if self._keys else "{}")
+            return begin
+        found = shape.parameter.pattern.match(rest)
+        if found:
+            key, attributes = shape.parameter.read(found[1])
+            self._state = _State.VALUE_BEGIN
+            yield from self._begin_value(key, attributes)
+            return begin + found.end()
+        is_short = len(rest) <= LONGEST_HEAD
+        if is_short and (self._after_value.may_begin(rest) or self._site.after.may_begin(rest)):
+            return begin
+        if is_short and shape.parameter.may_go_on(rest):
+            return begin
+        self._begin_dropped("")
+        self._state = _State.VALUE
+        return begin + (len(shape.parameter.begin) if rest.startswith(shape.parameter.begin) else 0)
+
+    def _begin_dropped(self, key: str) -> None:
+        self._begin_reading(key, _Value(None, trims_lines=False))
+
+    def _begin_reading(self, key: str, value: _Value) -> None:
+        self._value, self._is_line_blank = value, False
+        self._value_end = self._shape.value_end.format(key=key)
+        self._ends = Marks((self._value_end, self._shape.end, self._shape.parameter.begin))
+
+    def _begin_value(self, key: str, attributes: dict[str, str]) -> Iterator[Piece]:
+        shape = self._shape
+        if not key or key in self._keys:
+            self._begin_dropped(key)
+            return
+        schema = self._schema.of_property(key)
+        if shape.type_in in attributes:
+            is_text = attributes[shape.type_in] == shape.texts
+            schema = (
+                ArgumentSchema({"type": "string"}) if is_text else schema if not schema.is_text else ArgumentSchema()
+            )
+        self._begin_reading(key, _Value(schema, trims_lines=shape.trims_lines, nested=shape.nested))
+        yield ArgumentsPiece(f"{', ' if self._keys else '{'}{quoted(key)}: ")
+        self._keys.add(key)
+
+    def _read_value_begin(self, text: str, at: int) -> int:
+        """Skip the marks between a tag and its value."""
+        found = self._gap.match(text, at)
+        may_come = self._shape.gap and len(text) - at < LONGEST_HEAD and text[at:].lstrip()[:1] in ("", "<")
+        if found is None and may_come:
+            return at
+        self._state = _State.VALUE
+        return found.end() if found else at
+
+    def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
+        assert self._value
+        searched = at
+        while found := self._ends.search(text, searched):
+            yield from self._take(text[at : found.start()])
+            at = found.start()
+            ends = None if self._ends.may_begin(text[at:]) else self._may_end(text, found)
+            if ends is None:
+                return at
+            if ends:
+                yield from self._value.finish()
+                self._value, self._state = None, _State.TAG
+                return found.end() if found[0] == self._value_end else at
+            searched = at + 1
+        end = max(at, searched, len(text) - self._ends.overlap(text))
+        yield from self._take(text[at:end])
+        return end
+
+    def _take(self, text: str) -> Iterator[Piece]:
+        assert self._value
+        *before, line = text.rsplit("\n", 1)
+        self._is_line_blank = not line.strip() and (bool(before) or self._is_line_blank)
+        return self._value.feed(text)
+
+    def _may_end(self, text: str, found: re.Match[str]) -> bool | None:
+        """True if a mark ends the value before it, None if more text has to show it."""
+        assert self._value
+        if found[0] == self._value_end:
+            return self._may_follow(text, found.end())
+        if found[0] == self._shape.end:
+            return _follows(text, found.end(), (self._site.after,))
+        if not self._value.is_kept:
+            return True
+        return self._is_line_blank and self._is_new_parameter(text, found.start())
+
+    def _is_new_parameter(self, text: str, at: int) -> bool | None:
+        """True if a parameter of the schema begins that was not given yet: the model left out the end of the value."""
+        tag = self._shape.parameter.pattern.match(text, at)
+        if tag is None:
+            may_go_on = len(text) - at < LONGEST_HEAD and self._shape.parameter.may_go_on(text[at:])
+            return None if may_go_on else False
+        key = self._shape.parameter.read(tag[1])[0]
+        return self._schema.has(key) and key not in self._keys
+
+
+def _follows(text: str, at: int, expected: Iterable[Marks]) -> bool | None:
+    """True if one of the ``expected`` marks follows after white space; None if more text has to show it."""
+    rest = text[at:].lstrip()
+    if any(marks.match(rest) for marks in expected):
+        return True
+    if len(text) - at > LONGEST_HEAD or not any(marks.may_begin(rest) for marks in expected):
+        return False
+    return None
+
+
+class _Value:
+    """Translates a value into JSON: a string as it arrives, any other at its end; None drops it."""
+
+    def __init__(self, schema: ArgumentSchema | None, *, trims_lines: bool, nested: str = "") -> None:
+        self._schema = schema
+        self._nested = nested
+        self._trims_lines = trims_lines
+        self._streams = schema is not None and schema.is_text
+        self._parts: list[str] = []
+        self._has_begun = False
+        self._held = ""
+        """A line break that may be the last one."""
+
+    @property
+    def is_kept(self) -> bool:
+        return self._schema is not None
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        if self._schema is None or not text:
+            return
+        if not self._streams:
+            self._parts.append(text)
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            yield ArgumentsPiece('"')
+            text = text.removeprefix("\n") if self._trims_lines else text
+        text = self._held + text
+        self._held = "\n" if self._trims_lines and text.endswith("\n") else ""
+        written = text[: len(text) - len(self._held)]
+        if written:
+            yield ArgumentsPiece(quoted(written)[1:-1])
+
+    def finish(self) -> Iterator[Piece]:
+        if self._schema is None:
+            return
+        if self._streams:
+            yield ArgumentsPiece('"' if self._has_begun else '""')
+            return
+        text = "".join(self._parts)
+        if self._trims_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        yield ArgumentsPiece(elements_as_json(text, self._schema, self._nested))
