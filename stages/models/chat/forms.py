@@ -209,7 +209,7 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     **dict.fromkeys(
         (
             *("deepseek_v3", "deepseek_v31", "deepseek_v4", "deepseek_v41", "glm45", "glm47", "hy_v3", "hy_v4"),
-            *("minicpmv", "poolside_v1", "think"),
+            *("poolside_v1", "think"),
         ),
         _THINK,
     ),
@@ -224,7 +224,7 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     "cohere_command3": _COHERE_THOUGHTS,
     "cohere_command4": _COHERE_THOUGHTS,
     "ernie45": ThoughtForm(is_open=True, drops=("<response>", "</response>")),
-    "gemma4": ThoughtForm("<|channel>thought\n", "<channel|>", recurs=True),
+    "gemma4": ThoughtForm("<|channel>", "<channel|>", recurs=True, header="thought\n", drops=("<channel|>",)),
     "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
     "hunyuan_a13b": ThoughtForm(drops=("<answer>\n", "\n</answer>")),
     "kimi_k3": ThoughtForm(

@@ -174,8 +174,8 @@ class HeadedCall:
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """None: a mark stands before these calls."""
-        return ()
+        """The text that every head begins with."""
+        return (self.begin,) if self.begin else ()
 
     def may_begin(self, text: str) -> bool | None:
         """True at the beginning of a head, or at a letter if heads begin with the name."""
@@ -210,6 +210,8 @@ class HeadedCallReader:
                 self.is_done = len(text) > LONGEST_HEAD
                 return 0
             yield from self._announce(found[1])
+            if not self.is_call:
+                return 0
         length = self._value.feed(text[at:])
         self.is_done = length is not None
         end = len(text) if length is None else at + length
@@ -224,7 +226,7 @@ class HeadedCallReader:
             yield from self._rest(rest)
         elif marked and (found := self._head.match(rest)) and not rest[found.end() :].strip(f"{self._shape.fence} \n"):
             yield from self._announce(found[1])
-            yield ArgumentsPiece("{}")
+            yield from [ArgumentsPiece("{}")] if self.is_call else ()
 
     def _rest(self, rest: str) -> Iterator[Piece]:
         if self._shape.fence:
@@ -233,8 +235,10 @@ class HeadedCallReader:
             yield ArgumentsPiece(rest)
 
     def _announce(self, header: str) -> Iterator[Piece]:
-        self.is_call = True
-        yield CallPiece(self._shape.name_of(header.strip(), self._site))
+        name = self._shape.name_of(header.strip(), self._site)
+        self.is_call = self._site.may_be_called(name)
+        self.is_done = not self.is_call
+        yield from [CallPiece(name)] if self.is_call else ()
 
 
 _KIMI_NAME = re.compile(r"(?:functions\.?)?(.*?)(?::?\d+)?", re.DOTALL)

@@ -151,7 +151,8 @@ class MarkedCalls:
 
     def _end_call(self, candidate: _Candidate, *, cut: bool) -> Iterator[Piece]:
         rest = self._held
-        if candidate.whole or not (candidate.reader.is_call or (cut and candidate.reader.may_be_call)):
+        is_dropped = cut and candidate.reader.may_be_call and candidate.whole is self._whole
+        if not is_dropped and (candidate.whole or not candidate.reader.is_call):
             yield from self._refuse()
         else:
             self._candidate, self._held, self._state = None, "", _State.TEXT
@@ -242,9 +243,9 @@ class MarkedCalls:
         while at < len(held):
             if found := self._betweens.match(held, at):
                 at = found.end()
-            elif held[at].isspace():
-                at += 1
-            elif held[at] in self._brackets and not self._marks.match(held, at) and not self._marks.may_begin(held[at:]):
+            elif held[at].isspace() or (
+                held[at] in self._brackets and not self._marks.match(held, at) and not self._marks.may_begin(held[at:])
+            ):
                 at += 1
             else:
                 break

@@ -35,14 +35,14 @@ class ReadOutput:
         self._syntax = syntax
         self.triggers: frozenset[str] | None = syntax.triggers if syntax else frozenset()
 
-    @property
-    def is_idle(self) -> bool:
-        return self._syntax is None or self._syntax.is_idle
+        self.is_idle = syntax is None
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:
         if self._syntax is None or not text:
             return [ContentPiece(text)] if text else ()
-        return tuple(self._syntax.feed(text))
+        pieces = tuple(self._syntax.feed(text))
+        self.is_idle = self._syntax.is_idle and bool(pieces) and isinstance(pieces[-1], ContentPiece | ReasoningPiece)
+        return pieces
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
         return tuple(self._syntax.finish(cut=cut)) if self._syntax else ()

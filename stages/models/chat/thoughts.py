@@ -18,7 +18,7 @@ class ThoughtForm:
     mark, the output does so with ``is_open``, and otherwise only if it begins with the first mark.
 
     The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer.  With
-    ``recurs``, a mark ``start`` begins another thought wherever it stands.
+    ``recurs``, a mark ``start`` begins another thought wherever it stands.  ``header`` is a text after that mark.
     """
 
     start: str = "<think>"
@@ -27,6 +27,7 @@ class ThoughtForm:
     ends: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     recurs: bool = False
+    header: str = ""
 
     @property
     def thinking(self) -> tuple[str, str]:
@@ -60,7 +61,9 @@ class ThoughtsFirst:
         self._was_thought: bool | None = None
         """True if the latest piece was one of the thought; None if there was none."""
         self._held = ""
-        self._first = Marks((form.start,))
+        self._header = form.header if is_open is not True else ""
+        """What may still come of the text after the first mark."""
+        self._first = Marks((form.start, form.header))
         self._stray = Marks((form.end,))
         self.triggers = frozenset(mark[0] for mark in (form.start, form.end, *form.ends, *form.drops) if mark)
 
@@ -77,17 +80,23 @@ class ThoughtsFirst:
             yield from self._think() if self._is_open else self._answer()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        yield from self._give(len(self._held))
+        if not (self._is_open and self._header):
+            yield from self._give(len(self._held))
 
     def _begin(self) -> None:
         begun = self._held.lstrip()
-        if not begun or (self._first.may_begin(begun) and begun != self._form.start):
+        if not begun or (self._first.may_begin(begun) and begun not in (self._form.start, self._form.header)):
             return
-        begins = bool(self._form.start) and begun.startswith(self._form.start)
-        self._has_begun, self._is_open = True, self._is_open or begins
-        self._held = begun.removeprefix(self._form.start) if begins else self._held
+        begins = self._first.match(begun)
+        self._has_begun, self._is_open = True, self._is_open or begins is not None
+        if begins:
+            self._held = begun.removeprefix(self._form.start)
 
     def _think(self) -> Iterator[Piece]:
+        if self._header:
+            if self._header.startswith(self._held) and self._header != self._held:
+                return
+            self._held, self._header = self._held.removeprefix(self._header), ""
         if end := self._ends.search(self._held):
             yield from self._give(end.start())
             self._held, self._is_open = self._held[len(end[0]) :], False
@@ -105,6 +114,7 @@ class ThoughtsFirst:
             yield from self._give(mark.start())
             self._held = self._held[len(mark[0]) :]
             self._is_open = mark[0] == self._form.start and self._form.recurs
+            self._header = self._form.header
         else:
             yield from self._give(len(self._held) - self._in_answer.overlap(self._held))
 
