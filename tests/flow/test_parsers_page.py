@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
-from penstock.stages.models.chat.registry import CALLS, OWN, THOUGHTS
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES
 
@@ -23,9 +23,9 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   model's own. Without a template the type alone decides.
 * **Doubt.** A warning is logged if the model's own template shows another parser than the operator's, or if models of
   this type usually need another one.
-* **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of vLLM, a parser of your own, or `none`. If
-  a named parser does not fit the model, the server does not start. If a selected one does not fit, it is left out with
-  a warning.
+* **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of these tables or of vLLM, a parser of your
+  own, or `none`. If a parser that vLLM reads does not fit the model, the server does not start; if it was selected, it
+  is left out with a warning.
 * **Your own.** `file.py:name`, `module:name` or an entry point of the group `penstock.parsers` is a `CallForm`, a
   `ThoughtForm`, or a function that takes an `OutputStart` and returns a `TextParser`. If both options name the same
   function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
@@ -33,10 +33,24 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
 * **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
   parsers with vLLM, as in `vllm serve`. The other two options name them.
-* **Readers.** Machines of penstock's own read the calls of some parsers, each token at the same cost. vLLM's code reads
-  the others, and all reasoning but that of `inkling`. The names are the same.
+* **Readers.** One machine of penstock's own reads nearly all families, from a description of each
+  (`stages/models/chat/forms.py`), each token at the same cost. vLLM's code reads the others. The names are the same.
 * **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its
   parsers are among these: {own}. Calls are then held to a grammar only if they are required, and images are not read.
+
+## What counts as a call
+
+* A call needs the mark that begins it, its name, and what may follow the name. A mark in a sentence is text. A call
+  without its mark (`<function=...>` without `<tool_call>`), and a call in a thought, count only if they are whole.
+* A value between two tags ends only before what may follow it: another parameter, the end of the call, or the end of
+  the turn. So it may hold the tags themselves. A mark that ends calls and is a token of the vocabulary ends it, too.
+* Values have the types of the function's schema, references and alternatives resolved. A value that does not fit stays
+  as the model wrote it. A parameter without a name, or given again, is left out.
+* A call whose last brackets or tags are missing is completed, and `penstock_repairs` counts it as `missing end`. A call
+  that the model left open within a text or a value is `incomplete`, as is one whose arguments are no JSON object. The
+  response is still `completed`. No tool runs with such a call.
+* A call of a function that the request does not declare is answered with an error that the model reads.
+* What stands after the last turn mark of the prompt decides if the output begins in a thought.
 """
 
 TEMPLATES = {
@@ -100,18 +114,18 @@ def cells(sign: Sign) -> tuple[str, ...]:
 
 
 def page() -> str:
-    calls = (row(*cells(sign), "penstock" if sign.parser in OWN else "vLLM") for sign in TOOL_CALLS)
-    reasoning = (row(*cells(sign)) for sign in REASONING)
+    calls = (row(*cells(sign), "penstock" if sign.parser in OWN_CALLS else "vLLM") for sign in TOOL_CALLS)
+    reasoning = (row(*cells(sign), "penstock" if sign.parser in OWN_THOUGHTS else "vLLM") for sign in REASONING)
     templates = (
         row(f"`{name}.jinja`", *(code([each]) for each in entry)) for name, entry in TEMPLATES.items() if entry[2]
     )
     return "\n".join(
         (
-            HEAD.format(own=code(sorted({*CALLS, *THOUGHTS}), ", ")),
+            HEAD.format(own=code(sorted({*OWN_CALLS, *OWN_THOUGHTS}), ", ")),
             "## Calls\n",
             markdown_table("parser", "template has", "model type", "read by", rows=calls),
             "## Reasoning\n",
-            markdown_table("parser", "template has", "model type", rows=reasoning),
+            markdown_table("parser", "template has", "model type", "read by", rows=reasoning),
             "## Templates of vLLM\n",
             "The templates for tools in `examples` of vLLM, each given by `--chat-template` to a model of this type:\n",
             markdown_table("template", "model type", "reasoning", "calls", rows=templates),

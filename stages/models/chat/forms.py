@@ -149,7 +149,8 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "mimo": _FUNCTION_CALLS,
     "minicpm5": CallForm(
         shapes=(
-            TaggedCall(Tag("<function name=", name_in=""), Tag("<param name=", name_in=""), "</param>", "</function>"),
+            TaggedCall(Tag("<function name="), Tag("<param name="), "</param>", "</function>"),
+            TaggedCall(Tag("<functionname="), Tag("<paramname="), "</param>", "</function>"),
         ),
     ),
     "minimax_m2": CallForm(
@@ -224,6 +225,7 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     "cohere_command3": _COHERE_THOUGHTS,
     "cohere_command4": _COHERE_THOUGHTS,
     "ernie45": ThoughtForm(is_open=True, drops=("<response>", "</response>")),
+    "granite3": ThoughtForm(drops=("<response>", "</response>")),
     "gemma4": ThoughtForm("<|channel>", "<channel|>", recurs=True, header="thought\n", drops=("<channel|>",)),
     "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
     "hunyuan_a13b": ThoughtForm(drops=("<answer>\n", "\n</answer>")),

@@ -210,7 +210,7 @@ class HeadedCallReader:
                 self.is_done = len(text) > LONGEST_HEAD
                 return 0
             yield from self._announce(found[1])
-            if not self.is_call:
+            if self.is_done:
                 return 0
         length = self._value.feed(text[at:])
         self.is_done = length is not None

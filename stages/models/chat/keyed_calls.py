@@ -54,6 +54,8 @@ class KeyedCallReader:
         self._value: ArgumentSchema | None = None
         """The schema of the value that is being read."""
         self._is_text = False
+        self._collected: list[str] | None = None
+        """The parts of a text that stands for a number or the like; None if it streams."""
         self._nested: _Nested | None = None
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
@@ -72,8 +74,8 @@ class KeyedCallReader:
 
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
         if self._is_text and rest.startswith(self._quote):
-            self._is_text, self._value = False, None
-            yield ArgumentsPiece('"')
+            yield from self._end_text()
+            rest = ""
         if self.is_call and self._value is None and not rest.strip() and self._separator != "{":
             yield ArgumentsPiece("}")
 
@@ -107,7 +109,8 @@ class KeyedCallReader:
             return at
         if self._nested is None and text.startswith(self._quote, at):
             self._is_text = True
-            yield ArgumentsPiece('"')
+            self._collected = [] if schema.types and "string" not in schema.types else None
+            yield from [] if self._collected is not None else [ArgumentsPiece('"')]
             return at + len(self._quote)
         if self._nested is None and self._quote.startswith(text[at:]):
             return at
@@ -116,6 +119,7 @@ class KeyedCallReader:
                 self._value = None
                 yield ArgumentsPiece(as_json(found[0].strip(), schema))
                 return found.end()
+            self.is_done = len(text) - at > LONGEST_HEAD
             return at
         self._nested = self._nested or _Nested(self._quote)
         length = self._nested.feed(text[at:])
@@ -127,20 +131,28 @@ class KeyedCallReader:
     def _read_text(self, text: str, at: int) -> Generator[Piece, None, int]:
         """Read a text: a quote ends it only before the next key or the end of the object."""
         while found := self._quotes.search(text, at):
-            if found.start() > at:
-                yield ArgumentsPiece(quoted(text[at : found.start()])[1:-1])
+            yield from self._take(text[at : found.start()])
             if not text[found.end() :].strip() and len(text) - found.end() < LONGEST_HEAD:
                 return found.start()
             if _AFTER_TEXT.match(text, found.end()):
-                yield ArgumentsPiece('"')
-                self._is_text, self._value = False, None
+                yield from self._end_text()
                 return found.end()
-            yield ArgumentsPiece(quoted(found[0])[1:-1])
+            yield from self._take(found[0])
             at = found.end()
         end = max(at, len(text) - self._quotes.overlap(text))
-        if end > at:
-            yield ArgumentsPiece(quoted(text[at:end])[1:-1])
+        yield from self._take(text[at:end])
         return end
+
+    def _take(self, text: str) -> Iterator[Piece]:
+        if self._collected is not None:
+            self._collected.append(text)
+        elif text:
+            yield ArgumentsPiece(quoted(text)[1:-1])
+
+    def _end_text(self) -> Iterator[Piece]:
+        assert self._value
+        yield ArgumentsPiece('"' if self._collected is None else as_json("".join(self._collected), self._value))
+        self._is_text, self._value = False, None
 
 
 class _Nested:
@@ -186,7 +198,9 @@ class _Nested:
             raise ValueError("too deep")
         if text.startswith(self._quote, at):
             end = text.index(self._quote, at + len(self._quote))
-            return quoted(text[at + len(self._quote) : end]), end + len(self._quote)
+            inside = text[at + len(self._quote) : end]
+            is_text = not schema.types or "string" in schema.types
+            return quoted(inside) if is_text else as_json(inside, schema), end + len(self._quote)
         if text[at] not in "{[":
             found = _SCALAR.match(text, at)
             if found is None:

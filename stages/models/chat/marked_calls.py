@@ -38,7 +38,7 @@ class CallForm:
     drops: tuple[str, ...] = ()
 
     def __call__(self, start: OutputStart, *, whole: bool = False) -> MarkedCalls:
-        """Return a reader of these calls; with ``whole``, calls count only if they are whole and may be called."""
+        """Return a reader of these calls; with ``whole``, calls count only if they are whole."""
         return MarkedCalls(self, start, whole=whole)
 
     @property
@@ -111,7 +111,7 @@ class MarkedCalls:
         self._betweens = Marks(form.between)
         self._brackets = ",;[]" if any(shape.is_listed for shape in form.shapes) else ""
         after = Marks((*form.ends, *form.between, *begins, *form.heads))
-        self._marked = CallSite.of(start, is_marked=not whole, after=after)
+        self._marked = CallSite.of(start, is_marked=True, after=after)
         self._unmarked = CallSite.of(start, is_marked=False, after=after)
         self._may_be_bare = form.is_bare and bool(self._unmarked.parameters)
         self._state = _State.TEXT

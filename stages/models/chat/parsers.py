@@ -12,7 +12,7 @@ from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, ReadOutput, Traits
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, reader, thinking
-from penstock.stages.models.chat.syntaxes import OutputStart
+from penstock.stages.models.chat.syntaxes import Answered, OutputStart
 from penstock.stages.models.vllm_private import (
     changes_input,
     check_parser_parts,
@@ -90,7 +90,8 @@ class VllmParsers:
         request = self._request(functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
         if parser is None:
-            return ReadOutput(syntax)
+            is_repeated = chat.variables.get("force_nonempty_content")
+            return ReadOutput(Answered(syntax) if syntax and is_repeated else syntax)
         traits = self._known(names, parser)
         if chat.variables.get("force_nonempty_content"):
             traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all

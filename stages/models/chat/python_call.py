@@ -78,7 +78,9 @@ class PythonCallReader:
         return at
 
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
-        if self._value is None and not self._has_key and self._separator != "{":
+        if isinstance(self._value, _String) and rest.strip() == self._value.quote:
+            yield ArgumentsPiece('"}')
+        elif self._value is None and not self._has_key and self._separator != "{":
             yield ArgumentsPiece("}")
 
     def _read_name(self, text: str, at: int) -> Generator[Piece, None, int]:
@@ -137,7 +139,7 @@ class _String:
     """Translates a string without its first quote; its last one becomes that of JSON."""
 
     def __init__(self, quote: str) -> None:
-        self._quote = quote
+        self.quote = quote
         self._marks = re.compile(f"{_ESCAPE.pattern}|{quote}", re.DOTALL)
         self.is_done = False
 
@@ -146,7 +148,7 @@ class _String:
         at = 0
         for found in self._marks.finditer(text):
             at = found.end()
-            if found[0] != self._quote:
+            if found[0] != self.quote:
                 if _PART_OF_ESCAPE.fullmatch(text, found.start()):
                     return found.start(), _escaped(text[: found.start()])
                 continue
@@ -155,7 +157,7 @@ class _String:
                 return at, _escaped(text[: found.start()]) + '"'
             if len(text) - at < LONGEST_HEAD and _PART_AFTER_STRING.fullmatch(text, at):
                 return found.start(), _escaped(text[: found.start()])
-        end = len(text) - _beginning(text[at:], self._quote)
+        end = len(text) - _beginning(text[at:], self.quote)
         return end, _escaped(text[:end])
 
 

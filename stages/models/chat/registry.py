@@ -1,4 +1,4 @@
-"""The parsers of chat models that vLLM does not bring: penstock's own, by vLLM's names, and those of the operator.
+"""The readers of chat models that are not vLLM's: those of the families in `forms`, and those of the operator.
 
 A parser is a function that makes the reader of one output.  A `CallForm` and a `ThoughtForm` are such functions, so a
 description suffices for most families.
@@ -92,8 +92,8 @@ def reader(
     if first is None or in_answer is None:
         return first or in_answer
     described = _described(calls)
-    is_form = isinstance(described, CallForm) and syntax == "native"
-    return Turn(first, in_answer, partial(described, start, whole=True) if is_form else None)
+    whole = partial(described, start, whole=True) if isinstance(described, CallForm) and syntax == "native" else None
+    return Turn(first, in_answer, whole)
 
 
 def _calls(parser: MakeSyntax | None, syntax: CallSyntax, start: OutputStart) -> Syntax | None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
-from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Function, Piece
+from penstock.stages.models.chat.model import (
+    ArgumentsPiece,
+    CallPiece,
+    ContentPiece,
+    Function,
+    Piece,
+    ReasoningPiece,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +132,31 @@ class NeverIdle:
 
     triggers: frozenset[str] = frozenset()
     is_idle = False
+
+
+class Answered(NeverIdle):
+    """A reader whose thought is the answer, too, if there is no other answer and no call."""
+
+    def __init__(self, reader: Syntax) -> None:
+        self._reader = reader
+        self._thought: list[str] = []
+        self._has_answered = False
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        return self._noted(self._reader.feed(text))
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        yield from self._noted(self._reader.finish(cut=cut))
+        if self._thought and not self._has_answered:
+            yield ContentPiece("".join(self._thought))
+
+    def _noted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, ReasoningPiece):
+                self._thought.append(piece.text)
+            elif not isinstance(piece, ContentPiece) or piece.text.strip():
+                self._has_answered = True
+            yield piece
 
 
 class BareArguments(NeverIdle):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.stages.models.chat.marks import Marks
@@ -155,7 +155,7 @@ class Turn:
         yield from self._end_thought(cut=cut)
         yield from self._in_answer.finish(cut=cut)
 
-    def _read(self, pieces: Iterator[Piece] | tuple[Piece, ...]) -> Iterator[Piece]:
+    def _read(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             match piece:
                 case ReasoningPiece(text) if self._new_in_thought:

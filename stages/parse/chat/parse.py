@@ -301,7 +301,7 @@ class ChatParser(TurnParser):
         if isinstance(item, _NoItem):
             return
         if isinstance(item, _OpenCall):
-            complete = self._completed(item) if complete else complete
+            complete = complete and ("undeclared tool" in item.repairs or self._completed(item))
         if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
             item.text.write(rest)
         yield from item.text.close()
@@ -319,6 +319,7 @@ class ChatParser(TurnParser):
         if not (missing and is_json_object(arguments + missing)):
             return False
         self._write(call, call.argument.feed(missing) if call.argument else missing)
+        call.repairs = (*call.repairs, "missing end")
         return True
 
     # The open item

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.stages.models.chat.forms import THOUGHT_FORMS
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
-from penstock.stages.models.chat.registry import CALLS, OWN, THOUGHTS
+from penstock.stages.models.chat.registry import OWN_CALLS
 from penstock.stages.models.chat.syntaxes import OutputStart
 from penstock.stages.models.chat.thoughts import ThoughtForm
 from penstock.testing import BrokenRule, check_parser
@@ -19,8 +20,8 @@ from tests.support.call_markup import CALL_MARKUP, CITY
 from tests.support.examples import examples
 
 PARIS = (CallPiece("get_weather"), ArgumentsPiece('{"city": "Paris"}'))
-PARSERS = {**OWN, **CALLS}
-CALL = {name: CALL_MARKUP[name].replace(CITY, "Paris") for name in PARSERS}
+PARSERS = OWN_CALLS
+CALL = {name: CALL_MARKUP[name].replace(CITY, "Paris") for name in PARSERS if name in CALL_MARKUP}
 
 
 @pytest.mark.parametrize("name", CALL)
@@ -28,11 +29,16 @@ def test_own_parsers_of_calls_keep_all_rules(name: str) -> None:
     check_parser(PARSERS[name], {f"I look.\n{CALL[name]}": [ContentPiece("I look.\n"), *PARIS]})
 
 
-@pytest.mark.parametrize("name", THOUGHTS)
+@pytest.mark.parametrize("name", THOUGHT_FORMS)
 def test_own_parsers_of_thoughts_keep_all_rules(name: str) -> None:
+    form = THOUGHT_FORMS[name]
+    thought = f"{form.start}{form.header}Hm"
     check_parser(
-        THOUGHTS[name],
-        {"<think>Hm.</think>Yes.": [ReasoningPiece("Hm."), ContentPiece("Yes.")], "<think>Hm": [ReasoningPiece("Hm")]},
+        form,
+        {
+            f"{thought}.{form.end}Yes.": [ReasoningPiece("Hm."), ContentPiece("Yes.")],
+            thought: [ReasoningPiece("Hm")],
+        },
     )
 
 

@@ -15,7 +15,8 @@ QWEN3_5 = (
 )
 GLM = "[gMASK]<sop><think>\n</think><tool_call>{{ tc.name }}\n<arg_key>{{ k }}</arg_key><arg_value>...</tool_call>"
 DEEPSEEK_V3 = "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\n```json\n"
-DEEPSEEK_V31 = "{%- if thinking %}<think>{% else %}</think>{% endif %}<｜Assistant｜><｜tool▁calls▁begin｜>{{ name }}"
+DEEPSEEK_V31 = "{%- if not thinking is defined %}{% endif %}"
+DEEPSEEK_V31 += "<think>{% else %}</think>{% endif %}<｜Assistant｜><｜tool▁calls▁begin｜>{{ name }}"
 LLAMA3_2 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
 
 PYTHONIC = (

@@ -62,11 +62,11 @@ def test_parsers_can_be_switched_off() -> None:
 
 def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = without_weights(tmp_path)
-    (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
+    (folder / "chat_template.jinja").write_text("<ifm|think>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
         assert load_model(folder).parsers.thinking is None
     (logged,) = [record.getMessage() for record in caplog.records if record.name == LOG]
-    assert logged.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
+    assert logged.startswith("No reasoning parser: k2_horizon would fit, as its template has <ifm|, but ")
 
 
 @pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
@@ -76,8 +76,8 @@ def test_unknown_parser_ends_the_start(option: str) -> None:
 
 
 def test_parser_that_does_not_fit_ends_the_start() -> None:
-    with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
-        load_model(tool_call_parser="deepseek_v3")
+    with pytest.raises(WrongChatOptions, match=r"--reasoning-parser k2_horizon: .*tokenizer"):
+        load_model(reasoning_parser="k2_horizon")
 
 
 def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:

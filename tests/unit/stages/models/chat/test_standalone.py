@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, read_config
 from penstock.stages.models.chat.model import ChatModel, ContentPiece, OutputParser, Piece, ReasoningPiece
-from penstock.stages.models.chat.registry import CALLS, THOUGHTS
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.chat.standalone import ModelFiles, OwnParsers, load_from_files
 from penstock.stages.models.chat.thoughts import ThoughtForm, ThoughtsFirst
 from penstock.stages.parse.chat.parse import ParseChat
@@ -41,7 +41,7 @@ READ = [
     case
     for case in sorted(CHAT.glob("*/"))
     for family in [FAMILIES[family_of(case.name)]]
-    if family.tools in CALLS and family.reasoning in (None, *THOUGHTS)
+    if family.tools in (None, *OWN_CALLS) and family.reasoning in (None, *OWN_THOUGHTS)
 ]
 WHOLE = [case for case in READ if (case / "prompt.jsonl").exists()]
 
@@ -52,7 +52,7 @@ def own_model(name: str) -> ChatModel:
 
 
 def own_parsers(model: ChatModel, reasoning: str | None, calls: str | None) -> OwnParsers:
-    return OwnParsers(model.vocabulary, THOUGHTS.get(reasoning or ""), CALLS.get(calls or ""))
+    return OwnParsers(model.vocabulary, OWN_THOUGHTS.get(reasoning or ""), OWN_CALLS.get(calls or ""))
 
 
 @pytest.mark.parametrize("folder", READ, ids=lambda folder: folder.name)
@@ -113,8 +113,8 @@ def test_options_are_those_of_a_model_with_vllm() -> None:
 
 
 def test_parser_that_only_vllm_has_ends_the_start() -> None:
-    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has its tool-call parser qwen3_coder .* install penstock"):
-        own_tiny_qwen(tool_call_parser="qwen3_coder")
+    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has .* muse_glimmer .* install penstock"):
+        own_tiny_qwen(tool_call_parser="muse_glimmer")
 
 
 def test_missing_transformers_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_missing_transformers_end_the_start(monkeypatch: pytest.MonkeyPatch) -> 
         ("", "<think>a</think>b", "a"),
         ("<think>\n", "a</think>b", "a"),
         ("<think>\n\n</think>\n\n", "b", ""),
-        ("<think>old</think> and what more did they say to you then, my dear friend?", "a</think>b", "a"),
+        ("<think>old</think>Hi<|im_end|>\n<|im_start|>assistant\n", "a</think>b", "a"),
     ],
 )
 def test_prompt_shows_if_the_output_begins_with_a_thought(prompt: str, output: str, thought: str) -> None:
@@ -151,9 +151,7 @@ PARTS = ["<think>", "</think>", "<tool_call>", "<", "</th", "a", " ", "\n", "ink
 @given(st.lists(st.sampled_from(PARTS), max_size=12), st.sampled_from([True, False, None]))
 def test_thoughts_lose_no_text_in_any_pieces(words: list[str], is_open: bool | None) -> None:
     text = "".join(words)
-    whole, pieced = (
-        spoken(ThoughtsFirst(ThoughtForm(), ("<tool_call>",), is_open=is_open), parts) for parts in ([text], words)
-    )
+    whole, pieced = (spoken(ThoughtsFirst(ThoughtForm(), is_open=is_open), parts) for parts in ([text], words))
     assert whole == pieced
     thought, answer = whole
     marks = [("<think>", "</think>"), ("<think>", ""), ("", "</think>"), ("", "")]

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.api.settings import Settings
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
 from tests.support.paths import ROOT
 from tests.support.vllm_source import SOURCES, VllmSource, options_not_taken
@@ -71,7 +72,7 @@ def test_parsers_of_vllm_are_those_that_are_known(source: VllmSource) -> None:
     for table, signs in ((TOOL_TABLE, TOOL_CALLS), (REASONING_TABLE, REASONING)):
         guessed, registered = {sign.parser for sign in signs}, source.registered(*table)
         assert registered - guessed - NOT_GUESSED.keys() == set()
-        assert guessed - registered - SINCE.keys() == set()
+        assert guessed - registered - SINCE.keys() - {*OWN_CALLS, *OWN_THOUGHTS} == set()
 
 
 def test_switches_of_the_http_server_are_known(source: VllmSource) -> None:

@@ -16,12 +16,12 @@ from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished,
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.model import Piece
 from penstock.stages.models.chat.names import ToolNames
-from penstock.stages.models.chat.output import ParsedOutput
-from penstock.stages.models.chat.registry import THOUGHTS
+from penstock.stages.models.chat.output import ReadOutput
+from penstock.stages.models.chat.registry import OWN_THOUGHTS
 from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.parse.chat import parse
 from penstock.stages.parse.chat.parse import ParseChat
-from tests.support.chat_families import FAMILIES, family_model
+from tests.support.chat_families import FAMILIES, THINKING_OFF, family_model
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     chat_tokens,
@@ -117,10 +117,9 @@ def test_forbidden_call_is_reasoning(tools: Toolset, name: str) -> None:
     ],
 )
 def test_mark_in_a_sentence_is_text(family: str, mark: str) -> None:
-    """The parsers of vLLM begin a call there, and leave out the rest of the sentence."""
     thought = "</think>" if family in ("qwen3_coder", "kimi_k2", "minimax_m2", "glm45") else ""
     (item,) = parse_chat(family, f"{thought}Write {mark} around it.")
-    assert (item.kind, item.text, item.repairs) == ("Message", f"Write {mark} around it.", ("unread output",))
+    assert (item.kind, item.text, item.repairs) == ("Message", f"Write {mark} around it.", ())
 
 
 @pytest.mark.parametrize("family", ["glm45", "minimax_m2"])
@@ -132,15 +131,6 @@ def test_call_of_an_unknown_function_keeps_its_arguments(family: str) -> None:
     }
     ((kind, name, arguments),) = items_in_brief(parse_chat(family, markup[family]))
     assert (kind, name, json.loads(arguments)) == ("Reasoning", "", {"city": "Paris"})
-
-
-def test_arguments_in_an_undeclared_parameter_are_completed() -> None:
-    """The parser of vLLM begins the parameter, and then takes the arguments out of it."""
-    parameter = '<｜DSML｜parameter name="input" string="true">{"city": "Paris"}</｜DSML｜parameter>'
-    markup = f'<｜DSML｜invoke name="get_weather">\n{parameter}\n</｜DSML｜invoke>'
-    (item,) = parse_chat("deepseek_v4", f"</think><｜DSML｜tool_calls>\n{markup}\n</｜DSML｜tool_calls>")
-    assert (item.kind, json.loads(item.text)) == ("FunctionCall", {"input": {"city": "Paris"}})
-    assert item.repairs == ("unread output",)
 
 
 def test_thought_is_the_answer_too_if_the_request_wants_one_in_any_case() -> None:
@@ -176,12 +166,12 @@ async def test_end_of_a_long_call_is_read_in_a_thread(
     """Several parsers read all of the call again there, and other responses would wait."""
     threads = set[int]()
 
-    def finish(output: ParsedOutput, *, cut: bool) -> Sequence[Piece]:
+    def finish(output: ReadOutput, *, cut: bool) -> Sequence[Piece]:
         threads.add(threading.get_ident())
         return finish_here(output, cut=cut)
 
-    finish_here = ParsedOutput.finish
-    monkeypatch.setattr(ParsedOutput, "finish", finish)
+    finish_here = ReadOutput.finish
+    monkeypatch.setattr(ReadOutput, "finish", finish)
     monkeypatch.setattr(parse, "_LONG", long)
     chunks = token_chunks(ended_chat_tokens("qwen3", THOUGHT + PARIS))
     turn: list[TokenFrame] = [chat_turn_started("qwen3"), *chunks, GenerationFinished("stop", 0, 0.0)]
@@ -193,11 +183,11 @@ async def test_end_of_a_long_call_is_read_in_a_thread(
 def test_white_space_of_markup_is_no_text() -> None:
     assert items_in_brief(parse_chat("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
     assert items_in_brief(parse_chat("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
-    off = ChatTurn({"enable_thinking": False})
-    assert items_in_brief(parse_chat("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "", "\n\n  Hello \n")]
+    off = tuple(chat_tokens("qwen3", THINKING_OFF))
+    assert items_in_brief(parse_chat("qwen3", "\n\n  Hello \n", prompt=off)) == [("Message", "", "\n\n  Hello \n")]
     on = ChatTurn(continues=True)
     assert items_in_brief(parse_chat("qwen3", " world", turn=on)) == [("Message", "", " world")]
-    assert parse_chat("qwen3", "\n", turn=off) == []
+    assert parse_chat("qwen3", "\n", prompt=off) == []
 
 
 def test_every_token_belongs_to_an_item() -> None:
@@ -259,8 +249,10 @@ THINKING_FAMILIES = [
 def test_continued_thought_goes_on(family: str, own: bool) -> None:
     """Its first text begins as it is, and the mark that begins it may be far back in the prompt."""
     model = family_model(family)
-    if own and FAMILIES[family].reasoning in THOUGHTS:
-        model = replace(model, parsers=OwnParsers(model.vocabulary, THOUGHTS[FAMILIES[family].reasoning or ""], None))
+    if own and FAMILIES[family].reasoning in OWN_THOUGHTS:
+        model = replace(
+            model, parsers=OwnParsers(model.vocabulary, OWN_THOUGHTS[FAMILIES[family].reasoning or ""], None)
+        )
     assert model.parsers.thinking is not None
     begin, end = model.parsers.thinking
     prompt = tuple(model.vocabulary.encode(f"Hi\n{begin}\n{'The user wants ' * 20}the"))
@@ -294,7 +286,7 @@ def test_markup_never_reaches_the_text() -> None:
 
 @pytest.mark.defect("32")
 def test_call_arguments_stream() -> None:
-    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", PARIS))
+    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", f"</think>{PARIS}"))
     assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 

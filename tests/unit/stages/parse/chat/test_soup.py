@@ -124,11 +124,12 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     speaks = [item for item in items if item.kind in ("Message", "Reasoning") and not item.repairs]
     assert all(item.text for item in speaks) or request["stop"]
     whole = [*chain.from_iterable(item.token_ids for item in items)]
-    if items and reason == "stop" and not request["stop"] and not any(item.repairs for item in items):
+    is_in_order = all(item.complete and not item.repairs for item in items)
+    if items and reason == "stop" and not request["stop"] and is_in_order:
         assert whole == token_ids
     assert not any(item.token_ids for item in items if item.repairs or not item.complete)
-    assert all(item.complete for item in items[:-1])
-    assert not items or items[-1].complete or reason != "stop"
+    assert all(item.complete for item in items[:-1] if "Call" not in item.kind)
+    assert not items or items[-1].complete or reason != "stop" or "Call" in items[-1].kind
 
 
 @pytest.mark.parametrize("family", FAMILIES)
