@@ -225,8 +225,8 @@ class HeadedCallReader:
         if self.is_call:
             yield from self._rest(rest)
         elif marked and (found := self._head.match(rest)) and not rest[found.end() :].strip(f"{self._shape.fence} \n"):
-            yield from self._announce(found[1])
-            yield from [ArgumentsPiece("{}")] if self.is_call else ()
+            for piece in self._announce(found[1]):
+                yield from (piece, ArgumentsPiece("{}"))
 
     def _rest(self, rest: str) -> Iterator[Piece]:
         if self._shape.fence:
