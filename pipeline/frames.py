@@ -686,17 +686,18 @@ GRAMMAR: Mapping[str, str] = {
     "EngineFrame": "TokenChunk* . GenerationFinished",
     "TokenFrame": "(GenerationStarted . EngineFrame)+",
     "ParsedFrame": """
-        (GenerationStarted . ((Text | Call) . ItemClosed[complete])*
+        (GenerationStarted . ((Text | Call) . ItemClosed[complete] | OpenCall . ItemClosed[cut])*
          . (TurnFinished | (Text | Call) . ItemClosed[cut] . TurnFinished[cut]))+
     """,
     "Text": """
         MessageOpened . (ItemDelta | AnnotationAdded)*
         | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened) . ItemDelta*
     """,
+    "OpenCall": "(ClientCallOpened | ShellCallOpened) . ItemDelta* | Call",
     "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened) . ItemDelta*",
     "ConversedFrame": """
         (ResponseStarted . ((Run | ShellCallOpened . ItemDelta*) . ItemClosed[complete])*)?
-        . (GenerationStarted . ((Run | Text | Summary) . ItemClosed[complete])*
+        . (GenerationStarted . ((Run | Text | Summary) . ItemClosed[complete] | OpenCall . ItemClosed[cut])*
            . (TurnFinished | (Work . CallStarted? | Run | Text | Summary) . ItemClosed[cut] . TurnFinished[cut]))+
     """,
     "Run": "Work . CallStarted . CallFinished",
@@ -711,8 +712,8 @@ GRAMMAR: Mapping[str, str] = {
 """The order of the frames at each junction, and the rules that it is made of.
 
 ``.`` means "then", ``|`` "or", ``*`` any number, ``+`` at least one, ``?`` at most one.  A word is a frame, one of a
-union of frames, or another rule.  ``ItemClosed[cut]`` is an `ItemClosed` that is not ``complete``, and
-``TurnFinished[cut]`` a `TurnFinished` with another reason than ``stop``.
+union of frames, or another rule.  ``ItemClosed[cut]`` is an `ItemClosed` that is not ``complete``: the turn was cut, or
+the model left a call open.  ``TurnFinished[cut]`` is a `TurnFinished` with another reason than ``stop``.
 """
 
 

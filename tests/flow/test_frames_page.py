@@ -51,7 +51,7 @@ ALIASES = {
 
 RULES = {
     "TokenFrame": ("TokenFrame", "EngineFrame"),
-    "ParsedFrame": ("ParsedFrame", "Text", "Call"),
+    "ParsedFrame": ("ParsedFrame", "Text", "OpenCall", "Call"),
     "ConversedFrame": ("ConversedFrame", "Run", "Work", "Summary"),
     "EmittedFrame": ("EmittedFrame",),
     "ResponseEvent": ("ResponseEvent",),

@@ -1,4 +1,4 @@
-"""What reads one call, and what it is told about the request."""
+"""The protocol of the readers of one call, and their view of the request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_HEAD = 512
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where a call may begin: the functions of the request, and what may stand around the call."""
+    """The place of a call: the functions of the request, and the marks that may stand after the call."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The schemas of the arguments, by the names of the functions."""
@@ -45,7 +45,7 @@ class CallReader(Protocol):
     """Reads one call.  Its text is returned as text if it turns out to be none."""
 
     text: str
-    """What was read, until it is a call."""
+    """The text that was read, until it is a call."""
     is_call: bool
     """True once the call was announced by a `CallPiece`."""
     is_done: bool
@@ -69,7 +69,7 @@ class CallReader(Protocol):
 
 
 class CallShape(Protocol):
-    """How one call is written: makes the reader of a call that may begin at a text."""
+    """The way in which one call is written: makes the reader of a call that may begin at a text."""
 
     @property
     def is_listed(self) -> bool:

@@ -74,7 +74,7 @@ class _Candidate:
 
     @property
     def text(self) -> str:
-        """What was read, as long as it may be no call."""
+        """The text that was read, as long as it may be no call."""
         return "".join(self._read) if self.whole else self.reader.text
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
@@ -103,7 +103,7 @@ class MarkedCalls:
         begins = (*form.begins, *form.fences)
         self._begins = Marks(begins)
         self._in_text = Marks((*begins, *form.heads, *form.drops))
-        """What is no text between calls."""
+        """The marks that are no text between calls."""
         self._ends = Marks(form.ends)
         self._certain = Marks(mark for mark in (*form.ends, *form.between) if mark in start.marks)
         """The marks that are tokens, and so are never part of an argument."""

@@ -88,7 +88,7 @@ class TaggedCall:
     type_in: str = ""
     texts: str = ""
     nested: str = ""
-    """What each element begins with, if values are made of elements."""
+    """The text that each element begins with, if values are made of elements."""
     is_listed: bool = False
 
     @property
@@ -141,7 +141,7 @@ class TaggedCallReader:
         """True if the value has only white space since its latest line break."""
         after_value = (shape.parameter.begin, *((shape.end,) if shape.end else ()))
         self._after_value = Marks(after_value)
-        """What may follow a value, or a head, besides the marks after a call."""
+        """The tags that may follow a value, or a head, besides the marks after a call."""
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
         at, before = 0, (-1, self._state)

@@ -62,7 +62,7 @@ class ThoughtsFirst:
         """True if the latest piece was one of the thought; None if there was none."""
         self._held = ""
         self._header = form.header if is_open is not True else ""
-        """What may still come of the text after the first mark."""
+        """The rest of the text after the first mark."""
         self._first = Marks((form.start, form.header))
         self._stray = Marks((form.end,))
         self.triggers = frozenset(mark[0] for mark in (form.start, form.end, *form.ends, *form.drops) if mark)

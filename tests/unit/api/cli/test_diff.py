@@ -194,7 +194,7 @@ def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> No
 
 def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
     result = penstock("diff", CHAT_CALL)
-    assert (result.status, result.out) == (0, b"the same: events.jsonl (23 frames)\n")
+    assert (result.status, result.out) == (0, b"the same: events.jsonl (24 frames)\n")
     assert result.err.startswith(f"penstock: {CHAT_CALL}: the tokens cannot be parsed without their model")
 
 

@@ -119,7 +119,7 @@ def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -
     replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
     assert replayed.status == 0
     assert "the tokens cannot be parsed without their model" in replayed.err
-    assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
+    assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(21))
 
 
 def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
