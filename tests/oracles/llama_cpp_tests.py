@@ -107,7 +107,7 @@ def _case(record: dict[str, Any]) -> Case:
     model_type, family = MODELS[template]
     source, chat = _model(template, model_type)
     tools = tuple(FunctionTool(tool["name"], tool["description"], _schema(tool)) for tool in record["tools"])
-    variables = dict.fromkeys(("enable_thinking", "thinking"), record["thinking"])
+    variables: dict[str, Any] = {"enable_thinking": record["thinking"], "thinking": record["thinking"]}
     prompt = default = ""
     if chat is not None:
         prompt, default = (_prompt(chat, source, record, each) for each in (variables, {}))
