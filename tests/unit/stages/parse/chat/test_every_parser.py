@@ -93,3 +93,11 @@ def test_pieces_of_calls_become_items(parser: str, data: st.DataObject) -> None:
         assert items
     for size in (2, 1000):
         assert items_in_brief(items_in(parser, token_ids, reason, tools, size)) == items_in_brief(items)
+
+
+@every_parser
+def test_call_that_is_left_open_is_json_or_incomplete(parser: str) -> None:
+    token_ids = tokens(parser, CALL_MARKUP[parser].replace(CITY, "Paris"))
+    for count in range(len(token_ids)):
+        for item in items_in(parser, token_ids[:count]):
+            assert item.kind != "FunctionCall" or not item.complete or json.loads(item.text) in ({"city": "Paris"}, {})
