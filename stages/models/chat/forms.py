@@ -87,6 +87,7 @@ _MINIMAX_M3 = TaggedCall(
     f"{_MINIMAX}</invoke>",
     nested=_MINIMAX,
 )
+_CITATIONS = ("<co>", "</co…>")
 _COHERE = CallForm(
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
@@ -204,7 +205,9 @@ CALL_FORMS: Mapping[str, CallForm] = {
 
 _THINK = ThoughtForm()
 _THINKS_AT_ONCE = ThoughtForm(is_open=True)
-_COHERE_THOUGHTS = ThoughtForm("<|START_THINKING|>", "<|END_THINKING|>", drops=_COHERE.drops, recurs=True)
+_COHERE_THOUGHTS = ThoughtForm(
+    "<|START_THINKING|>", "<|END_THINKING|>", drops=_COHERE.drops, everywhere=_CITATIONS, recurs=True
+)
 
 THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     **dict.fromkeys(

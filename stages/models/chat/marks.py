@@ -5,13 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+_INSIDE = "[^<>]{0,80}"
+_LONGEST_SPAN = 100
+"""Characters of the end of a text in which a mark with ``…`` may have begun."""
+
 
 class Marks:
-    """Finds the first of some texts, and the beginning of one at the end of what has arrived."""
+    """Finds the first of some texts, and the beginning of one at the end of what has arrived.
+
+    ``…`` in a mark stands for up to 80 characters that are no angle brackets.
+    """
 
     def __init__(self, marks: Iterable[str]) -> None:
-        longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        given = set(filter(None, marks))
+        open_marks = [mark.split("…") for mark in given if "…" in mark]
+        longest_first = sorted(filter(lambda mark: "…" not in mark, given), key=len, reverse=True)
+        spans = [f"{re.escape(begin)}{_INSIDE}{re.escape(end)}" for begin, end in open_marks]
+        self._pattern = re.compile("|".join((*spans, *map(re.escape, longest_first))) or "(?!)")
+        begun = [f"{re.escape(begin)}{_INSIDE}" for begin, _ in open_marks]
+        self._begun = re.compile(f"(?:{'|'.join(begun) or '(?!)'})\\Z")
+        longest_first += [begin for begin, _ in open_marks]
         beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
         self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
         self.first_letters = frozenset(mark[0] for mark in longest_first)
@@ -30,6 +43,8 @@ class Marks:
 
     def overlap(self, text: str) -> int:
         """Return the length of the longest end of ``text`` that may become a mark."""
+        if begun := self._begun.search(text, max(0, len(text) - _LONGEST_SPAN)):
+            return len(text) - begun.start()
         if not text.endswith(self._beginnings):
             return 0
         return next(len(beginning) for beginning in self._beginnings if text.endswith(beginning))

@@ -17,7 +17,8 @@ class ThoughtForm:
     What stands after the last turn mark of the prompt shows if the output begins in a thought.  If it shows neither
     mark, the output does so with ``is_open``, and otherwise only if it begins with the first mark.
 
-    The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer.  With
+    The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer, and those that
+    may stand ``everywhere``.  With
     ``recurs``, a mark ``start`` begins another thought wherever it stands.  ``header`` is a text after that mark.
     """
 
@@ -26,6 +27,7 @@ class ThoughtForm:
     is_open: bool = False
     ends: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
+    everywhere: tuple[str, ...] = ()
     recurs: bool = False
     header: str = ""
 
@@ -50,9 +52,10 @@ class ThoughtsFirst:
 
     def __init__(self, form: ThoughtForm, *, is_open: bool | None) -> None:
         self._form = form
-        self._ends = Marks((form.end, *form.ends))
+        self._ends = Marks((form.end, *form.ends, *form.everywhere))
+        self._everywhere = Marks(form.everywhere)
         again = (form.start,) if form.recurs else ()
-        self._in_answer = Marks((*again, *form.drops))
+        self._in_answer = Marks((*again, *form.drops, *form.everywhere))
         self._is_open = is_open
         self._has_begun = is_open is False
         """True once it is certain if there is a thought."""
@@ -65,7 +68,9 @@ class ThoughtsFirst:
         """The rest of the text after the first mark."""
         self._first = Marks((form.start, form.header))
         self._stray = Marks((form.end,))
-        self.triggers = frozenset(mark[0] for mark in (form.start, form.end, *form.ends, *form.drops) if mark)
+        self.triggers = frozenset(
+            mark[0] for mark in (form.start, form.end, *form.ends, *form.drops, *form.everywhere) if mark
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -99,7 +104,8 @@ class ThoughtsFirst:
             self._held, self._header = self._held.removeprefix(self._header), ""
         if end := self._ends.search(self._held):
             yield from self._give(end.start())
-            self._held, self._is_open = self._held[len(end[0]) :], False
+            self._held = self._held[len(end[0]) :]
+            self._is_open = self._everywhere.match(end[0]) is not None
         else:
             yield from self._give(len(self._held) - self._ends.overlap(self._held))
 
