@@ -108,7 +108,10 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "ernie45": replace(_MARKED_OBJECTS, drops=("<response>", "</response>")),
     "functiongemma": CallForm(("<start_function_call>",), ("<end_function_call>",), shapes=(KeyedCall("<escape>"),)),
     "gemma4": CallForm(("<|tool_call>",), ("<tool_call|>",), shapes=(KeyedCall('<|"|>'),)),
-    "gigachat3": CallForm(("<|function_call|>", "function call<|role_sep|>\n"), ("<|message_sep|>",)),
+    "gigachat3": CallForm(
+        ("<|function_call|>", "function call<|role_sep|>\n", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+        ("<|message_sep|>",),
+    ),
     "glm45": _KEY_CALLS,
     "glm47": _KEY_CALLS,
     "granite": CallForm(("<|tool_call|>", "<tool_call>")),

@@ -12,7 +12,7 @@ from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, ReadOutput, Traits
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, reader, thinking
-from penstock.stages.models.chat.syntaxes import Answered, OutputStart
+from penstock.stages.models.chat.syntaxes import Answered, OutputStart, wants_no_thought
 from penstock.stages.models.vllm_private import (
     changes_input,
     check_parser_parts,
@@ -84,7 +84,9 @@ class VllmParsers:
     def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         own = None if chat.continues else self._reasoning
-        start = OutputStart(functions, turn.prompt, self._added, chat.thinks, self._decode)
+        start = OutputStart(
+            functions, turn.prompt, self._added, chat.thinks, self._decode, wants_no_thought(chat.variables)
+        )
         syntax = reader(own, self._calls, chat.calls, start)
         names = (None if chat.continues else self._names[0], self._names[1] if chat.calls == "native" else None)
         request = self._request(functions, chat.variables)

@@ -29,7 +29,7 @@ from penstock.stages.models.chat.registry import (
     reader,
     thinking,
 )
-from penstock.stages.models.chat.syntaxes import MakeSyntax, OutputStart
+from penstock.stages.models.chat.syntaxes import MakeSyntax, OutputStart, wants_no_thought
 from penstock.stages.models.chat.template import OF_TEMPLATES, refusal
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
@@ -213,7 +213,9 @@ class OwnParsers:
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         reasoning = None if chat.continues else self._reasoning
-        start = OutputStart(functions, turn.prompt, self._marks, chat.thinks, self._decode)
+        start = OutputStart(
+            functions, turn.prompt, self._marks, chat.thinks, self._decode, wants_no_thought(chat.variables)
+        )
         return ReadOutput(reader(reasoning, self._calls, chat.calls, start))
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:

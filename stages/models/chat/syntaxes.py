@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.model import (
@@ -39,6 +39,8 @@ class OutputStart:
     """True if the model continues a thought that was cut."""
     decode: Callable[[Sequence[int]], str] | None = None
     """The text of some tokens, marks included."""
+    wants_no_thought: bool = False
+    """True if the variables of the template say that the model shall not think."""
 
     @property
     def names(self) -> list[str]:
@@ -65,6 +67,12 @@ class OutputStart:
             begin -= 1
         tokens = self.prompt[begin:]
         return self.decode(tokens) if self.decode else "".join(texts.get(token, " ") for token in tokens)
+
+
+def wants_no_thought(variables: Mapping[str, Any]) -> bool:
+    """True if the variables of a template turn thoughts off, by the names that families use."""
+    said = [variables[name] for name in ("enable_thinking", "thinking") if isinstance(variables.get(name), bool)]
+    return bool(said) and not any(said)
 
 
 class TextParser(Protocol):

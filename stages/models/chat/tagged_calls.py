@@ -74,8 +74,8 @@ class TaggedCall:
 
     ``{key}`` in ``value_end`` stands for the name of the parameter.
     ``end`` ends the call; without it, the mark after all calls does.  With ``trims_lines``, the template writes a line
-    break before and after each value.  ``type_in`` is an attribute of a parameter that says how to read its value, by
-    ``texts``, what it is for a string.
+    break before and after each value.  If the schema does not say that a value
+    is text, the attribute ``type_in`` of its parameter does by the word ``texts``.
     """
 
     head: Tag
@@ -164,6 +164,8 @@ class TaggedCallReader:
             if not (marked and self._begins_at_end(rest)):
                 return
             yield CallPiece(self._name)
+        elif self._state is _State.VALUE_BEGIN:
+            return
         elif self._state is _State.VALUE:
             assert self._value
             has_ended = any(rest.startswith(mark) for mark in (self._value_end, self._shape.end) if mark)
@@ -249,11 +251,8 @@ class TaggedCallReader:
             self._begin_dropped(key)
             return
         schema = self._schema.of_property(key)
-        if shape.type_in in attributes:
-            is_text = attributes[shape.type_in] == shape.texts
-            schema = (
-                ArgumentSchema({"type": "string"}) if is_text else schema if not schema.is_text else ArgumentSchema()
-            )
+        if not schema.types and attributes.get(shape.type_in) == shape.texts:
+            schema = ArgumentSchema({"type": "string"})
         self._begin_reading(key, _Value(schema, trims_lines=shape.trims_lines, nested=shape.nested))
         yield ArgumentsPiece(f"{', ' if self._keys else '{'}{quoted(key)}: ")
         self._keys.add(key)

@@ -15,7 +15,8 @@ class ThoughtForm:
     """The form of a family's thoughts: the text between the marks ``start`` and ``end``.
 
     What stands after the last turn mark of the prompt shows if the output begins in a thought.  If it shows neither
-    mark, the output does so with ``is_open``, and otherwise only if it begins with the first mark.
+    mark, the output does so with ``is_open``, unless the request wants no thought, and otherwise only if it begins with
+    the first mark.
 
     The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer, and those that
     may stand ``everywhere``.  With
@@ -39,7 +40,8 @@ class ThoughtForm:
     def __call__(self, start: OutputStart) -> ThoughtsFirst:
         """Return a reader of these thoughts."""
         latest = start.latest((self.start, self.end, *self.ends))
-        is_open = latest == self.start if latest else self.is_open or None
+        usual = self.is_open and not start.wants_no_thought
+        is_open = latest == self.start if latest else usual or None
         return ThoughtsFirst(self, is_open=start.thinks or is_open)
 
 
