@@ -17,6 +17,16 @@ _OF_PYTHON: Mapping[type, str] = {
     type(None): "null",
 }
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+_OTHER_NAMES = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("float", "double"), "number"),
+    **dict.fromkeys(("int", "long"), "integer"),
+    **dict.fromkeys(("list", "tuple"), "array"),
+    "bool": "boolean",
+    "dict": "object",
+}
+"""The names that clients give to types, which are those of Python and others, with JSON Schema's."""
+
 _MOST_STEPS = 256
 """References and alternatives that are followed in one schema."""
 
@@ -80,7 +90,8 @@ class ArgumentSchema:
         types: set[str] = set()
         for part in self._parts:
             named = part.get("type")
-            types.update(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
+            names = named if isinstance(named, list) else [named]
+            types.update(_OTHER_NAMES.get(each, each) for each in names if isinstance(each, str))
             if named is None:
                 values = (
                     part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []

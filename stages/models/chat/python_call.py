@@ -78,7 +78,7 @@ class PythonCallReader:
         return at
 
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
-        if isinstance(self._value, _String) and rest.strip() == self._value.quote:
+        if isinstance(self._value, _String) and rest.rstrip(")] \n").strip() == self._value.quote:
             yield ArgumentsPiece('"}')
         elif self._value is None and not self._has_key and self._separator != "{":
             yield ArgumentsPiece("}")

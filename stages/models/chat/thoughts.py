@@ -103,7 +103,9 @@ class ThoughtsFirst:
         if self._header:
             if self._header.startswith(self._held) and self._header != self._held:
                 return
-            self._held, self._header = self._held.removeprefix(self._header), ""
+            bare = self._header.rstrip()
+            is_bare = self._held.startswith(f"{bare}{self._form.end}")
+            self._held, self._header = self._held.removeprefix(bare if is_bare else self._header), ""
         if end := self._ends.search(self._held):
             yield from self._give(end.start())
             self._held = self._held[len(end[0]) :]

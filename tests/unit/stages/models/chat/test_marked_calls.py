@@ -167,6 +167,7 @@ def test_no_text_outside_calls_is_lost_in_any_pieces(text: str, form: CallForm, 
         ("[get_weather(where=here)]", {"where": "here"}),
         ("<|python_start|>[get_weather( city = 'Paris' , )]<|python_end|>", {"city": "Paris"}),
         ("[get_weather()]", {}),
+        ("<|python_start|>get_weather(city='Paris')<|python_end|>", {"city": "Paris"}),
         ("[get_weather(city='Paris'", {"city": "Paris"}),
     ],
 )
