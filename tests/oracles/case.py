@@ -41,7 +41,7 @@ Names: TypeAlias = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader makes of an output: thoughts, messages, and calls as names and arguments.
+    """The reading of an output: thoughts, messages, and calls as names and arguments.
 
     What the oracle does not say is None.
     """

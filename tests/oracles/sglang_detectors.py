@@ -1,4 +1,4 @@
-"""What SGLang's detectors of calls make of the outputs of the other oracles.
+"""The readings of the outputs of the other oracles by SGLang's detectors of calls.
 
 They run in a process of their own: see `sglang_reader`.  A detector that reads an output otherwise in pieces than as a
 whole says nothing.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
+from penstock.stages.models.chat.marks import begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAMES = frozenset({"name", "tool_name"})
@@ -181,7 +182,7 @@ class HeadedCall:
         """True at the beginning of a head, or at a letter if heads begin with the name."""
         if not self.begin:
             return text[:1].isalpha() or text[:1] == "_"
-        return text.startswith(self.begin) or (None if self.begin.startswith(text) else False)
+        return begins_with(text, self.begin)
 
     def __call__(self, site: CallSite) -> HeadedCallReader:
         """Return a reader of one call."""

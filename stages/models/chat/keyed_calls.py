@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json, quoted
 from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
-from penstock.stages.models.chat.marks import Marks
+from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _HEAD = re.compile(r"call:\s*([^\s{}:,]+)\s*\{")
@@ -31,7 +31,7 @@ class KeyedCall:
 
     def may_begin(self, text: str) -> bool | None:
         """True at the word that begins a call."""
-        return text.startswith("call:") or (None if "call:".startswith(text) else False)
+        return begins_with(text, "call:")
 
     def __call__(self, site: CallSite) -> KeyedCallReader:
         """Return a reader of one call."""

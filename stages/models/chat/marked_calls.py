@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallReader, CallShape, CallSite
@@ -110,9 +110,8 @@ class MarkedCalls:
         self._marks = Marks((*begins, *form.ends, *form.between, *form.heads))
         self._betweens = Marks(form.between)
         self._brackets = ",;[]" if any(shape.is_listed for shape in form.shapes) else ""
-        after = Marks((*form.ends, *form.between, *begins, *form.heads))
-        self._marked = CallSite.of(start, is_marked=True, after=after)
-        self._unmarked = CallSite.of(start, is_marked=False, after=after)
+        self._marked = CallSite.of(start, is_marked=True, after=self._marks)
+        self._unmarked = replace(self._marked, is_marked=False)
         self._may_be_bare = form.is_bare and bool(self._unmarked.parameters)
         self._state = _State.TEXT
         self._at_line_start = True

@@ -10,6 +10,11 @@ _LONGEST_SPAN = 100
 """Characters of the end of a text in which a mark with ``…`` may have begun."""
 
 
+def begins_with(text: str, begin: str) -> bool | None:
+    """True if ``text`` begins with ``begin``, None if it is too short to tell."""
+    return text.startswith(begin) or (None if begin.startswith(text) else False)
+
+
 class Marks:
     """Finds the first of some texts, and the beginning of one at the end of what has arrived.
 
@@ -27,7 +32,6 @@ class Marks:
         longest_first += [begin for begin, _ in open_marks]
         beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
         self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
-        self.first_letters = frozenset(mark[0] for mark in longest_first)
 
     def search(self, text: str, at: int = 0) -> re.Match[str] | None:
         """Find the first mark from position ``at`` on; of two that begin there, the longer one."""

@@ -71,8 +71,8 @@ class OutputStart:
 
 def wants_no_thought(variables: Mapping[str, Any]) -> bool:
     """True if the variables of a template turn thoughts off, by the names that families use."""
-    said = [variables[name] for name in ("enable_thinking", "thinking") if isinstance(variables.get(name), bool)]
-    return bool(said) and not any(said)
+    switches = [variables[name] for name in ("enable_thinking", "thinking") if isinstance(variables.get(name), bool)]
+    return bool(switches) and not any(switches)
 
 
 class TextParser(Protocol):

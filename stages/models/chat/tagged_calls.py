@@ -15,7 +15,7 @@ from functools import cached_property
 from penstock.stages.models.chat.argument_values import ArgumentSchema, quoted
 from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
 from penstock.stages.models.chat.elements import elements_as_json
-from penstock.stages.models.chat.marks import Marks
+from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"']+)""")
@@ -45,7 +45,7 @@ class Tag:
         """True if ``text`` begins with the tag, None if it is too short to tell."""
         if not self.begin:
             return text[:1] not in ("<", "{", "[")
-        return text.startswith(self.begin) or (None if self.begin.startswith(text) else False)
+        return begins_with(text, self.begin)
 
     def may_go_on(self, text: str) -> bool:
         """True if more text may complete the tag that ``text`` begins with."""
@@ -72,10 +72,9 @@ def unquoted_name(name: str) -> str:
 class TaggedCall:
     """The form of one call: its ``head``, and for each argument a ``parameter``, its value, and ``value_end``.
 
-    ``{key}`` in ``value_end`` stands for the name of the parameter.
-    ``end`` ends the call; without it, the mark after all calls does.  With ``trims_lines``, the template writes a line
-    break before and after each value.  If the schema does not say that a value
-    is text, the attribute ``type_in`` of its parameter does by the word ``texts``.
+    ``{key}`` in ``value_end`` stands for the name of the parameter.  ``end`` ends the call; without it, the mark after
+    all calls does.  With ``trims_lines``, the template writes a line break before and after each value.  If the schema
+    does not say that a value is text, the attribute ``type_in`` of its parameter does by the word ``texts``.
     """
 
     head: Tag

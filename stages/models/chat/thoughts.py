@@ -19,8 +19,8 @@ class ThoughtForm:
     the first mark.
 
     The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer, and those that
-    may stand ``everywhere``.  With
-    ``recurs``, a mark ``start`` begins another thought wherever it stands.  ``header`` is a text after that mark.
+    may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another thought wherever it stands.  ``header``
+    is a text after that mark.
     """
 
     start: str = "<think>"
