@@ -624,6 +624,8 @@ class TurnFinished(_Frame, frozen=True):
     """The model's output; None if the request does not want it."""
     prompt_tokens: int | None = None
     """The engine's own count, from `GenerationFinished`."""
+    stop_reason: str | int | None = None
+    """The text of `Sampling.stop`, or the token of its ``stop_token_ids``, that ended the turn."""
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished

@@ -139,6 +139,8 @@ _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
 def _check_outcome(response: Response) -> None:
     completed = response.status == "completed"
     rule((response.completed_at is not None) == completed, "completed_at belongs to completed responses")
+    has_stopped = response.stop_reason is not msgspec.UNSET
+    rule(completed or not has_stopped, "stop_reason belongs to completed responses")
     rule((response.error is not None) == (response.status == "failed"), "error belongs to failed responses")
     rule(
         (response.incomplete_details is not None) == (response.status == "incomplete"),

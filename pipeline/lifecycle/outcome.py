@@ -23,6 +23,7 @@ _NO_OUTCOME: dict[str, Any] = {
     "error": None,
     "output": (),
     "usage": None,
+    "stop_reason": UNSET,
 }
 
 

@@ -133,6 +133,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM); None until the end."""
     output_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
     """The model's output, under the same condition."""
+    stop_reason: str | int | UnsetType = UNSET
+    """The text of ``stop``, or the token of ``stop_token_ids``, that ended the response (vLLM's name)."""
 
 
 ANSWERING: Mapping[str, Any] = {

@@ -119,10 +119,13 @@ class ResponseWriter:
         self._check_closed()
         metrics.TURNS.observe(len(self._turns.finished))
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
-        match self._turns.finished[-1].reason:
+        last = self._turns.finished[-1]
+        match last.reason:
             case "stop":
                 completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
                 response = replace(response, status="completed", completed_at=completed_at)
+                if last.stop_reason is not None:
+                    response = replace(response, stop_reason=last.stop_reason)
             case "cancelled":
                 response = cancelled_response(response, response.output, response.usage)
             case "length":

@@ -72,8 +72,8 @@ class TurnParser(ABC):
 
     def __init__(self, started: frames.GenerationStarted) -> None:
         self._sampling = started.facts.sampling
-        self._is_stopped = False
-        """True if a stop string ended the turn; the engine may still generate."""
+        self._stopped_by = ""
+        """The stop string that ended the turn; the engine may still generate."""
         self._prompt_tokens = started.prompt_tokens
         self._cached_tokens = 0
         self._plain_texts: Mapping[int, str] | None = None
@@ -123,6 +123,10 @@ class TurnParser(ABC):
         return TurnTokens(self._prompt_tokens, self._cached_tokens, len(self._tokens), reasoning)
 
     @property
+    def _is_stopped(self) -> bool:
+        return bool(self._stopped_by)
+
+    @property
     @abstractmethod
     def _open_reasoning_tokens(self) -> int:
         """The tokens of reasoning that are not in `_reasoning_tokens` yet."""
@@ -153,7 +157,15 @@ class TurnParser(ABC):
             duration=finished.duration,
             raw_messages=raw_messages,
             prompt_tokens=finished.prompt_tokens,
+            stop_reason=self._stop_reason(finished),
         )
+
+    def _stop_reason(self, finished: frames.GenerationFinished) -> str | int | None:
+        if self._is_stopped:
+            return self._stopped_by
+        stops = self._sampling.stop_token_ids or ()
+        ends_at_stop = finished.reason == "stop" and self._tokens and self._tokens[-1] in stops
+        return self._tokens[-1] if ends_at_stop else None
 
 
 def grammar_broken() -> EngineFailed:

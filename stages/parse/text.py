@@ -62,7 +62,12 @@ class ItemText:
     @property
     def is_cut(self) -> bool:
         """True if a stop string was found."""
-        return self._stop is not None and self._stop.found
+        return bool(self.cut_by)
+
+    @property
+    def cut_by(self) -> str:
+        """The stop string that was found; empty if there is none."""
+        return self._stop.found if self._stop else ""
 
     @property
     def written(self) -> str:
@@ -144,8 +149,8 @@ class StopStrings:
         self._is_due = is_due
         self._first_character = re.compile(f"[{re.escape(''.join(stop[0] for stop in stops))}]")
         self._held_back = ""
-        self.found = False
-        """True if a stop string was found.  It is dropped, with all text after it."""
+        self.found = ""
+        """The stop string that was found.  It is dropped, with all text after it."""
 
     def feed(self, text: str) -> str:
         """Return the text that may pass: all text before a stop string, or before a possible beginning of one.
@@ -161,8 +166,9 @@ class StopStrings:
             return text
         text = self._held_back + text
         if occurrence := min(self._ends(text), default=None):
-            self.found, self._held_back = True, ""
-            return text[: occurrence[1]]
+            end, start = occurrence
+            self.found, self._held_back = text[start:end], ""
+            return text[:start]
         passes = len(text) - self._beginning(text)
         self._held_back = text[passes:]
         return text[:passes]

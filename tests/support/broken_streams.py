@@ -75,6 +75,7 @@ BROKEN: dict[str, list[Change]] = {
         begin(error=ERROR),
         begin(completed_at=1),
         begin(incomplete_details=DETAILS),
+        begin(stop_reason="END"),
         begin(input_messages=({},)),
         begin(output_messages=({},)),
     ],
@@ -114,6 +115,7 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "completed_at belongs to completed responses": [end(completed_at=None), of(CUT_TURN, end(completed_at=1))],
     "error belongs to failed responses": [end(error=ERROR), of(CUT_TURN, end(error=ERROR))],
+    "stop_reason belongs to completed responses": [of(CUT_TURN, end(stop_reason="END"))],
     "incomplete_details belong to incomplete responses": [
         end(incomplete_details=DETAILS),
         of(CUT_TURN, end(incomplete_details=None)),

@@ -305,7 +305,7 @@ class ChatParser(TurnParser):
         if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
             item.text.write(rest)
         yield from item.text.close()
-        self._is_stopped = item.text.is_cut
+        self._stopped_by = item.text.cut_by
         is_as_written = complete and not item.repairs and not self._is_stopped
         tokens = self._tokens[item.began_at : upto] if is_as_written else ()
         yield frames.ItemClosed(complete, item.repairs, tuple(tokens), self._is_stopped)

@@ -187,7 +187,7 @@ class HarmonyParser(TurnParser):
             if rest:
                 yield frames.ItemDelta(rest)
         repairs = tuple(item.reading.repairs)
-        self._is_stopped = item.text.is_cut
+        self._stopped_by = item.text.cut_by
         token_ids = self._message_tokens() if is_marked and not repairs and not self._is_stopped else ()
         yield frames.ItemClosed(complete, repairs, token_ids, self._is_stopped)
         # a bare message ends at the token that opens it

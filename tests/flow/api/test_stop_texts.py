@@ -24,6 +24,7 @@ async def test_engine_stops_at_a_stop_text(served: ScriptedServer, chunk_size: i
     served.engine.script = script(THOUGHT + MESSAGE, endless=True, chunk_size=chunk_size)
     _, answer = await served.post(ENDED)
     assert (answer["status"], texts(answer["output"])) == ("completed", ["one END two", "three "])
+    assert answer["stop_reason"] == "END"
     assert answer["usage"]["output_tokens"] == len(script(f"{THOUGHT}{MESSAGE[: -len(' four')]}").token_ids)
     await api_clients.wait_until(lambda: not served.engine.running)
     assert served.engine.aborted == 1

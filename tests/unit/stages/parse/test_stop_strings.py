@@ -23,7 +23,7 @@ from tests.support.parsed_output import (
     turn_finished,
     turn_started,
 )
-from tests.support.stop_strings import before_stop, check_turn
+from tests.support.stop_strings import check_turn, cut_at_stop
 
 letters = st.text("ab", max_size=30)
 stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
@@ -37,8 +37,8 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 def test_text_ends_at_the_first_stop_string(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
     machine = StopStrings(stops)
     passed = [machine.feed(piece) for piece in pieces(text, cuts)]
-    assert "".join([*passed, machine.flush()]) == before_stop(text, stops)
-    assert machine.found == any(stop in text for stop in stops)
+    before, found = cut_at_stop(text, stops)
+    assert ("".join([*passed, machine.flush()]), machine.found) == (before, found)
 
 
 @given(letters, stop_strings)
@@ -107,6 +107,20 @@ def test_later_tokens_are_neither_read_nor_counted(encoding: HarmonyEncoding) ->
     )
     finished = turn_finished(parsed)
     assert (finished.reason, finished.output_tokens, finished.cached_tokens) == ("stop", 5, 4)
+
+
+@pytest.mark.parametrize(("stop_token_ids", "reason"), [((200012,), "stop"), ((200012,), "length"), ((5,), "stop")])
+def test_turn_names_the_stop_token_of_its_request(
+    stop_token_ids: tuple[int, ...], reason: frames.FinishReason, encoding: HarmonyEncoding
+) -> None:
+    tokens = encoding.encode_markup(f"{CALL}{{}}<|call|>")
+    assert tokens[-1] == 200012
+    started = turn_started(sampling=frames.Sampling(1.0, 1.0, stop_token_ids=stop_token_ids))
+    parsed = parse_harmony_frames(
+        encoding, [started, *token_chunks(tokens, 3), frames.GenerationFinished(reason, 0, 1)]
+    )
+    ended_by = 200012 if reason == "stop" and 200012 in stop_token_ids else None
+    assert turn_finished(parsed).stop_reason == ended_by
 
 
 def test_stop_string_does_not_span_two_items(encoding: HarmonyEncoding) -> None:
