@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,9 @@ from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE
 
 TOOLS = ROOT / ".cache" / "image"
+LAYERS = TOOLS / "layers"
+MOST_LAYERS = 100
+"""Layers of former builds that are kept; the first build makes about ten, and one of changed code half as many."""
 DEBIAN = "docker.io/library/debian:bookworm-slim"
 CERTIFICATES = "/run/certificates.crt"
 
@@ -35,17 +39,28 @@ def output_of(*command: str | Path, folder: Path = ROOT) -> str:
 
 @dataclass(frozen=True)
 class Builder:
-    """Images in a folder."""
+    """Images, whose layers are kept for the next build, and what is mounted in a folder."""
 
     folder: Path
 
     def buildah(self, *arguments: str | Path) -> str:
-        return output_of(
-            "buildah", "--root", self.folder / "images", "--runroot", self.folder / "mounted", *arguments
-        ).strip()
+        return output_of("buildah", "--root", LAYERS, "--runroot", self.folder / "mounted", *arguments).strip()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Remove the containers at the end of a block, and the layers if there are too many."""
+        try:
+            yield
+        finally:
+            self.buildah("umount", "--all")
+            self.buildah("rm", "--all")
+            if len(self.buildah("images", "--all", "--quiet").split()) > MOST_LAYERS:
+                shutil.rmtree(LAYERS)
 
     def base(self) -> None:
-        """Make the image that `deploy/Dockerfile` begins with, from the packages of Debian."""
+        """Make the image that `deploy/Dockerfile` begins with, from the packages of Debian, unless it is kept."""
+        if self.buildah("images", "--quiet", "--filter", f"reference={DEBIAN}"):
+            return
         container = self.buildah("from", "scratch")
         self.buildah("add", "-q", container, TOOLS / "debian.tar", "/")
         self.buildah("commit", "-q", "--rm", container, DEBIAN)

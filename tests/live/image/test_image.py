@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -41,10 +40,9 @@ Start: TypeAlias = Callable[..., AbstractContextManager[Container]]
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     builder = Builder(tmp_path_factory.mktemp("image"))
-    builder.base()
-    yield builder.build("plain")
-    builder.buildah("umount", "--all")
-    shutil.rmtree(builder.folder)
+    with builder.kept():
+        builder.base()
+        yield builder.build("plain")
 
 
 @pytest.fixture
