@@ -146,6 +146,7 @@ class Server:
 
     url: str
     log: Path
+    store: Path
 
 
 @pytest.fixture(scope="session")
@@ -154,13 +155,14 @@ def server(
 ) -> Generator[Server, None, None]:
     """The server that ``--serve`` starts; if ``--behind`` starts a vLLM server, that is its engine."""
     folder = tmp_path_factory.mktemp("serve")
-    command = [*shlex.split(request.config.getoption("--serve")), f"--store={folder}/store.sqlite3"]
+    store = folder / "store.sqlite3"
+    command = [*shlex.split(request.config.getoption("--serve")), f"--store={store}"]
     command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}"]
     with ExitStack() as ending:
         if behind := request.config.getoption("--behind"):
             command.append(f"--engine={ending.enter_context(running(shlex.split(behind), folder / 'vllm.log'))}")
         log = folder / "serve.log"
-        yield Server(ending.enter_context(running(command, log)) + "/v1", log)
+        yield Server(ending.enter_context(running(command, log)) + "/v1", log, store)
 
 
 @pytest.fixture(scope="session")

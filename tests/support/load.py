@@ -22,7 +22,7 @@ from tests.support.releases import Program, running_release
 from tests.support.server_process import ServerProcess
 from tests.support.stores import database_at
 
-USERS = 8
+USERS = 5
 TURNS = 3
 """Turns of each conversation; each may be at another server, of another release."""
 

@@ -10,12 +10,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import Codex, running
+from tests.support.client_server import Codex, Server, running
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "api" / "CODEX.md").read_text()
@@ -77,14 +76,8 @@ def changed(text: str, sign: str, **values: str | int) -> str:
 
 
 @pytest.fixture
-def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
-    """Run a server without a search, for the length of a block, on a store that the next one uses again."""
-
-    @contextmanager
-    def run() -> Iterator[str]:
-        options = [f"--store={tmp_path}/store.sqlite3", "--leave-out-tool=web_search"]
-        command = [*shlex.split(request.config.getoption("--serve")), *options]
-        with running(command, tmp_path / "serve.log") as address:
-            yield f"{address}/v1"
-
-    return run
+def sibling(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> Iterator[str]:
+    """Run another server on the store of the server under test, without a search; yield the base URL for clients."""
+    options = [f"--store={server.store}", "--leave-out-tool=web_search"]
+    with running([*shlex.split(request.config.getoption("--serve")), *options], tmp_path / "serve.log") as address:
+        yield f"{address}/v1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -106,19 +105,15 @@ def test_session_is_compacted_and_goes_on(codex: Codex, settle: Callable[..., No
     assert len(summaries(codex)) == 2
 
 
-def test_compacted_session_goes_on_after_a_restart_of_the_server(
-    codex: Codex, settle: Callable[..., None], own_server: Callable[[], AbstractContextManager[str]]
-) -> None:
-    """What the first server has sealed, the second one opens with the key of the store."""
+def test_compacted_session_goes_on_at_another_server(codex: Codex, settle: Callable[..., None], sibling: str) -> None:
+    """What the first server has sealed, the second one opens with the key of their store."""
     (codex.home / ".profile").write_text(LONG_OUTPUT)
-    with own_server() as url:
-        settle(url, window=SMALL, sockets=True)
-        codex.events("Show the current folder.")
+    settle(window=SMALL, sockets=True)
+    codex.events("Show the current folder.")
     (summary,) = summaries(codex)
     assert summary.startswith("pst1.")
-    with own_server() as url:
-        settle(url, window=SMALL, sockets=True)
-        events = codex.events("resume", "--last", "Write hello into hello.txt.")
+    settle(sibling, window=SMALL, sockets=True)
+    events = codex.events("resume", "--last", "Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
     assert answers(events) == ["hello.txt now says hello."]
     assert summaries(codex) == [summary]
