@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.pipeline.frames import CallSyntax, GenerationStarted, with_facts
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
@@ -172,6 +173,7 @@ THOUGHT_OPEN = f"{USER_TURN}<think>\n"
 @dataclass(frozen=True)
 class UnknownCallSyntax:
     thinking: tuple[str, str] | None = ("<think>", "</think>")
+    call_id: CallId = id_of_client
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         raise NotImplementedError

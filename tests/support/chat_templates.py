@@ -11,6 +11,7 @@ from typing import Any
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item
+from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -102,6 +103,7 @@ class NoParsers:
     """Parsers of a model without known marks of reasoning and calls."""
 
     thinking = None
+    call_id = staticmethod(id_of_client)
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         raise AssertionError
@@ -130,12 +132,13 @@ async def text(conversation: ResolvedRequest, template: str = QWEN_TEMPLATE, **s
     return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
 
 
-def lay_out_messages(conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None) -> ChatConversation:
+def lay_out_messages(
+    conversation: ResolvedRequest, *, images: Mapping[str, str] | None = None, call_id: CallId = id_of_client
+) -> ChatConversation:
     instructions, items = split(conversation)
     ends = model_with_template().stop_token_ids
-    return chat_conversation(
-        instructions, items, MessageContext(conversation, ToolNames(conversation.facts.tools), images or {}, ends)
-    )
+    names = ToolNames(conversation.facts.tools)
+    return chat_conversation(instructions, items, MessageContext(conversation, names, images or {}, ends, call_id))
 
 
 def messages_in_brief(conversation: ResolvedRequest) -> list[dict[str, Any]]:

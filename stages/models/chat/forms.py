@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from penstock.stages.models.chat.call_ids import function_and_place, nine_characters, place_alone
 from penstock.stages.models.chat.json_calls import HeadedCall, JsonCall, kimi_name
 from penstock.stages.models.chat.keyed_calls import KeyedCall
 from penstock.stages.models.chat.marked_calls import CallForm
@@ -92,6 +93,7 @@ _COHERE = CallForm(
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
     drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    call_id=place_alone,
 )
 _PLAMO = "<|plamo:{}:plamo|>".format
 
@@ -140,6 +142,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ("<|tool_calls_section_end|>",),
         shapes=(HeadedCall(r"([^<]*)<\|tool_call_argument_begin\|>\s*", "<|tool_call_begin|>", kimi_name),),
         between=("<|tool_call_end|>",),
+        call_id=function_and_place,
     ),
     "kimi_k3": CallForm(
         ("<|open|>tools<|sep|>",), ("<|close|>tools<|sep|>",), shapes=(_KIMI_K3,), drops=_KIMI_K3_ANSWER
@@ -169,6 +172,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             HeadedCall(r"([A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\]\s*[\w-]*)?\s*(?:\[ARGS\])?\s*"),
             _JSON,
         ),
+        call_id=nine_characters,
     ),
     "nemotron_nano_v2": CallForm(("<TOOLCALL>",), ("</TOOLCALL>",)),
     "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), shapes=(PythonCall(),), is_bare=True),

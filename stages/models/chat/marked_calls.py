@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallReader, CallShape, CallSite
 from penstock.stages.models.chat.json_calls import JsonCall
 from penstock.stages.models.chat.marks import Marks
@@ -27,6 +28,8 @@ class CallForm:
     With ``is_bare``, calls at the beginning of a line count without a mark, if they name a function that may be called,
     and so do calls after ``fences``, marks that other text may have as well.  Calls whose shape has a beginning of its
     own count without a mark if they are whole.  ``drops`` are marks around the answer.
+
+    ``call_id`` makes the ids that the template shows.
     """
 
     begins: tuple[str, ...] = ()
@@ -36,6 +39,7 @@ class CallForm:
     is_bare: bool = False
     between: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
+    call_id: CallId = id_of_client
 
     def __call__(self, start: OutputStart, *, whole: bool = False) -> MarkedCalls:
         """Return a reader of these calls; with ``whole``, calls count only if they are whole."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from penstock.pipeline.frames import GenerationStarted, TokenIds
+from penstock.stages.models.chat.call_ids import CallId
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
 ChatMessage: TypeAlias = dict[str, Any]
@@ -120,6 +121,11 @@ class Parsers(Protocol):
     @property
     def thinking(self) -> tuple[str, str] | None:
         """The marks around reasoning, as start and end; None for a model without them."""
+        ...
+
+    @property
+    def call_id(self) -> CallId:
+        """What makes the ids of calls that the template shows."""
         ...
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:

@@ -11,7 +11,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, ReadOutput, Traits
-from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, reader, thinking
+from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, call_id, reader, thinking
 from penstock.stages.models.chat.syntaxes import Answered, OutputStart, wants_no_thought
 from penstock.stages.models.vllm_private import (
     changes_input,
@@ -73,6 +73,7 @@ class VllmParsers:
         marks = parser and parser.reasoning_parser
         start, end = (marks.reasoning_start_str, marks.reasoning_end_str) if marks else (None, None)
         self.thinking = (start, end) if start and end else thinking(self._reasoning)
+        self.call_id = call_id(self._calls)
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         try:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
 from penstock.pipeline.plugins import PARSERS, WrongPlugin, called, function_named, installed, names_code
+from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
@@ -72,6 +73,12 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
 def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:
     """Return the marks around the thoughts that a parser reads; None if it does not say."""
     return getattr(_described(parser), "thinking", None)
+
+
+def call_id(parser: MakeSyntax | None) -> CallId:
+    """Return what makes the ids of calls that a parser reads; those of clients if it does not say."""
+    made: CallId = getattr(_described(parser), "call_id", id_of_client)
+    return made
 
 
 def _described(parser: MakeSyntax | None) -> object:

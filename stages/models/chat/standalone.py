@@ -25,6 +25,7 @@ from penstock.stages.models.chat.registry import (
     OWN_CALLS,
     OWN_THOUGHTS,
     NamedParser,
+    call_id,
     operator_parser,
     reader,
     thinking,
@@ -209,6 +210,7 @@ class OwnParsers:
         self._reasoning = reasoning
         self._calls = calls
         self.thinking = thinking(reasoning)
+        self.call_id = call_id(calls)
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()

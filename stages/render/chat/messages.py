@@ -16,6 +16,7 @@ from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.params.json_body import DEEPEST
+from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.item_texts import (
@@ -149,13 +150,15 @@ class ChatConversation:
 class MessageContext:
     """The context that turns items into messages.
 
-    ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.
+    ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.  ``call_id`` makes the
+    ids of calls.
     """
 
     request: ResolvedRequest
     names: ToolNames
     images: Mapping[str, str]
     stops: Collection[int]
+    call_id: CallId = id_of_client
 
 
 def chat_conversation(instructions: str, history: Sequence[items.Item], context: MessageContext) -> ChatConversation:
@@ -194,6 +197,8 @@ class _Messages:
         self._outputs = {caller: history[at] for at, caller in self._callers.items()}
         self._refusals = refusals_in(history)
         self._turn: Turn | None = None
+        self._called = 0
+        """The number of calls so far."""
 
     def add(self, message: ChatMessage) -> None:
         """Append a message that the model did not write.  It ends the model's turn."""
@@ -285,16 +290,23 @@ class _Messages:
         if call is None or again:
             self.close()
             name, arguments = (self._context.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
-            self._turn = Turn(calls=[_call_of(output.call_id, name, arguments)], is_whole=False, returned=True)
-            self._turn.results.append(_result_of(output.call_id, name, self._output(output, again)))
+            self._turn = Turn(is_whole=False, returned=True)
+            self._pair(self._turn, name, arguments, output.call_id, self._output(output, again))
         elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
             self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 
     def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: _Content | None) -> None:
         name, argument, text = self._context.names.of_call(call), text_argument(call), arguments_of(call)
-        turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
+        self._pair(turn, name, json_text({argument: text}) if argument else text, call_id, result)
+
+    def _pair(self, turn: Turn, name: str, arguments: str, call_id: str, result: _Content | None) -> None:
+        """Add a call to a turn, with its result if there is one, under the id that the template shows."""
+        shown = self._context.call_id(name, self._called, call_id)
+        self._called += 1
+        function = {"name": name, "arguments": Arguments(arguments)}
+        turn.calls.append({"id": shown, "type": "function", "function": function})
         if result is not None:
-            turn.results.append(_result_of(call_id, name, result))
+            turn.results.append({"role": "tool", "tool_call_id": shown, "name": name, "content": result})
 
     def _output(self, output: items.CallOutput, call: items.Call | None) -> _Content:
         if result := self._results.get(output.id):
@@ -324,11 +336,3 @@ class _Messages:
 
 def _text(part: items.MessagePart) -> str:
     return part.refusal if isinstance(part, items.Refusal) else part.text
-
-
-def _call_of(call_id: str, name: str, text: str) -> ChatMessage:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": Arguments(text)}}
-
-
-def _result_of(call_id: str, name: str, content: _Content) -> ChatMessage:
-    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
@@ -45,7 +44,7 @@ class Rendering:
         self._chat = chat
         self._context_length = context_length
         self._source = request.facts.template.source
-        self._context = MessageContext(request, names, images, frozenset(chat.stop_token_ids))
+        self._context = MessageContext(request, names, images, frozenset(chat.stop_token_ids), chat.parsers.call_id)
 
     def prompt(self, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]]:
         """Return the prompt with these items.
@@ -210,14 +209,8 @@ def _of_effort(effort: str | None) -> Mapping[str, Any]:
     return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
-_ID_LENGTH = 9
-
-
 def simplified(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with all instructions in one, consecutive messages of one side merged, and short call ids.
-
-    Short ids are Mistral's form: 9 letters or digits.
-    """
+    """Return the messages with all instructions in one, and consecutive messages of one side merged."""
     instructions = [message["content"] for message in messages if message["role"] == "system"]
     plain: list[ChatMessage] = [{"role": "system", "content": "\n\n".join(instructions)}] if instructions else []
     for message in messages:
@@ -229,7 +222,7 @@ def simplified(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         elif last and last["role"] == message["role"] == "assistant" and not last.get("tool_calls"):
             plain[-1] = {**last, **message, "content": _joined(last["content"] or "", message["content"] or "")}
         else:
-            plain.append(_with_short_ids(message))
+            plain.append(message)
     return plain
 
 
@@ -241,17 +234,3 @@ def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
 
 def _parts(content: str | list[Any]) -> Iterable[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _with_short_ids(message: ChatMessage) -> ChatMessage:
-    if calls := message.get("tool_calls"):
-        return {**message, "tool_calls": [{**call, "id": _short(call["id"])} for call in calls]}
-    if "tool_call_id" in message:
-        return {**message, "tool_call_id": _short(message["tool_call_id"])}
-    return message
-
-
-def _short(call_id: str) -> str:
-    if len(call_id) == _ID_LENGTH and call_id.isalnum():
-        return call_id
-    return sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from tests.support.harmony import (
     shell_output,
     web_call,
 )
+from tests.support.parallel_calls import Parallel, parallel_turns
 
 pytestmark = pytest.mark.vllm
 
@@ -332,6 +334,18 @@ def test_results_follow_the_message_of_their_calls(history: list[items.Item]) ->
             awaited = [made["id"] for made in shown.get("tool_calls", ())]
     whole = "\n".join(f"{shown.get('content')} {shown.get('reasoning')}" for shown in messages)
     assert all(item.text in whole for item in history if isinstance(item, items.Message | items.Reasoning))
+
+
+@given(parallel_turns())
+def test_outputs_of_parallel_calls_are_read_in_the_order_of_the_calls(turns: list[Parallel]) -> None:
+    sent = lay_out_messages(conversation(history=[item for turn in turns for item in turn.as_sent]))
+    assert sent == lay_out_messages(conversation(history=[item for turn in turns for item in turn.in_order]))
+    called: list[str] = []
+    for shown, group in groupby(sent.messages, lambda shown: shown["role"]):
+        if shown == "assistant":
+            called = [made["id"] for made in [*group][-1].get("tool_calls", ())]
+        elif shown == "tool":
+            assert [result["tool_call_id"] for result in group] == called
 
 
 CONTINUED: Mapping[str, tuple[items.Item, ...]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
@@ -12,7 +12,7 @@ from itertools import chain
 import msgspec
 import openai_harmony as reference
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
@@ -31,7 +31,6 @@ from tests.support.harmony import (
     custom_call,
     custom_output,
     function,
-    mcp_call,
     message,
     our_section,
     output,
@@ -43,9 +42,8 @@ from tests.support.harmony import (
     reference_message,
     reference_section,
     reference_system,
-    shell_call,
-    shell_output,
 )
+from tests.support.parallel_calls import Parallel, parallel_calls, parallel_turns
 
 
 async def rendered(encoding: HarmonyEncoding, conversation: ResolvedRequest) -> Prompt:
@@ -339,39 +337,20 @@ def test_developer_message_is_encoded_as_one_text(instructions: str) -> None:
     assert [token for part in message.texts for token in load_encoding().encode(part)] == whole
 
 
-CALLS: Mapping[str, Callable[[str, str], items.Item]] = {
-    "function": lambda text, call_id: call("f", text, call_id),
-    "of a namespace": lambda text, call_id: call("f", text, call_id, namespace="team"),
-    "custom": lambda text, call_id: custom_call("f", text, call_id),
-    "shell": lambda text, call_id: shell_call(text, call_id=call_id, here=False),
-}
-OUTPUTS: Mapping[str, Callable[[str, str], items.Item]] = {
-    "function": output,
-    "of a namespace": output,
-    "custom": custom_output,
-    "shell": lambda text, call_id: shell_output({"stdout": text}, call_id=call_id),
-}
-
-
-@given(
-    st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=6).flatmap(
-        lambda kinds: st.tuples(st.just(kinds), st.permutations(range(len(kinds))))
-    ),
-    st.booleans(),
-)
-@example((["function", "function"], [1, 0]), False)
-@example((["custom", "function"], [1, 0]), True)
-def test_output_stands_right_behind_its_call(parallel: tuple[list[str], list[int]], is_served: bool) -> None:
+@given(parallel_turns())
+def test_outputs_of_parallel_calls_are_read_behind_their_calls(turns: list[Parallel]) -> None:
     """A message has no ``call_id``: the order alone tells the outputs of two calls of one function apart."""
-    kinds, order = parallel
-    made = [CALLS[kind](f"<{at}>", f"call_{at}") for at, kind in enumerate(kinds)]
-    served = [mcp_call("read", "<served>", "[served]")] if is_served else []
-    outputs = [OUTPUTS[kinds[at]](f"[{at}]", f"call_{at}") for at in order]
-    prompt = prompt_text(conversation(*outputs, history=[message("user", "?"), *made, *served]))
-    numbered = [str(at) for at in range(len(kinds))]
-    assert re.findall(r"<(\w+)>|\[(\w+)\]", prompt) == [
-        pair for name in (*numbered, *["served"] * is_served) for pair in ((name, ""), ("", name))
-    ]
+    sent = [item for turn in turns for item in turn.as_sent]
+    behind = [item for turn in turns for item in turn.behind]
+    assert prompt_ids(conversation(history=sent)) == prompt_ids(conversation(history=behind))
+
+
+@given(parallel_calls())
+def test_outputs_may_come_after_later_messages(turn: Parallel) -> None:
+    later = (message("assistant", "Wait.", phase="commentary"), message("user", "Well?"))
+    outputs = turn.as_sent[-len(turn.outputs) :] if turn.outputs else ()
+    late = [*turn.before, *turn.calls, *turn.served, *later, *outputs]
+    assert prompt_ids(conversation(history=late)) == prompt_ids(conversation(history=[*turn.behind, *later]))
 
 
 def test_output_has_the_function_of_its_call() -> None:
