@@ -125,7 +125,7 @@ class Parsers(Protocol):
 
     @property
     def call_id(self) -> CallId:
-        """What makes the ids of calls that the template shows."""
+        """The function that makes the ids of calls that the template shows."""
         ...
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:

@@ -76,7 +76,7 @@ def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:
 
 
 def call_id(parser: MakeSyntax | None) -> CallId:
-    """Return what makes the ids of calls that a parser reads; those of clients if it does not say."""
+    """Return the function that makes the ids of calls that a parser reads; they are the client's if it does not say."""
     made: CallId = getattr(_described(parser), "call_id", id_of_client)
     return made
 

@@ -48,6 +48,7 @@ def test_ids_have_the_form_of_the_family(call_id: CallId, turns: list[Parallel])
     sent = conversation(history=[item for turn in turns for item in turn.as_sent])
     plain, shown = lay_out_messages(sent).messages, lay_out_messages(sent, call_id=call_id).messages
     called: list[str] = []
+    ids: dict[str, str] = {}
     for before, after in zip(plain, shown, strict=True):
         known = [made["id"] for made in before.get("tool_calls", ())]
         new = [made["id"] for made in after.get("tool_calls", ())]
