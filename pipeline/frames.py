@@ -587,7 +587,7 @@ Repair: TypeAlias = Literal[
 """An error in the model's markup that `parse` has repaired.
 
 ``unread output`` is text that vLLM's parser leaves out, such as that after a mark in the middle of a sentence.
-``wrapped input`` is a custom tool's input that gpt-oss wrote as the JSON arguments of a function.
+``wrapped input`` is the input of a custom tool that the model wrote in JSON of another form.
 """
 
 

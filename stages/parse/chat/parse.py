@@ -302,8 +302,9 @@ class ChatParser(TurnParser):
             return
         if isinstance(item, _OpenCall):
             complete = complete and ("undeclared tool" in item.repairs or self._completed(item))
-        if isinstance(item, _OpenCall) and item.argument and (rest := item.argument.flush(cut=not complete)):
-            item.text.write(rest)
+        if isinstance(item, _OpenCall) and item.argument:
+            item.text.write(item.argument.flush(cut=not complete))
+            item.repairs += ("wrapped input",) if item.argument.is_repaired else ()
         yield from item.text.close()
         self._stopped_by = item.text.cut_by
         is_as_written = complete and not item.repairs and not self._is_stopped
@@ -311,10 +312,12 @@ class ChatParser(TurnParser):
         yield frames.ItemClosed(complete, item.repairs, tuple(tokens), self._is_stopped)
 
     def _completed(self, call: _OpenCall) -> bool:
-        """Complete the arguments of a call if only brackets are missing; return True if they are an object then."""
+        """Complete the arguments of a call if only brackets are missing; return True if they are whole then."""
         arguments = "".join(call.arguments)
         if is_json_object(arguments):
             return True
+        if call.argument and arguments.strip() and not arguments.lstrip().startswith("{"):
+            return True  # the plain text of the tool
         missing = missing_brackets(arguments)
         if not (missing and is_json_object(arguments + missing)):
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
+from penstock.stages.parse.only_text import OnlyText
 
 _HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=[^\s,}\]])')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?')
@@ -31,7 +32,7 @@ class Unwrapped:
     """Extracts the value of the argument ``name`` from the JSON arguments of one call.
 
     A value that is no string is extracted as its JSON, as some of vLLM's parsers take a text that is JSON for one.
-    Arguments that are not an object with this argument first are passed on unchanged.
+    Arguments that are not an object with this argument first are read as `OnlyText`.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +40,10 @@ class Unwrapped:
         self._value = ValueEnd()
         """The end of a value that is an object or a list."""
         self._held_back = ""
+        self._other = OnlyText(is_json=True)
         self._place = "before"
+        self.is_repaired = False
+        """True if the text was that of another argument, or no argument at all."""
 
     def feed(self, text: str) -> str:
         """Take more JSON and return the text that it completes."""
@@ -52,13 +56,16 @@ class Unwrapped:
                 return self._read_object(text)
             case "scalar":
                 return self._read_scalar(text)
-            case "raw":
-                return text
+            case "other":
+                return self._other.feed(text)
             case _:
                 return ""
 
     def flush(self, *, cut: bool = False) -> str:
-        """Return the text still held back; nothing if generation was ``cut``, as its meaning is then unknown."""
+        """Return the text still held back; if generation was ``cut``, nothing whose meaning is unknown."""
+        if self._place == "other":
+            rest, self.is_repaired = self._other.end()
+            return rest
         if cut:
             return ""
         if self._place == "in":
@@ -80,8 +87,8 @@ class Unwrapped:
         if head is None and len(text) <= _LONGEST_HEAD and _BEGINNING.fullmatch(text):
             self._held_back = text
             return ""
-        self._place, self._held_back = "raw", ""
-        return text
+        self._place, self._held_back = "other", ""
+        return self._other.feed(text)
 
     def _read_object(self, text: str) -> str:
         end = self._value.feed(text)

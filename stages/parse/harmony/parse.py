@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames
 from penstock.stages.models.harmony import vocabulary
-from penstock.stages.parse.harmony.custom_input import CustomInput
 from penstock.stages.parse.harmony.header import HarmonyHeader, HeaderFields, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
+from penstock.stages.parse.only_text import OnlyText
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.text import TokenText
 
@@ -43,7 +43,7 @@ class _OpenItem:
     text: TokenText
     opened_at: int
     """The position after the token that opened it."""
-    custom: CustomInput | None
+    custom: OnlyText | None
     """Unwraps the input of a custom tool that takes any text."""
 
     @property
@@ -164,7 +164,8 @@ class HarmonyParser(TurnParser):
             keeps=self._raw_messages is not None,
         )
         text.write(reading.text_after)
-        custom = CustomInput() if self._recipients.takes_any_text(opening) else None
+        is_json = (reading.content_type or "").endswith("json")
+        custom = OnlyText(is_json=is_json) if self._recipients.takes_any_text(opening) else None
         item = self._state = _OpenItem(opening, reading, text, len(self._tokens), custom)
         yield opening
         yield from item.passed(text.delta())

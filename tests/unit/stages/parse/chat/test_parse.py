@@ -95,6 +95,23 @@ def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str)
     assert (found, text) == (kind, "a\n🧑")
 
 
+@pytest.mark.parametrize("name", ["note", "python"])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('{"patch": "a\\nb"}', "a\nb"),
+        ('"a b"', "a b"),
+        ('"a \\"b\\""', 'a "b"'),
+        ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'),
+        ('{"a": {"b": 1}}', '{"a": {"b": 1}}'),
+    ],
+)
+def test_only_text_is_the_input_whatever_its_name(name: str, written: str, text: str) -> None:
+    for size in (1, 3, 100):
+        found = parsed_items(parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", call(name, written)), size=size))
+        assert [(item.text, item.complete) for item in found] == [(text, True)]
+
+
 @pytest.mark.parametrize(
     "tools", [Toolset(CHAT_TOOLS.tools, "none"), Toolset(CHAT_TOOLS.tools, allowed=((None, "note"),))]
 )

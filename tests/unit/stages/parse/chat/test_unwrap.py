@@ -49,10 +49,16 @@ def test_other_input_in_any_pieces_gives_the_same_text(document: str, data: st.D
 
 
 @pytest.mark.parametrize(
-    "raw", ["ls -l", '{"code": "x"}', '["input"]', '"input"', "{input: 1}", '{"output": 3}', "{}", '{"input"', " "]
+    "raw", ["ls -l", '{"code": "x", "n": 1}', '["input"]', "{input: 1}", '{"output": 3}', "{}", '{"input"', " "]
 )
 def test_other_input_is_kept_unchanged(raw: str) -> None:
     assert unwrapped(raw) == raw
+
+
+@pytest.mark.parametrize("raw", ['{"code": "x"}', '"x"'])
+def test_text_under_another_name_or_alone_is_the_input(raw: str) -> None:
+    for cut in range(len(raw)):
+        assert unwrapped(raw, {cut}) == "x"
 
 
 @pytest.mark.parametrize("value", ['{"a": ["}", {}]}', '[1, "]"]', "3", "-2.5e3", "true", "null", "{}"])
