@@ -44,22 +44,19 @@ def install(pipeline):
 """A stage with a bug: it raises if ``<|call|>`` follows ``<|constrain|>``."""
 
 JUDGE = """
-import sys
-from pathlib import Path
-from penstock.pipeline.frames import TokenChunk, TokenFrame
-from penstock.pipeline.recordings.format import read_frames
-
-frames = read_frames(Path(sys.argv[1]) / "tokens.jsonl", TokenFrame)
-tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
+import json, sys
+with open(sys.argv[1] + "/tokens.jsonl") as file:
+    tokens = [token for frame in map(json.loads, file) for token in frame.get("token_ids", ())]
 print("so many tokens:", len(tokens))
 """
+"""The beginning of a script that starts quickly, as it is run for each candidate."""
 
 
 def judge(folder: Path, says: str) -> str:
     """Write a script that reads the tokens of a candidate and then runs ``says``, and return its command."""
     path = folder / "judge.py"
     path.write_text(JUDGE + says)
-    return f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"
+    return f"{shlex.quote(sys.executable)} -S -E {shlex.quote(str(path))}"
 
 
 def tokens_of(folder: Path) -> list[int]:
