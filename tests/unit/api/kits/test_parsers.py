@@ -24,6 +24,7 @@ PARSERS = OWN_CALLS
 CALL = {name: CALL_MARKUP[name].replace(CITY, "Paris") for name in PARSERS if name in CALL_MARKUP}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALL)
 def test_own_parsers_of_calls_keep_all_rules(name: str) -> None:
     check_parser(PARSERS[name], {f"I look.\n{CALL[name]}": [ContentPiece("I look.\n"), *PARIS]})
