@@ -66,6 +66,7 @@ ENGINE_PARTS = (
     PrivatePart("vllm.v1.engine.core_client", "MPClient", ("core_engines", "resources")),
     PrivatePart("vllm.v1.engine.core_client", "BackgroundResources", ("engine_dead",)),
     PrivatePart("vllm.engine.arg_utils", "EngineArgs", ("_api_process_count", "_api_process_rank")),
+    PrivatePart("vllm.renderers.hf", "maybe_make_thread_pool", ()),
 )
 """Parts that an engine in this process uses."""
 
@@ -118,6 +119,21 @@ def _declared(owner: type) -> Iterator[str]:
 def set_process(arguments: AsyncEngineArgs, count: int, number: int) -> None:
     """Make the engine of ``arguments`` one of ``count`` processes that share the cores, as ``vllm serve`` does."""
     arguments._api_process_count, arguments._api_process_rank = count, number  # noqa: SLF001
+
+
+@contextmanager
+def copying_tokenizers_late() -> Iterator[None]:
+    """Have vLLM copy its tokenizer for a thread when the thread first tokenizes, instead of at the start.
+
+    An engine here gets token ids, so it needs no copy; each would take seconds, with the vocabulary of gpt-oss.
+    """
+    renderer: Any = import_module("vllm.renderers.hf")
+    make = renderer.maybe_make_thread_pool
+    renderer.maybe_make_thread_pool = lambda tokenizer, copies=1: make(tokenizer, 0)
+    try:
+        yield
+    finally:
+        renderer.maybe_make_thread_pool = make
 
 
 def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:

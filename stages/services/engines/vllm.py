@@ -25,6 +25,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.vllm_private import (
     abort_everywhere,
     check_engine_parts,
+    copying_tokenizers_late,
     lose,
     pass_tokens_on,
     set_process,
@@ -399,16 +400,15 @@ class VllmPlan:
 
         mark_workers()
         quiet = self._arguments.disable_log_stats
-        if client is None:
-            llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet)
-        else:
-            llm = AsyncLLM.from_vllm_config(
-                self.config,
-                disable_log_stats=quiet,
-                client_addresses=dict(client.addresses),
-                client_count=client.count,
-                client_index=client.index,
-            )
+        reached = {}
+        if client is not None:
+            reached = {
+                "client_addresses": dict(client.addresses),
+                "client_count": client.count,
+                "client_index": client.index,
+            }
+        with copying_tokenizers_late():
+            llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet, **reached)
         served = self._arguments.served_model_name or self._arguments.model
         names = [served] if isinstance(served, str) else served
         adapters = {

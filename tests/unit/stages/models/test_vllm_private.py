@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from penstock.stages.models import vllm_private
-from penstock.stages.models.vllm_private import PrivatePart, UnknownVllm, pass_tokens_on, set_stream_interval
+from penstock.stages.models.vllm_private import (
+    PrivatePart,
+    UnknownVllm,
+    copying_tokenizers_late,
+    pass_tokens_on,
+    set_stream_interval,
+)
 from penstock.stages.services.engines.stream_interval import MOST
+from tests.support.paths import TINY_QWEN
 
 pytestmark = [
     pytest.mark.vllm,
@@ -187,3 +194,25 @@ def test_start_ends_with_one_sentence_about_all_that_is_missing(
     missing = "RequestState.pace, vllm.v1.engine.output_processor.Outputs, vllm.engine.outputs.Outputs"
     with pytest.raises(UnknownVllm, match=rf"^This penstock works with vLLM .* lacks {re.escape(missing)}$"):
         check()
+
+
+def test_tokenizer_is_copied_for_a_thread_that_tokenizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+    from vllm.renderers import hf  # noqa: PLC0415
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_QWEN)
+    copied = []
+
+    def copy(one: Any, memo: Any) -> Any:
+        copied.append(one)
+        return one
+
+    monkeypatch.setattr(type(tokenizer), "__deepcopy__", copy, raising=False)
+    make = hf.maybe_make_thread_pool
+    with copying_tokenizers_late():
+        assert hf.maybe_make_thread_pool(tokenizer, 2) is tokenizer
+    assert hf.maybe_make_thread_pool is make
+    assert not copied
+    assert tokenizer("Hello")["input_ids"]
+    assert tokenizer("again")["input_ids"]
+    assert len(copied) == 1
