@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -198,8 +199,8 @@ def test_start_ends_with_one_sentence_about_all_that_is_missing(
 
 def test_tokenizer_is_copied_for_a_thread_that_tokenizes(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
-    from vllm.renderers import hf  # noqa: PLC0415
 
+    renderer: Any = import_module("vllm.renderers.hf")
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY_QWEN)
     copied = []
 
@@ -208,10 +209,10 @@ def test_tokenizer_is_copied_for_a_thread_that_tokenizes(monkeypatch: pytest.Mon
         return one
 
     monkeypatch.setattr(type(tokenizer), "__deepcopy__", copy, raising=False)
-    make = hf.maybe_make_thread_pool
+    make = renderer.maybe_make_thread_pool
     with copying_tokenizers_late():
-        assert hf.maybe_make_thread_pool(tokenizer, 2) is tokenizer
-    assert hf.maybe_make_thread_pool is make
+        assert renderer.maybe_make_thread_pool(tokenizer, 2) is tokenizer
+    assert renderer.maybe_make_thread_pool is make
     assert not copied
     assert tokenizer("Hello")["input_ids"]
     assert tokenizer("again")["input_ids"]
