@@ -33,7 +33,7 @@ class UnknownVllm(CannotStart):
 
 @dataclass(frozen=True)
 class PrivatePart:
-    """Attributes of a class of vLLM: methods, fields, and what ``__init__`` sets."""
+    """A function of vLLM, or attributes of a class: methods, fields, and what ``__init__`` sets."""
 
     module: str
     owner: str
