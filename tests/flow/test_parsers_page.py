@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 
 import pytest
 
-from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from tests.support.paths import ROOT
-from tests.support.vllm_source import SOURCES
 
 PAGE = ROOT / "stages" / "PARSERS.md"
+TEMPLATES = ROOT / "tests" / "oracles" / "templates.toml"
 
 HEAD = """# Parsers of chat models
 
@@ -22,7 +23,8 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
   type (`model_type` in `config.json`) begins as the line says. The template of `--chat-template` comes first, then the
   model's own. Without a template the type alone decides.
 * **Doubt.** A warning is logged if the model's own template shows another parser than the operator's, or if models of
-  this type usually need another one.
+  this type usually need another one. So is a template with tools that fits no line: calls are then text, and
+  `--tool-call-parser` names a parser.
 * **Options.** `--tool-call-parser` and `--reasoning-parser` name a parser of these tables or of vLLM, a parser of your
   own, or `none`. If a parser that vLLM reads does not fit the model, the server does not start; if it was selected, it
   is left out with a warning.
@@ -53,47 +55,6 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
 * What stands after the last turn mark of the prompt decides if the output begins in a thought.
 """
 
-TEMPLATES = {
-    "template_alpaca": ("", None, None),
-    "template_chatglm": ("", None, None),
-    "template_chatglm2": ("", None, None),
-    "template_chatml": ("", None, None),
-    "template_falcon": ("", None, None),
-    "template_falcon_180b": ("", None, None),
-    "template_inkbot": ("", None, None),
-    "template_teleflm": ("", None, None),
-    "tool_chat_template_apertus": ("apertus", None, "apertus"),
-    "tool_chat_template_deepseekr1": ("deepseek_v3", None, "deepseek_v3"),
-    "tool_chat_template_deepseekv3": ("deepseek_v3", None, "deepseek_v3"),
-    "tool_chat_template_deepseekv31": ("deepseek_v3", "deepseek_v3", "deepseek_v31"),
-    "tool_chat_template_functiongemma": ("gemma3_text", None, "functiongemma"),
-    "tool_chat_template_gemma3_pythonic": ("gemma3", None, "pythonic"),
-    "tool_chat_template_gemma4": ("gemma4", "gemma4", "gemma4"),
-    "tool_chat_template_glm4": ("glm4", None, "glm45"),
-    "tool_chat_template_granite": ("granite", None, "granite"),
-    "tool_chat_template_granite_20b_fc": ("gpt_bigcode", None, "granite-20b-fc"),
-    "tool_chat_template_hermes": ("llama", None, "hermes"),
-    "tool_chat_template_hunyuan_a13b": ("hunyuan_v1_moe", "hunyuan_a13b", "hunyuan_a13b"),
-    "tool_chat_template_internlm2_tool": ("internlm2", None, "internlm"),
-    "tool_chat_template_llama3.1_json": ("llama", None, "llama3_json"),
-    "tool_chat_template_llama3.2_json": ("llama", None, "llama3_json"),
-    "tool_chat_template_llama3.2_pythonic": ("llama", None, "pythonic"),
-    "tool_chat_template_llama4_json": ("llama4", None, "llama4_json"),
-    "tool_chat_template_llama4_pythonic": ("llama4", None, "llama4_pythonic"),
-    "tool_chat_template_mistral": ("mistral", None, "mistral"),
-    "tool_chat_template_mistral3": ("mistral3", None, "mistral"),
-    "tool_chat_template_mistral_parallel": ("mistral", None, "mistral"),
-    "tool_chat_template_muse_glimmer": ("muse_glimmer", "muse_glimmer", "muse_glimmer"),
-    "tool_chat_template_phi4_mini": ("phi3", None, "phi4_mini_json"),
-    "tool_chat_template_qwen3coder": ("qwen3_moe", None, "qwen3_coder"),
-    "tool_chat_template_toolace": ("llama", None, "pythonic"),
-    "tool_chat_template_xlam_llama": ("llama", None, "xlam"),
-    "tool_chat_template_xlam_qwen": ("qwen2", None, "xlam"),
-}
-"""The templates in vLLM's ``examples``: the type of a model for each, and the parsers of reasoning and of calls."""
-
-EXAMPLES = {path.stem: path for source in SOURCES for path in (source.folder.parent / "examples").glob("*.jinja")}
-
 
 def code(texts: Iterable[str | None], between: str = "") -> str:
     """Return ``texts`` as code in a cell of a table; a text with backticks is put between two of them."""
@@ -110,14 +71,18 @@ def markdown_table(*headings: str, rows: Iterable[str]) -> str:
 
 
 def cells(sign: Sign) -> tuple[str, ...]:
-    return f"`{sign.parser}`", code(sign.marks, " and "), code((f"{each}…" for each in sign.types), ", ")
+    opened = " and `<think>` at the end of a prompt" if sign.opens_thought else ""
+    return f"`{sign.parser}`", code(sign.marks, " and ") + opened, code((f"{each}…" for each in sign.types), ", ")
 
 
 def page() -> str:
     calls = (row(*cells(sign), "penstock" if sign.parser in OWN_CALLS else "vLLM") for sign in TOOL_CALLS)
     reasoning = (row(*cells(sign), "penstock" if sign.parser in OWN_THOUGHTS else "vLLM") for sign in REASONING)
     templates = (
-        row(f"`{name}.jinja`", *(code([each]) for each in entry)) for name, entry in TEMPLATES.items() if entry[2]
+        row(f"`{name}`", server, code([model_type]), code([entry.get("reasoning")]), code([entry.get("calls")]) or why)
+        for server, each in tomllib.loads(TEMPLATES.read_text()).items()
+        for name, entry in each.items()
+        if (model_type := entry.get("type")) and ((why := entry.get("why", "")) or entry.keys() - {"type"})
     )
     return "\n".join(
         (
@@ -126,10 +91,10 @@ def page() -> str:
             markdown_table("parser", "template has", "model type", "read by", rows=calls),
             "## Reasoning\n",
             markdown_table("parser", "template has", "model type", "read by", rows=reasoning),
-            "## Templates of vLLM\n",
-            "The templates for tools in `examples` of vLLM, each given by `--chat-template` to a model of this type:\n",
-            markdown_table("template", "model type", "reasoning", "calls", rows=templates),
-            "The template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
+            "## Templates\n",
+            "Templates with tools or thoughts that vLLM, llama.cpp and SGLang ship, each for a model of this type:\n",
+            markdown_table("template", "shipped by", "model type", "reasoning", "calls", rows=templates),
+            "vLLM's template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
         )
     )
 
@@ -138,15 +103,3 @@ def test_page_is_made_from_the_code(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page())
     assert PAGE.read_text() == page()
-
-
-if EXAMPLES:
-
-    def test_every_template_of_vllm_is_listed() -> None:
-        assert EXAMPLES.keys() == TEMPLATES.keys()
-
-    @pytest.mark.parametrize("name", EXAMPLES)
-    def test_template_of_vllm_selects_the_parsers_of_the_page(name: str) -> None:
-        model_type, reasoning, calls = TEMPLATES[name]
-        found = [guess(signs, [EXAMPLES[name].read_text()], model_type) for signs in (REASONING, TOOL_CALLS)]
-        assert [(each.parser, each.doubt) for each in found] == [(reasoning, ""), (calls, "")]

@@ -1,6 +1,7 @@
 """Compare how penstock reads the output of chat models with what the tests of other servers say.
 
-A difference needs an explanation in ``differences.toml``, and an explanation needs a difference.
+So are the parsers that their chat templates select (``templates.toml``).  A difference needs an explanation in
+``differences.toml``, and an explanation needs a difference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.oracles import llama_cpp_tests, sglang_detectors, vllm_tests
+from tests.oracles import llama_cpp_tests, sglang_detectors, templates, vllm_tests
 from tests.oracles.case import Case, Reading
 from tests.oracles.sources import CACHE
 
@@ -65,7 +66,9 @@ def main() -> int:
     print(f"{len(broken)} outputs with a completed call whose arguments are no JSON object: {BROKEN}")
     for key in (*gone, *known):
         print(f"{DIFFERENCES.name} explains a difference that is none: {key}")
-    return bool(unexplained or broken or gone or known)
+    wrong = [] if only.oracle or only.family else list(templates.unexplained())
+    print(*wrong, f"{len(wrong)} templates that are not read as {templates.DATA.name} says", sep="\n")
+    return bool(unexplained or broken or gone or known or wrong)
 
 
 def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:

@@ -22,68 +22,19 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser
 from tests.oracles.case import Case, Names, Reading, model_of
 from tests.oracles.sources import LLAMA_CPP
+from tests.oracles.templates import expected
 
-MODELS = {
-    "Apertus-8B-Instruct": ("apertus", "apertus"),
-    "Apriel-1.6-15b-Thinker-fixed": ("llava", "apriel"),
-    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
-    "Cohere2MoE": ("cohere2_moe", "cohere_command4"),
-    "CohereForAI-c4ai-command-r-plus-tool_use": ("cohere", "command_r_plus"),
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere2", "cohere_command3"),
-    "GLM-4.6": ("glm4_moe", "glm45"),
-    "GLM-4.7-Flash": ("glm4_moe_lite", "glm45"),
-    "GigaChat3-10B-A1.8B": ("deepseek_v3", "gigachat3"),
-    "GigaChat3.1-10B-A1.8B": ("deepseek_v3", "gigachat3"),
-    "Kimi-K2-Instruct": ("kimi_k2", "kimi_k2"),
-    "Kimi-K2-Thinking": ("kimi_k2", "kimi_k2"),
-    "Kimi-K3": ("kimi_k3", "kimi_k3"),
-    "LFM2-8B-A1B": ("lfm2_moe", "lfm2"),
-    "LFM2.5-8B-A1B": ("lfm2_moe", "lfm2"),
-    "LFM2.5-Instruct": ("lfm2", "lfm2"),
-    "MiMo-VL": ("mimo_vl", "hermes"),
-    "MiniMax-M2": ("minimax_m2", "minimax_m2"),
-    "MiniMax-M3": ("minimax_m3", "minimax_m3"),
-    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral3", "mistral"),
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron_h", "qwen3_coder"),
-    "NVIDIA-Nemotron-Nano-v2": ("nemotron_h", "nemotron_v2"),
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("llama", "hermes"),
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("llama", "hermes"),
-    "Qwen-QwQ-32B": ("qwen2", "hermes"),
-    "Qwen-Qwen2.5-7B-Instruct": ("qwen2", "hermes"),
-    "Qwen3-Coder": ("qwen3_moe", "qwen3_coder"),
-    "Qwen3.5-4B": ("qwen3_5", "qwen3_coder"),
-    "Reka-Edge": ("reka", "hermes"),
-    "Spark2.5": ("spark", "glm45"),
-    "StepFun3.5-Flash": ("step3p5", "step3p5"),
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("llama", "deepseek_v3"),
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("qwen2", "deepseek_v3"),
-    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v3", "deepseek_v31"),
-    "deepseek-ai-DeepSeek-V3.2": ("deepseek_v32", "deepseek_v32"),
-    "deepseek-ai-DeepSeek-V4": ("deepseek_v4", "deepseek_v4"),
-    "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_v4", "deepseek_v4"),
-    "fireworks-ai-llama-3-firefunction-v2": ("llama", "firefunction"),
-    "google-gemma-2-2b-it": ("gemma2", "gemma2"),
-    "google-gemma-4-31B-it": ("gemma4", "gemma4"),
-    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "granite"),
-    "ibm-granite-granite-4.0": ("granitemoehybrid", "granite4"),
-    "ibm-granite-granite-4.1": ("granitemoehybrid", "granite4"),
-    "inclusionai-ling-3.0-flash": ("bailing_moe_v3", "ling3"),
-    "llama-cpp-deepseek-r1": ("deepseek_v3", "deepseek_v3"),
-    "meetkai-functionary-medium-v3.1": ("llama", "functionary"),
-    "meetkai-functionary-medium-v3.2": ("llama", "functionary"),
-    "meta-llama-Llama-3.1-8B-Instruct": ("llama", "llama3_json"),
-    "meta-llama-Llama-3.2-3B-Instruct": ("llama", "llama3_json"),
-    "meta-llama-Llama-3.3-70B-Instruct": ("llama", "llama3_json"),
-    "mistralai-Ministral-3-14B-Reasoning-2512": ("ministral3", "mistral"),
-    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", "mistral"),
-    "moonshotai-Kimi-K2": ("kimi_k2", "kimi_k2"),
-    "muse-glimmer": ("muse_glimmer", "muse_glimmer"),
-    "openai-gpt-oss-120b": ("gpt_oss", "openai"),
-    "openbmb-MiniCPM5-1B": ("minicpm5", "minicpm5"),
-    "unsloth-Apriel-1.5": ("llava", "apriel"),
-    "unsloth-mistral-Devstral-Small-2507": ("mistral", "mistral"),
+FAMILIES = {
+    "Apriel-1.6-15b-Thinker-fixed": "apriel",
+    "CohereForAI-c4ai-command-r-plus-tool_use": "command_r_plus",
+    "NVIDIA-Nemotron-Nano-v2": "nemotron_v2",
+    "fireworks-ai-llama-3-firefunction-v2": "firefunction",
+    "google-gemma-2-2b-it": "gemma2",
+    "meetkai-functionary-medium-v3.2": "functionary",
+    "openai-gpt-oss-120b": "openai",
+    "unsloth-Apriel-1.5": "apriel",
 }
-"""The model type of each template, and the family of its calls."""
+"""The family of calls of each template whose parser has another name."""
 
 _HERE = "vendor/llama.cpp"
 _MARK = re.compile(r"</?[|｜][^<>{}'\" ]{1,40}[|｜]>")
@@ -104,21 +55,21 @@ def cases() -> Iterator[Case]:
 
 def _case(record: dict[str, Any]) -> Case:
     template = Path(record["template"]).stem
-    model_type, family = MODELS[template]
-    source, chat = _model(template, model_type)
+    known = expected()["llama.cpp", template]
+    source, chat = _model(template, known.type)
     tools = tuple(FunctionTool(tool["name"], tool["description"], _schema(tool)) for tool in record["tools"])
     variables: dict[str, Any] = {"enable_thinking": record["thinking"], "thinking": record["thinking"]}
     prompt = default = ""
     if chat is not None:
         prompt, default = (_prompt(chat, source, record, each) for each in (variables, {}))
-    expected = record["expected"]
-    calls = tuple((name, arguments if _is_json(arguments) else None) for name, arguments in expected["calls"])
+    wanted = record["expected"]
+    calls = tuple((name, arguments if _is_json(arguments) else None) for name, arguments in wanted["calls"])
     return Case(
         oracle="llama.cpp",
-        family=family,
+        family=FAMILIES.get(template) or known.calls or "",
         name=f"{template} line {record['line']}",
         text=record["text"],
-        expected=(Reading(expected["reasoning"], expected["content"], calls),),
+        expected=(Reading(wanted["reasoning"], wanted["content"], calls),),
         chat=chat,
         tools=tools,
         variables=variables,

@@ -36,7 +36,8 @@ class Release:
 
     def folder(self) -> Path:
         """Return the folder of the unpacked members, fetched if it is not there yet."""
-        folder = CACHE / f"{self.project}-{self.version}"
+        parts = hashlib.sha256(json.dumps(self.parts).encode()).hexdigest()[:8]
+        folder = CACHE / f"{self.project}-{self.version}-parts-{parts}"
         if not folder.exists():
             incomplete = folder.with_name(f"{folder.name}.part")
             for name, content in _members(self._fetched(), self.suffix):
@@ -94,7 +95,12 @@ VLLM = Release(
     "vllm",
     version("vllm").partition("+")[0],
     ".tar.gz",
-    ("tests/__init__.py", *(f"tests/{part}/" for part in PARSER_FOLDERS)),
+    (
+        "examples/t",
+        "vllm/transformers_utils/chat_templates/",
+        "tests/__init__.py",
+        *(f"tests/{part}/" for part in PARSER_FOLDERS),
+    ),
 )
 LLAMA_CPP = Release(
     "llama-cpp-python",

@@ -122,6 +122,12 @@ CALL_MARKUP: Mapping[str, str] = {
 }
 """A call of ``get_weather`` for each parser of calls, by its name in vLLM."""
 
+OWN_MARKUP: Mapping[str, str] = {
+    "functionary": '<function=get_weather>{"city": "@"}</function>',
+    "nemotron_nano_v2": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
+}
+"""The same for parsers that vLLM does not have."""
+
 WITHOUT_MARKUP: Mapping[str, str] = {
     "cohere_command3": "needs the package cohere_melody",
     "cohere_command4": "needs the package cohere_melody",

@@ -6,28 +6,45 @@ share their marks, or a model has no template in text form, the model type decid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Evidence for a parser: the template contains all ``marks``, and the model type begins with one of ``types``."""
+    """Evidence for a parser: the template contains all ``marks``, and the model type begins with one of ``types``.
+
+    With ``opens_thought``, the end of the prompts that the template makes may also open a thought.
+    """
 
     parser: str
     marks: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    opens_thought: bool = False
 
     def fits(self, template: str, model_type: str) -> bool:
         """True if a model with this template and ``model_type`` matches."""
-        return all(mark in template for mark in self.marks) and (not self.types or model_type.startswith(self.types))
+        return (
+            all(mark in template for mark in self.marks)
+            and (not self.types or model_type.startswith(self.types))
+            and (not self.opens_thought or _may_open_thought(template))
+        )
+
+
+_OPENED = re.compile(r"<think>(?!(?:\\n|\s)*</think>)")
+
+
+def _may_open_thought(template: str) -> bool:
+    """True if the end of a prompt may have ``<think>``: a prompt without it then opens no thought."""
+    return _OPENED.search(template.rpartition("add_generation_prompt")[2]) is not None
 
 
 @dataclass(frozen=True)
 class Guess:
     """A guessed parser and the reason for it; ``parser`` is None if no sign fits.
 
-    ``doubt`` says what else about the model speaks for another parser; empty if nothing does.
+    ``doubt`` says what else about the model speaks for another parser, or for one at all; empty if nothing does.
     """
 
     parser: str | None
@@ -56,7 +73,7 @@ TOOL_CALLS = (
     Sign("jamba", ("<tool_calls>",), ("jamba",)),
     Sign("hunyuan_a13b", ("<tool_calls>",), ("hunyuan",)),
     Sign("hunyuan_a13b", ('<tool_calls>[{"name": "func_name1"',)),
-    Sign("jamba", ("<tool_calls>[",)),
+    Sign("jamba", ("<tool_calls>", '"arguments"')),
     Sign("nemotron_nano_v2", ("<TOOLCALL>[",)),
     # Marks that only one family has.
     Sign("seed_oss", ("<seed:tool_call>",)),
@@ -83,6 +100,7 @@ TOOL_CALLS = (
     Sign("cohere_command4", ("<|START_ACTION|>",), ("cohere2_moe",)),
     Sign("cohere_command3", ("<|START_ACTION|>",)),
     Sign("gigachat3", ("<|role_sep|>", "function call")),
+    Sign("functionary", ("<|python_tag|>", "<function=")),
     Sign("llama3_json", ("<|python_tag|>",)),
     Sign("llama4_json", ('"parameters": dictionary of argument name',), ("llama4",)),
     Sign("llama3_json", ('"parameters": dictionary of argument name',)),
@@ -115,6 +133,7 @@ REASONING = (
     Sign("beam", types=("beam",)),
     Sign("seed_oss", ("<seed:think>",)),
     Sign("gemma4", ("<|channel>",)),
+    Sign("apertus", ("<|inner_prefix|>",)),
     Sign("mistral", ("[THINK]",)),
     Sign("cohere_command4", ("<|START_THINKING|>",), ("cohere2_moe",)),
     Sign("cohere_command3", ("<|START_THINKING|>",)),
@@ -123,7 +142,7 @@ REASONING = (
     Sign("muse", ("<atem:function_calls>", "to=self"), ("muse_spark", "musespark")),
     Sign("muse_glimmer", ("<atem:function_calls>", "to=self")),
     Sign("apriel", ("[BEGIN FINAL RESPONSE]",)),
-    Sign("think", ("<think>",), ("lfm2",)),
+    Sign("think", ("</think>",), ("lfm2",)),
     Sign("granite3", ("<think></think>",), ("granite",)),
     Sign("granite", ("Here is my thought process",), ("granite",)),
     Sign("granite", ("Here is my thought process",)),
@@ -150,7 +169,8 @@ REASONING = (
     Sign("glm45", ("</think>",), ("glm",)),
     # V3.1 thinks if the request sets this template variable; R1 and its kin always think, V3 never does.
     Sign("deepseek_v3", ("<｜", "</think>", " thinking is defined")),
-    Sign("deepseek_r1", ("<｜", "<think>", "</think>")),
+    Sign("deepseek_r1", ("<｜Assistant｜>", "<think>", "</think>")),
+    Sign("think", ("<think>", "</think>"), opens_thought=True),
     Sign("qwen3", ("<think>", "</think>")),
     Sign("mistral", types=("ministral",)),
 )
@@ -165,11 +185,21 @@ def guess(signs: tuple[Sign, ...], templates: Sequence[str], model_type: str) ->
     fitting = (next((sign for sign in signs if sign.fits(each, model_type)), None) for each in templates)
     found = [sign for sign in fitting if sign]
     if not found:
-        return Guess(None, "nothing in its template shows which one it needs")
+        return Guess(None, "nothing in its template shows which one it needs", _unread(signs, templates))
     first, *others = found
     marked = [f"its template has {' and '.join(first.marks)}"] if first.marks else []
     typed = [f"it is a {model_type} model"] if first.types else []
     return Guess(first.parser, " and ".join(marked + typed), _doubt(first, others, signs, model_type))
+
+
+_TOOLS = re.compile(r"\btool(?:s|_calls)\b")
+
+
+def _unread(signs: tuple[Sign, ...], templates: Sequence[str]) -> str:
+    """Return what a template without a sign shows nevertheless."""
+    if signs == TOOL_CALLS and any(map(_TOOLS.search, templates)):
+        return "its template has tools, but shows no known way to call them"
+    return ""
 
 
 def _doubt(chosen: Sign, others: Sequence[Sign], signs: tuple[Sign, ...], model_type: str) -> str:

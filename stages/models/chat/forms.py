@@ -108,6 +108,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "deepseek_v41": _dsml("calls", " "),
     "dots": CallForm(("<dots_function_call>",), ("</dots_function_call>",), shapes=(_INVOKE, _JSON)),
     "ernie45": replace(_MARKED_OBJECTS, drops=("<response>", "</response>")),
+    "functionary": CallForm(ends=("</function>",), shapes=(HeadedCall(r"([^>\n]*)>\s*", "<function="),)),
     "functiongemma": CallForm(("<start_function_call>",), ("<end_function_call>",), shapes=(KeyedCall("<escape>"),)),
     "gemma4": CallForm(("<|tool_call>",), ("<tool_call|>",), shapes=(KeyedCall('<|"|>'),)),
     "gigachat3": CallForm(
@@ -231,6 +232,7 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
         ),
         _THINKS_AT_ONCE,
     ),
+    "apertus": ThoughtForm("<|inner_prefix|>", "<|inner_suffix|>", recurs=True),
     "apriel": ThoughtForm("", "[BEGIN FINAL RESPONSE]", is_open=True, drops=("[END FINAL RESPONSE]",)),
     "cohere_command3": _COHERE_THOUGHTS,
     "cohere_command4": _COHERE_THOUGHTS,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import imported
-from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, Sign, guess
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed
+from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed, registered
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, operator_parser
 from penstock.stages.models.chat.template import VllmTemplate
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -87,8 +87,11 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         raise WrongChatOptions(f"--chat-template: {error}") from error
     templates = [template for template in (source, _own_template(model, tokenizer)) if template] or [""]
     model_type = model.hf_config.model_type
-    reasoning = _parser("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), tokenizer)
     tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), tokenizer)
+    signs: tuple[Sign, ...] = REASONING
+    if isinstance(tool_calls, str) and tool_calls not in OWN_CALLS:
+        signs = tuple(sign for sign in REASONING if sign.parser in registered()[0])  # vLLM reads the thoughts, too
+    reasoning = _parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), tokenizer)
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),
         template=VllmTemplate(renderer, source, options.chat_template_content_format),
@@ -132,7 +135,7 @@ def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     if name == NO_PARSER:
         return None
     if name is None:
-        logger.info("No %s parser: %s", kind, guessed.why)
+        log_choice(kind, guessed)
         return None
     if name in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
         if option is None:
@@ -152,6 +155,11 @@ def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
 
 def log_choice(kind: Literal["reasoning", "tool-call"], guessed: Guess) -> None:
     """Log a guess that is followed, its reason, and what speaks against it."""
+    if guessed.parser is None:
+        level = logging.WARNING if guessed.doubt else logging.INFO
+        hint = f"; --{kind}-parser names one" if guessed.doubt else ""
+        logger.log(level, "No %s parser: %s%s", kind, guessed.doubt or guessed.why, hint)
+        return
     logger.info("The %s parser is %s, as %s", kind, guessed.parser, guessed.why)
     if guessed.doubt:
         logger.warning("The %s parser may be wrong: %s; --%s-parser names it", kind, guessed.doubt, kind)

@@ -65,7 +65,7 @@ class VllmParsers:
             self._reasoning = None
         self._names = (None if self._reasoning else of_vllm[0], None if self._calls else of_vllm[1])
         """The parsers of vLLM that read."""
-        self._described = of_vllm[1] if isinstance(of_vllm[1], str) and of_vllm[1] in _registered()[1] else None
+        self._described = of_vllm[1] if isinstance(of_vllm[1], str) and of_vllm[1] in registered()[1] else None
         """The tool call parser of vLLM that describes the syntax of calls."""
         self._classes: dict[Names, type[Parser] | None] = {}
         self._traits: dict[Names, Traits] = {}
@@ -191,13 +191,12 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
 
 def check_names(names: Names) -> None:
     """Raise `UnknownParser` for a parser that vLLM does not have, nor a plug-in of the operator."""
-    registered = _registered()
-    for kind, name, known in zip(("reasoning", "tool call"), names, registered, strict=True):
+    for kind, name, known in zip(("reasoning", "tool call"), names, registered(), strict=True):
         if name is not None and name not in known:
             raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(known))}")
 
 
-def _registered() -> tuple[Collection[str], Collection[str]]:
+def registered() -> tuple[Collection[str], Collection[str]]:
     """Return the names of vLLM's reasoning parsers and tool call parsers, those of plug-ins among them."""
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager

@@ -148,7 +148,10 @@ def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     if option and (own := operator_parser(option, f"--{kind}-parser")):
         return own
     name = guessed.parser if option is None else option
-    if name == NO_PARSER or name is None:
+    if name == NO_PARSER:
+        return None
+    if name is None:
+        log_choice(kind, guessed)
         return None
     if name not in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
         raise ChatModelsNeedVllm(model, f"only vLLM has its {kind} parser {name} (--{kind}-parser none: no parser)")

@@ -17,6 +17,7 @@ GLM = "[gMASK]<sop><think>\n</think><tool_call>{{ tc.name }}\n<arg_key>{{ k }}</
 DEEPSEEK_V3 = "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\n```json\n"
 DEEPSEEK_V31 = "{%- if not thinking is defined %}{% endif %}"
 DEEPSEEK_V31 += "<think>{% else %}</think>{% endif %}<｜Assistant｜><｜tool▁calls▁begin｜>{{ name }}"
+OPENED_IF_ASKED = "{% if add_generation_prompt %}{% if enable_thinking %}<think>\\n{% endif %}{% endif %}"
 LLAMA3_2 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
 
 PYTHONIC = (
@@ -68,6 +69,16 @@ CASES = {
     "hunyuan": ("<think></think><tool_calls>", "hunyuan_v1_moe", "hunyuan_a13b", "hunyuan_a13b"),
     "jamba": ("<tool_calls>[", "jamba", None, "jamba"),
     "command": ("<|START_THINKING|><|START_ACTION|>", "cohere2", "cohere_command3", "cohere_command3"),
+    "minimax m1": (
+        '<tool_calls>\n{"name": <tool-name>, "arguments": <object>}\n</tool_calls>',
+        "minimax_m1",
+        None,
+        "jamba",
+    ),
+    "functionary 3.1": ("<|python_tag|> <function=name>{{ arguments }}</function>", "llama", None, "functionary"),
+    "lfm 2.5": ("content.split('</think>') List of tools: [", "lfm2", "think", "lfm2"),
+    "apertus": ("<|inner_prefix|><|tools_prefix|>", "apertus", "apertus", "apertus"),
+    "bielik": (f"'</think>' in content {OPENED_IF_ASKED} <tool_call>", "llama", "think", "hermes"),
     "no tools, no thoughts": (CHATML, "phi3", None, None),
 }
 
@@ -89,6 +100,20 @@ def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) 
     template = between.join(sign.marks)
     found = {guess(signs, [template], kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
     assert sign.parser in found
+
+
+@given(st.sampled_from(["<think>", "<think>\\n", "<think>\n", "'<think>' }}"]), st.text(max_size=20))
+def test_prompt_that_need_not_open_a_thought_shows_if_it_does(opened: str, between: str) -> None:
+    template = "<think></think>{%- if add_generation_prompt %}" + between
+    assert guess(REASONING, [template + opened], "").parser == "think"
+    assert guess(REASONING, [template + "<think>\\n\\n</think>"], "").parser == "qwen3"
+
+
+@pytest.mark.parametrize("template", ["{% if tools %}", "{{ tools | tojson }}", "message.tool_calls"])
+def test_tools_that_no_family_calls_are_a_doubt(template: str) -> None:
+    guessed = guess(TOOL_CALLS, [CHATML, template], "new")
+    assert (guessed.parser, guessed.doubt) == (None, "its template has tools, but shows no known way to call them")
+    assert guess(REASONING, [template], "new").doubt == ""
 
 
 def test_guess_gives_its_reason() -> None:

@@ -14,14 +14,14 @@ from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.registry import reader
 from penstock.stages.models.chat.syntaxes import OutputStart, Syntax
-from tests.support.call_markup import CALL_MARKUP, CITY
+from tests.support.call_markup import CALL_MARKUP, CITY, OWN_MARKUP
 from tests.support.examples import examples
 
 CITIES = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 FUNCTIONS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "get_weather", "parameters": CITIES}}]
 START = OutputStart(FUNCTIONS)
 
-MARKUP = {name: text for name, text in CALL_MARKUP.items() if name in CALL_FORMS}
+MARKUP = {name: text for name, text in CALL_MARKUP.items() if name in CALL_FORMS} | dict(OWN_MARKUP)
 WRITTEN = [name for name, text in MARKUP.items() if json.dumps(CITY) not in text and f'"{CITY}"' not in text]
 """The families whose values are no JSON and no Python."""
 

@@ -42,8 +42,8 @@ def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixtur
         load_model.__wrapped__()
     logged = [record.getMessage() for record in caplog.records if record.name == LOG]
     assert logged == [
-        "The reasoning parser is qwen3, as its template has <think> and </think>",
         "The tool-call parser is hermes, as its template has <tool_call>",
+        "The reasoning parser is qwen3, as its template has <think> and </think>",
     ]
 
 
@@ -54,6 +54,25 @@ def test_doubt_about_a_guess_is_logged(tmp_path: Path, caplog: pytest.LogCapture
     assert [record.getMessage() for record in caplog.records if record.name == LOG] == [
         "The tool-call parser may be wrong: the model's own template shows hermes; --tool-call-parser names it"
     ]
+
+
+def test_tools_that_no_family_calls_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = without_weights(tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ tools }}{{ messages }}")
+    with caplog.at_level(logging.WARNING, LOG):
+        load_model(folder)
+    assert [record.getMessage() for record in caplog.records if record.name == LOG] == [
+        "No tool-call parser: its template has tools, but shows no known way to call them; --tool-call-parser names one"
+    ]
+
+
+def test_parser_of_thoughts_suits_that_of_calls(tmp_path: Path) -> None:
+    folder = without_weights(tmp_path)
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages }}</think>{% if add_generation_prompt %}<think>{% endif %}"
+    )
+    assert load_model(folder).parser_names == ("think",)
+    assert load_model(folder, tool_call_parser="muse_glimmer").parser_names == ("qwen3", "muse_glimmer")
 
 
 def test_parsers_can_be_switched_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import urllib.request
 from collections.abc import Iterable, Sequence
@@ -110,6 +111,16 @@ def test_options_are_those_of_a_model_with_vllm() -> None:
         parts.template.render(hello, [], {}, source="{{ raise_exception('No tools on Sundays') }}")
     with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
         own_tiny_qwen(chat_template="lost.jinja")
+
+
+def test_tools_that_no_family_calls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    files = ModelFiles(str(TINY_QWEN))
+    files.tokenizer.chat_template = "{{ tools }}{{ messages }}"
+    with caplog.at_level(logging.WARNING):
+        load_from_files(files, ChatOptions())
+    assert [record.getMessage() for record in caplog.records] == [
+        "No tool-call parser: its template has tools, but shows no known way to call them; --tool-call-parser names one"
+    ]
 
 
 def test_parser_that_only_vllm_has_ends_the_start() -> None:
